@@ -1,0 +1,45 @@
+"""One batch of examples, as flat arrays.
+
+Shapes: B examples, F categorical and sequence features, N ids in the batch, X numeric features, T labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """B examples, feature by feature (feature-major), as in a column store.
+
+    Attributes:
+        ids: int64[N]; the ids of feature 0 for all examples, then those of feature 1, and so on.
+        offsets: int32[F·B+1]; the bag of feature f in example b is ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``.
+        weights: float32[N], one weight an id, or None where all are 1.
+        numeric: float32[B, X]; NaN marks a null of a feature that is still to be standardized.
+        labels: float32[B, T], each in [0, 1]; T is 0 where the data has none (prediction).
+        example_weights: float32[B], or None where all are 1.
+        kept: a ``pyarrow.Table`` of B rows with the columns that the reader was asked to keep, or None.
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int32]
+    numeric: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    weights: NDArray[np.float32] | None = None
+    example_weights: NDArray[np.float32] | None = None
+    kept: Any = None
+
+    @property
+    def num_examples(self) -> int:
+        """B."""
+        return len(self.numeric)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0

@@ -1,0 +1,64 @@
+"""What girih raises when something is wrong, and whose mistake it is.
+
+    GirihError
+    ├── UserError                  the command line ends with status 2
+    │   ├── ConfigError            (ValueError)   a configuration, schema or argument
+    │   ├── DataError              (ValueError)   a file or a row of the data
+    │   ├── MissingFileError       (FileNotFoundError)
+    │   ├── RunDirectoryError      (FileExistsError)
+    │   └── CheckpointError        (ValueError)   damaged, or of another schema
+    ├── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
+    └── StorageFullError           (OSError)      disk, shared memory or address space ran out
+
+Every message says what was received, what was expected, and how to mend it, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GirihError(Exception):
+    """Root of all errors that girih raises on purpose."""
+
+
+class UserError(GirihError):
+    """A mistake in the configuration, the data or the usage: the user can mend it."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration, schema or argument that cannot be used."""
+
+
+class DataError(UserError, ValueError):
+    """A file or a row that cannot be used as data."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A path or pattern that matches nothing."""
+
+
+class RunDirectoryError(UserError, FileExistsError):
+    """A run directory that is taken, or that is not one."""
+
+
+class CheckpointError(UserError, ValueError):
+    """A checkpoint that is damaged, incomplete or of another schema."""
+
+
+class NonFiniteError(GirihError, ArithmeticError):
+    """A loss or a gradient became NaN or infinite."""
+
+
+class StorageFullError(GirihError, OSError):
+    """Disk, shared memory or address space ran out."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Returns ``; did you mean 'x'?``, or the valid names when none is close."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if names else "; nothing is valid here"

@@ -1,0 +1,262 @@
+"""Features, labels and tables of a model's input: frozen, pure, loadable from TOML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from girih import config
+from girih.errors import ConfigError, nearest
+from girih.tables import Table, check_dim
+
+Pooling = Literal["sum", "mean", "sqrtn"]
+Transform = Literal["log1p", "standardize"]
+DEFAULT_DIM = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Feature:
+    name: str
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"feature: name = {self.name!r}: expected a non-empty string")
+
+    @property
+    def source(self) -> str:
+        """The column that the feature is read from."""
+        return self.column or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sparse(_Feature):
+    dim: int | None = None
+    table: str | None = None
+    pooling: Pooling = "mean"
+    max_length: int | None = None
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        _Feature.__post_init__(self)
+        owner = f"feature {self.name!r}"
+        check_dim(owner, self.dim)
+        if self.pooling not in ("sum", "mean", "sqrtn"):
+            raise ConfigError(f"{owner}: pooling = {self.pooling!r}: expected sum, mean or sqrtn")
+        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 1):
+            raise ConfigError(f"{owner}: max_length = {self.max_length!r}: expected an integer of at least 1")
+        if self.separator is not None and not self.separator:
+            raise ConfigError(f"{owner}: separator is empty; leave it out for columns that are lists already")
+
+    @property
+    def table_name(self) -> str:
+        """The table that holds the feature's rows: its own, unless it shares one."""
+        return self.table or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Categorical(_Sparse):
+    """An id, or a bag of ids, pooled to one vector of ``dim``.
+
+    ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value.
+    ``weights`` names a list column with one weight an id. ``separator`` splits strings into bags.
+    A longer bag than ``max_length`` keeps its last ids.
+    """
+
+    kind: ClassVar[str] = "categorical"
+    bucketize: tuple[float, ...] | None = None
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        _Sparse.__post_init__(self)
+        if self.bucketize is not None:
+            object.__setattr__(self, "bucketize", tuple(float(edge) for edge in self.bucketize))
+            if list(self.bucketize) != sorted(set(self.bucketize)) or not self.bucketize:
+                raise ConfigError(f"feature {self.name!r}: bucketize = {list(self.bucketize)}: expected rising boundaries")
+            if self.separator or self.weights:
+                raise ConfigError(f"feature {self.name!r}: bucketize makes one id of one number; drop separator and weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence(_Sparse):
+    """Ids in order, oldest first; a model that reads sequences gets them whole, others pooled.
+
+    A longer sequence than ``max_length`` keeps its last ids.
+    """
+
+    kind: ClassVar[str] = "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numeric(_Feature):
+    """One number. ``transform`` is applied in the order given; null becomes 0 after it.
+
+    ``log1p`` is ln(1 + max(x, 0)); ``standardize`` takes mean and deviation from the training data.
+    """
+
+    kind: ClassVar[str] = "numeric"
+    transform: Transform | tuple[Transform, ...] = ()
+
+    def __post_init__(self) -> None:
+        _Feature.__post_init__(self)
+        steps = (self.transform,) if isinstance(self.transform, str) else tuple(self.transform)
+        object.__setattr__(self, "transform", steps)
+        for step in steps:
+            if step not in ("log1p", "standardize"):
+                raise ConfigError(f"feature {self.name!r}: transform {step!r}: expected log1p or standardize")
+        if "standardize" in steps[:-1]:
+            raise ConfigError(f"feature {self.name!r}: standardize must be the last transform")
+
+
+Feature = Categorical | Sequence | Numeric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """What is predicted: columns in [0, 1], or conditions on columns.
+
+    ``derive`` maps a label to a condition, as in ``{"liked": "rating >= 4"}``; operators are
+    ``== != < <= > >= in``. ``weight`` names a column that weights examples.
+    """
+
+    names: tuple[str, ...]
+    derive: Mapping[str, str] = field(default_factory=dict)
+    weight: str | None = None
+
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        object.__setattr__(self, "names", names)
+        if not names:
+            raise ConfigError("labels: names is empty; expected at least one label")
+        _refuse_duplicates("label", names)
+        for name in self.derive:
+            if name not in names:
+                raise ConfigError(f"labels: derive has {name!r}, which is not among names = {list(names)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The features, labels and tables that data, model and store agree on.
+
+    Args:
+        features: in the order in which models see them.
+        labels: names, or :class:`Labels`.
+        tables: only those that differ from the defaults or are shared under their own options.
+
+    Raises:
+        ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
+    """
+
+    features: tuple[Feature, ...]
+    labels: Labels
+    tables: tuple[Table, ...] = ()
+
+    def __init__(
+        self, features: Seq[Feature], labels: Labels | str | Seq[str], tables: Seq[Table] = ()
+    ) -> None:
+        object.__setattr__(self, "features", tuple(features))
+        if not isinstance(labels, Labels):
+            labels = Labels(names=labels)  # type: ignore[arg-type]
+        object.__setattr__(self, "labels", labels)
+        for feature in self.features:
+            if not isinstance(feature, Categorical | Sequence | Numeric):
+                raise ConfigError(f"features: {feature!r} is not a Categorical, Sequence or Numeric")
+        if not self.features:
+            raise ConfigError("features: the list is empty; expected at least one feature")
+        _refuse_duplicates("feature", [f.name for f in self.features])
+        _refuse_duplicates("table", [t.name for t in tables])
+        for feature in self.features:
+            if feature.source in self.labels.names and feature.source not in self.labels.derive:
+                raise ConfigError(f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer")
+        object.__setattr__(self, "tables", self._resolve(tuple(tables)))
+
+    def _resolve(self, given: tuple[Table, ...]) -> tuple[Table, ...]:
+        by_name = {table.name: table for table in given}
+        used: dict[str, Table] = {}
+        for feature in self.sparse:
+            name = feature.table_name
+            table = used.get(name) or by_name.get(name) or Table(name=name)
+            if table.dim is not None and feature.dim not in (None, table.dim):
+                raise ConfigError(f"table {name!r} has dim {table.dim}, feature {feature.name!r} has dim {feature.dim}")
+            used[name] = table if feature.dim is None else replace(table, dim=feature.dim)
+        for name in by_name:
+            if name not in used:
+                raise ConfigError(f"table {name!r} is used by no feature{nearest(name, used)}")
+        return tuple(table if table.dim else replace(table, dim=DEFAULT_DIM) for table in used.values())
+
+    @property
+    def sparse(self) -> tuple[Categorical | Sequence, ...]:
+        """Categorical and sequence features, in order: the F features of a batch."""
+        return tuple(f for f in self.features if not isinstance(f, Numeric))
+
+    @property
+    def numeric(self) -> tuple[Numeric, ...]:
+        """Numeric features, in order: the X columns of a batch."""
+        return tuple(f for f in self.features if isinstance(f, Numeric))
+
+    def table_of(self, feature: Categorical | Sequence) -> Table:
+        """The table that holds a feature's rows, its dim filled in."""
+        return next(table for table in self.tables if table.name == feature.table_name)
+
+    def dim_of(self, feature: Categorical | Sequence) -> int:
+        """Width of a feature's embedding."""
+        return self.table_of(feature).dim or DEFAULT_DIM
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain mappings and lists, in the form of a config file's sections."""
+        return {
+            "features": config.plain(self.features),
+            "labels": config.plain(self.labels),
+            "tables": config.plain(self.tables),
+        }
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change when anything changes that trained rows depend on."""
+        shape = {
+            "features": [(f.name, f.kind, f.table_name, self.dim_of(f)) for f in self.sparse],
+            "numeric": [(f.name, f.transform) for f in self.numeric],
+            "labels": self.labels.names,
+        }
+        return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
+        """Builds a schema from the sections ``features``, ``labels`` and ``tables`` of a config."""
+        for key in ("features", "labels"):
+            if key not in mapping:
+                raise ConfigError(f"{where}: section [{'[features]' if key == 'features' else key}] is missing")
+        if not isinstance(mapping["features"], list | tuple):
+            raise ConfigError(f"{where}: features: expected [[features]], a list of tables")
+        features = [
+            config.build(Feature, item, f"{where}: [[features]] {_name_of(item, index)}:")
+            for index, item in enumerate(mapping["features"])
+        ]
+        tables = mapping.get("tables", ())
+        if not isinstance(tables, list | tuple):
+            raise ConfigError(f"{where}: tables: expected [[tables]], a list of tables")
+        built = [config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}:") for i, t in enumerate(tables)]
+        labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
+        try:
+            return cls(features, labels, built)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Schema:
+        """Reads ``[[features]]``, ``[labels]`` and ``[[tables]]`` of a config file."""
+        return cls.from_dict(config.read_toml(path), str(path))
+
+
+def _name_of(item: Any, index: int) -> str:
+    return str(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
+
+
+def _refuse_duplicates(what: str, names: Seq[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(f"{what} {name!r} is listed {count} times; names must differ")

@@ -1,0 +1,56 @@
+"""What a store is told about the tables it holds: frozen, pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from girih.optim import SparseOptimizer
+from girih.tables import Admission, Dtype, Eviction, Initializer
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Some columns of a row that one optimizer moves: the embedding, or the first-order weight."""
+
+    name: str
+    dim: int
+    optimizer: SparseOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table of a group; its number is its place in :attr:`GroupSpec.tables`.
+
+    ``initializers`` has one entry a segment.
+    """
+
+    name: str
+    initializers: tuple[Initializer, ...]
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Tables of equal row layout, which one store holds side by side.
+
+    A key is (table number, id). ``seed`` and the table's name decide initial values, so that they
+    depend on neither packing, nor arrival order, nor shard count.
+    """
+
+    name: str
+    tables: tuple[TableSpec, ...]
+    segments: tuple[Segment, ...]
+    dtype: Dtype = "float32"
+    seed: int = 0
+
+    @property
+    def dim(self) -> int:
+        """W: the columns of a row that training sees, all segments side by side."""
+        return sum(segment.dim for segment in self.segments)
+
+    def table_seed(self, table: int) -> int:
+        """64 bits from the run's seed and the table's name."""
+        digest = hashlib.blake2b(f"{self.seed}/{self.tables[table].name}".encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "little")

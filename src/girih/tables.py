@@ -1,0 +1,193 @@
+"""What a table is made of: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from girih.errors import ConfigError
+from girih.optim import SparseOptimizer
+
+
+def positive(owner: str, name: str, value: float | None) -> None:
+    """Refuses anything but None and numbers above 0."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        raise ConfigError(f"{owner}: {name} = {value!r}: expected a number above 0")
+
+
+def finite(owner: str, name: str, value: float) -> None:
+    """Refuses NaN and infinities."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{owner}: {name} = {value!r}: expected a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normal:
+    """Rows start normally distributed."""
+
+    name: ClassVar[str] = "normal"
+    mean: float = 0.0
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        finite("initializer normal", "mean", self.mean)
+        finite("initializer normal", "std", self.std)
+        if self.std < 0:
+            raise ConfigError(f"initializer normal: std = {self.std!r}: expected ≥ 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """Rows start uniform in [low, high)."""
+
+    name: ClassVar[str] = "uniform"
+    low: float = -0.01
+    high: float = 0.01
+
+    def __post_init__(self) -> None:
+        finite("initializer uniform", "low", self.low)
+        finite("initializer uniform", "high", self.high)
+        if self.low > self.high:
+            raise ConfigError(f"initializer uniform: low = {self.low!r} is above high = {self.high!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zeros:
+    """Rows start at zero."""
+
+    name: ClassVar[str] = "zeros"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Rows start at one value."""
+
+    name: ClassVar[str] = "constant"
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        finite("initializer constant", "value", self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinCount:
+    """A key gets a row once it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
+
+    The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
+    """
+
+    name: ClassVar[str] = "min_count"
+    count: int = 2
+    cells: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= 255:
+            raise ConfigError(f"admission min_count: count = {self.count!r}: expected an integer from 1 to 255")
+        if isinstance(self.cells, bool) or not isinstance(self.cells, int) or not 64 <= self.cells <= 1 << 40:
+            raise ConfigError(f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2⁴⁰")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probability:
+    """Each time a key without a row is seen, it gets one with probability ``p``."""
+
+    name: ClassVar[str] = "probability"
+    p: float = 0.1
+
+    def __post_init__(self) -> None:
+        finite("admission probability", "p", self.p)
+        if not 0 < self.p <= 1:
+            raise ConfigError(f"admission probability: p = {self.p!r}: expected above 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LRU:
+    """At ``max_rows`` the least recently used row of the table leaves: exact, per shard."""
+
+    name: ClassVar[str] = "lru"
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        _rows("lru", self.max_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LFU:
+    """At ``max_rows`` the least often used rows leave, a sixteenth of the table at once."""
+
+    name: ClassVar[str] = "lfu"
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        _rows("lfu", self.max_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TTL:
+    """A row leaves when it was not used for more than ``steps`` steps, or ``seconds`` seconds."""
+
+    name: ClassVar[str] = "ttl"
+    steps: int | None = None
+    seconds: int | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise ConfigError("eviction ttl: expected either steps or seconds")
+        positive("eviction ttl", "steps", self.steps)
+        positive("eviction ttl", "seconds", self.seconds)
+        if self.max_rows is not None:
+            _rows("ttl", self.max_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """At ``max_rows`` no new key gets a row: it reads its initial value and its gradient is dropped, counted."""
+
+    name: ClassVar[str] = "none"
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        _rows("none", self.max_rows)
+
+
+def _rows(owner: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"eviction {owner}: max_rows = {value!r}: expected an integer of at least 1")
+
+
+Initializer = Normal | Uniform | Zeros | Constant
+Admission = MinCount | Probability
+Eviction = LRU | LFU | TTL | Fixed
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows that share dim, optimizer, initializer, admission and eviction.
+
+    ``None`` takes the default: dim from the features, the trainer's sparse optimizer,
+    ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+    """
+
+    name: str
+    dim: int | None = None
+    optimizer: SparseOptimizer | None = None
+    initializer: Initializer | None = None
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"table: name = {self.name!r}: expected a non-empty string")
+        check_dim(f"table {self.name!r}", self.dim)
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"table {self.name!r}: dtype = {self.dtype!r}: expected float32, bfloat16 or float16")
+
+
+def check_dim(owner: str, dim: int | None) -> None:
+    """Refuses widths that no row can have."""
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 4096):
+        raise ConfigError(f"{owner}: dim = {dim!r}: expected an integer from 1 to 4096")

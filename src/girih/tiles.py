@@ -1,0 +1,93 @@
+"""The tiles that every strategy is laid from: two shapes, joined by one edge.
+
+    batch ──► SPARSE HALF ──── embeddings ────► DENSE HALF ──► loss
+                 ▲            (the cut)            │
+                 └──────── their gradients ◄───────┘
+
+A sparse half owns rows, a dense half owns parameters, and a schedule joins them. The cut is all they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from girih.data.batch import Batch
+from girih.models.embeddings import Embeddings
+
+Loss = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(logits[B,T], labels[B,T], example weights[B] or None) → (mean loss, its gradient[B,T])."""
+
+
+class Pulled(Protocol):
+    """Embeddings of one batch, on their way."""
+
+    def wait(self) -> Embeddings:
+        """Blocks until they are here. The packed tensors are leaves that collect gradients."""
+        ...
+
+
+class Pending(Protocol):
+    """An update on its way."""
+
+    def wait(self) -> None:
+        """Blocks until it is applied."""
+        ...
+
+
+class SparseHalf(Protocol):
+    """Owns the rows."""
+
+    def pull(self, batch: Batch) -> Pulled:
+        """Starts to read a batch's rows for training: new keys get rows, used rows are marked used."""
+        ...
+
+    def peek(self, batch: Batch) -> Pulled:
+        """Reads for evaluation: no new rows, no mark of use."""
+        ...
+
+    def push(self, pulled: Pulled, lr_scale: float) -> Pending:
+        """Starts to apply the gradients that the pulled embeddings collected.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; names the feature; nothing was applied.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Returns when all in flight is applied."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """What happened so far: rows, hits, new, refused, evicted, dropped gradients."""
+        ...
+
+
+class DenseHalf(Protocol):
+    """Owns the parameters."""
+
+    def forward(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """Logits, float32[B, T]."""
+        ...
+
+    def backward(self, logits_gradient: Tensor) -> None:
+        """Adds to the parameters' gradients; the embeddings collect theirs."""
+        ...
+
+    def apply(self) -> None:
+        """Moves the parameters by their gradients and clears them."""
+        ...
+
+    def discard(self) -> None:
+        """Clears the gradients of a refused step."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Parameters and optimizer state, for a checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        ...
