@@ -1,1 +1,78 @@
+"""girih trains deep recommender models whose embedding tables outgrow any one machine.
 
+Names are loaded on first use: importing girih imports neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from girih import errors, models, nn, optim, tables
+    from girih.callbacks import Callback, TensorBoard
+    from girih.checkpoint import CheckpointOptions
+    from girih.data import Batch, Dataset, read_criteo, read_csv, read_libsvm, read_parquet
+    from girih.metrics import Metrics, Scores
+    from girih.options import EarlyStopping, TrainOptions
+    from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
+    from girih.sparse.options import StoreOptions
+    from girih.strategies import Local
+    from girih.tables import Table
+    from girih.trainer import Trainer
+
+__all__ = [
+    "Batch",
+    "Callback",
+    "Categorical",
+    "CheckpointOptions",
+    "Dataset",
+    "EarlyStopping",
+    "Labels",
+    "Local",
+    "Metrics",
+    "Numeric",
+    "Schema",
+    "Scores",
+    "Sequence",
+    "StoreOptions",
+    "Table",
+    "TensorBoard",
+    "TrainOptions",
+    "Trainer",
+    "errors",
+    "models",
+    "nn",
+    "optim",
+    "read_criteo",
+    "read_csv",
+    "read_libsvm",
+    "read_parquet",
+    "tables",
+]
+
+_HOMES = {
+    "girih.callbacks": ("Callback", "TensorBoard"),
+    "girih.checkpoint": ("CheckpointOptions",),
+    "girih.data": ("Batch", "Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
+    "girih.metrics": ("Metrics", "Scores"),
+    "girih.options": ("EarlyStopping", "TrainOptions"),
+    "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
+    "girih.sparse.options": ("StoreOptions",),
+    "girih.strategies": ("Local",),
+    "girih.tables": ("Table",),
+    "girih.trainer": ("Trainer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    if name in __all__:
+        return import_module(f"girih.{name}")
+    raise AttributeError(f"module 'girih' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
@@ -80,15 +80,18 @@ def _environment(name: str, where: str) -> str:
 
 
 def apply_override(mapping: dict[str, Any], assignment: str) -> None:
-    """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string."""
+    """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string.
+
+    ``section={...}`` replaces a section whole.
+    """
     path, equals, text = assignment.partition("=")
     keys = [key.strip() for key in path.split(".")]
-    if not equals or len(keys) < 2 or not all(keys):
-        raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    if not equals or not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
+        raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
         target = target.setdefault(key, {})
@@ -123,6 +126,8 @@ def build(cls: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple:
         return _build_tuple(arguments, value, where)
+    if origin in (list, Sequence):
+        return list(_build_tuple((arguments[0], ...), value, where))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} = {value!r}: expected a table of keys and values")

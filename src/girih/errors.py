@@ -6,9 +6,9 @@
     │   ├── DataError              (ValueError)   a file or a row of the data
     │   ├── MissingFileError       (FileNotFoundError)
     │   ├── RunDirectoryError      (FileExistsError)
-    │   └── CheckpointError        (ValueError)   damaged, or of another schema
-    ├── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
-    └── StorageFullError           (OSError)      disk, shared memory or address space ran out
+    │   ├── CheckpointError        (ValueError)   damaged, or of another schema
+    │   └── StorageFullError       (OSError)      disk, shared memory or address space ran out
+    └── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
 
 Every message says what was received, what was expected, and how to mend it, in one line.
 """
@@ -47,12 +47,12 @@ class CheckpointError(UserError, ValueError):
     """A checkpoint that is damaged, incomplete or of another schema."""
 
 
+class StorageFullError(UserError, OSError):
+    """Disk, shared memory or address space ran out."""
+
+
 class NonFiniteError(GirihError, ArithmeticError):
     """A loss or a gradient became NaN or infinite."""
-
-
-class StorageFullError(GirihError, OSError):
-    """Disk, shared memory or address space ran out."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

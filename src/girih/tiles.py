@@ -10,6 +10,7 @@ A sparse half owns rows, a dense half owns parameters, and a schedule joins them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -64,12 +65,28 @@ class SparseHalf(Protocol):
         """What happened so far: rows, hits, new, refused, evicted, dropped gradients."""
         ...
 
+    def rows(self) -> Mapping[str, int]:
+        """Rows of each table."""
+        ...
+
+    def save(self, directory: Path) -> Mapping[str, Any]:
+        """Writes all rows below a directory; returns relative path → {"bytes", "crc32"}."""
+        ...
+
+    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+        """Replaces all rows by those saved, whatever the number of shards then and now.
+
+        Raises:
+            CheckpointError: damaged, or of another layout; names the file.
+        """
+        ...
+
 
 class DenseHalf(Protocol):
     """Owns the parameters."""
 
-    def forward(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T]."""
+    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
+        """Logits, float32[B, T], detached; with ``train`` kept for :meth:`backward`, dropout and the like active."""
         ...
 
     def backward(self, logits_gradient: Tensor) -> None:

@@ -1,0 +1,10 @@
+"""The whole recoverable state of a run: rows, parameters, data position, counters."""
+
+from __future__ import annotations
+
+from girih.checkpoint.directory import complete, find, latest, rotate
+from girih.checkpoint.manifest import Manifest
+from girih.checkpoint.options import CheckpointOptions
+from girih.checkpoint.save import load, save
+
+__all__ = ["CheckpointOptions", "Manifest", "complete", "find", "latest", "load", "rotate", "save"]

@@ -1,0 +1,57 @@
+"""The command line: parse, call, print. Status 0; 2 for the user's mistake; 130 after a signal; 1 otherwise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from girih.errors import GirihError, UserError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="girih", prog_name="girih")
+def cli() -> None:
+    """Trains deep recommender models whose embedding tables outgrow any one machine."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits with its status."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its status. A mistake is told in one line on standard error."""
+    from girih.cli import commands  # noqa: F401  (registers them; imports torch, so only now)
+
+    try:
+        status = cli.main(list(arguments) if arguments is not None else None, prog_name="girih", standalone_mode=False)
+    except click.exceptions.Abort:
+        return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except UserError as error:
+        return _fail(str(error), 2)
+    except GirihError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(f"no space left on the disk{f' for {error.filename}' if error.filename else ''}; free some", 2)
+        if isinstance(error, PermissionError):
+            return _fail(f"{error.filename}: permission denied; check who owns it, or write elsewhere", 2)
+        raise
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo(f"girih: {' '.join(message.split())}", err=True)
+    return status

@@ -5,7 +5,7 @@ Shapes: B examples, F features, D width of an embedding, L ids of one feature in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,12 @@ class Jagged(NamedTuple):
     values: Tensor
     offsets: Tensor
 
+    def examples(self) -> Tensor:
+        """The example that each of the L vectors belongs to, int64[L]."""
+        lengths = self.offsets.diff()
+        numbers = torch.arange(lengths.numel(), device=lengths.device)
+        return numbers.repeat_interleave(lengths, output_size=self.values.shape[0])
+
     def padded(self, max_length: int | None = None) -> tuple[Tensor, Tensor]:
         """Returns float32[B, M, D], zeros past each end, and the bool[B, M] mask of what is real.
 
@@ -30,15 +36,16 @@ class Jagged(NamedTuple):
         lengths = self.offsets.diff()
         longest = int(lengths.max()) if lengths.numel() else 0
         width = max(1, longest if max_length is None else min(longest, max_length))
-        if self.values.shape[0] == 0:
-            shape = (lengths.numel(), width)
-            return self.values.new_zeros(*shape, self.values.shape[1]), torch.zeros(shape, dtype=torch.bool)
-        positions = torch.arange(width)
+        shape = (lengths.numel(), width)
+        num_ids, dim = self.values.shape
+        positions = torch.arange(width, device=self.values.device)
         kept = lengths.clamp(max=width)
         mask = positions < kept[:, None]
+        if num_ids == 0:
+            return self.values.new_zeros(*shape, dim), mask
         index = (self.offsets[1:] - kept)[:, None] + positions
-        padded = self.values[index.clamp(max=self.values.shape[0] - 1)]
-        return padded * mask[:, :, None], mask
+        rows = self.values.index_select(0, index.clamp(max=num_ids - 1).flatten())
+        return rows.view(*shape, dim) * mask[:, :, None], mask
 
 
 @dataclass(frozen=True)
@@ -72,27 +79,81 @@ class Embeddings:
         for block in self.blocks:
             if feature in block.features:
                 return block.values[:, block.features.index(feature)]
-        raise KeyError(f"no pooled embedding of feature {feature!r}; blocks hold {[b.features for b in self.blocks]}")
+        raise self._missing(feature)
 
-    def stacked(self) -> Tensor:
-        """All bags of equal width as float32[B, F, D]; no copy where there is one block.
+    def views(self, features: Sequence[str]) -> list[Tensor]:
+        """The pooled embeddings of some features in this order, without a copy.
+
+        Neighbours that are neighbours in a block come as one tensor float32[B, n, D]: a single one
+        where one block holds exactly these features.
 
         Raises:
-            ValueError: widths differ.
+            KeyError: the model did not ask for one of them.
         """
-        widths = {block.values.shape[2] for block in self.blocks}
-        if len(widths) != 1:
-            raise ValueError(f"features of this model need one width, received dims {sorted(widths)}; set dim alike")
-        return _joined([block.values for block in self.blocks])
+        if len(self.blocks) == 1 and self.blocks[0].features == tuple(features):
+            return [self.blocks[0].values]
+        place = {name: (b, i) for b, block in enumerate(self.blocks) for i, name in enumerate(block.features)}
+        runs: list[tuple[int, int, int]] = []
+        for name in features:
+            if name not in place:
+                raise self._missing(name)
+            block, index = place[name]
+            if runs and runs[-1][0] == block and runs[-1][2] == index:
+                runs[-1] = (block, runs[-1][1], index + 1)
+            else:
+                runs.append((block, index, index + 1))
+        return [self.blocks[block].values[:, begin:end] for block, begin, end in runs]
 
-    def concatenated(self) -> Tensor:
-        """All bags side by side, float32[B, Σ D]."""
-        return _joined([block.values.flatten(1) for block in self.blocks])
+    def first_nonfinite(self) -> str | None:
+        """A feature that holds a NaN or an infinity, if any."""
+        for block in (*self.blocks, *self.first_order):
+            bad = ~torch.isfinite(block.values).all(dim=2).all(dim=0)
+            if bad.any():
+                return block.features[int(bad.nonzero()[0])]
+        return next((n for n, s in self.sequences.items() if not torch.isfinite(s.values).all()), None)
+
+    def stacked(self, features: Sequence[str] | None = None) -> Tensor:
+        """Bags of equal width as float32[B, F, D]: those of ``features``, else all in block order.
+
+        No copy where one block holds exactly these features. Block order follows the packing of
+        tables, so a model that tells features apart by their place names them.
+
+        Raises:
+            ValueError: widths differ, or there are no bags.
+        """
+        parts = self._parts(features)
+        widths = {part.shape[2] for part in parts}
+        if len(widths) > 1:
+            raise ValueError(
+                f"stacked embeddings need one width, received dims {sorted(widths)}; set dim alike"
+            )
+        return _joined(parts)
+
+    def concatenated(self, features: Sequence[str] | None = None) -> Tensor:
+        """Bags side by side, float32[B, Σ D]: those of ``features``, else all in block order.
+
+        Raises:
+            ValueError: there are no bags.
+        """
+        return _joined([part.flatten(1) for part in self._parts(features)])
 
     def first_order_weights(self) -> Tensor:
-        """The first-order weights of all features, float32[B, F]."""
+        """The first-order weights of all features in block order, float32[B, F].
+
+        Raises:
+            ValueError: there are none.
+        """
         return _joined([block.values.flatten(1) for block in self.first_order])
+
+    def _parts(self, features: Sequence[str] | None) -> list[Tensor]:
+        return [block.values for block in self.blocks] if features is None else self.views(features)
+
+    def _missing(self, feature: str) -> KeyError:
+        held = [name for block in self.blocks for name in block.features]
+        return KeyError(f"no pooled embedding of feature {feature!r}; this batch has those of {held}")
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
+    if not tensors:
+        raise ValueError("this batch holds no embeddings; expected those of at least one feature (see needs)")
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)

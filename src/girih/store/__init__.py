@@ -1,0 +1,24 @@
+"""One shard in one process: rows by key, in flat arrays on one arena."""
+
+from girih.store.arena import ArenaOptions, File, Heap, Shared, remove_arena
+from girih.store.route import shard_of
+from girih.store.snapshot import Snapshot, SnapshotFile, read_snapshot, write_snapshot
+from girih.store.spec import GroupSpec, Segment, TableSpec
+from girih.store.store import Store
+
+__all__ = [
+    "ArenaOptions",
+    "File",
+    "GroupSpec",
+    "Heap",
+    "Segment",
+    "Shared",
+    "Snapshot",
+    "SnapshotFile",
+    "Store",
+    "TableSpec",
+    "read_snapshot",
+    "remove_arena",
+    "shard_of",
+    "write_snapshot",
+]

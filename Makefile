@@ -1,0 +1,40 @@
+# Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: setup lint test test-all bench demo docs clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,tensorboard]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup
+	$(BIN)/pytest -m "not heavy"
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -m "not heavy" tests/kernels tests/store
+
+test-all: setup
+	$(BIN)/pytest
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/kernels tests/store
+
+bench: setup
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/train.py
+
+demo: setup
+	$(BIN)/python examples/demo/demo.py
+
+docs: setup
+	$(BIN)/pytest tests/docs
+
+clean:
+	rm -rf .venv build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

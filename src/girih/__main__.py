@@ -1,0 +1,5 @@
+"""``python -m girih`` is the command line."""
+
+from girih.cli import main
+
+main()

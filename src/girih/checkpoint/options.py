@@ -1,0 +1,28 @@
+"""``[checkpoint]`` of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from girih import config
+from girih.errors import ConfigError
+from girih.tables import positive
+
+
+@config.section("checkpoint")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """How often to save and how many to keep.
+
+    Attributes:
+        every_steps: None saves only at the end, on a signal and at the best evaluation.
+        keep: how many of the latest stay; the best one, under early stopping, stays besides.
+    """
+
+    every_steps: int | None = None
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        positive("checkpoint", "every_steps", self.every_steps)
+        if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
+            raise ConfigError(f"checkpoint: keep = {self.keep!r}: expected an integer of at least 1")

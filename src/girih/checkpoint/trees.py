@@ -1,0 +1,44 @@
+"""Nested state dicts as plain JSON beside a flat mapping of tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+TENSOR, ITEMS = "$tensor", "$items"
+
+
+def split(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Returns the tree with tensors replaced by their names, and the tensors by name."""
+    tensors: dict[str, Tensor] = {}
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, Tensor):
+            tensors[path] = node.detach().cpu().contiguous().clone()
+            return {TENSOR: path}
+        if isinstance(node, Mapping):
+            if all(isinstance(key, str) for key in node):
+                return {key: walk(item, f"{path}.{key}" if path else key) for key, item in node.items()}
+            return {ITEMS: [[key, walk(item, f"{path}.{key}")] for key, item in node.items()]}
+        if isinstance(node, list | tuple):
+            return [walk(item, f"{path}.{index}") for index, item in enumerate(node)]
+        return node
+
+    return walk(tree, prefix), tensors
+
+
+def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`split`; tuples come back as lists."""
+    if isinstance(tree, Mapping):
+        if TENSOR in tree:
+            return tensors[tree[TENSOR]]
+        if ITEMS in tree:
+            return {key: join(item, tensors) for key, item in tree[ITEMS]}
+        return {key: join(item, tensors) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [join(item, tensors) for item in tree]
+    return tree
+
+

@@ -1,0 +1,57 @@
+"""``girih evaluate``, and opening a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from girih import checkpoint
+from girih.cli import cli
+from girih.cli.show import metrics_table
+from girih.data.options import Split
+from girih.errors import ConfigError, MissingFileError, RunDirectoryError
+from girih.rundir import read_summary
+from girih.runconfig import RunConfig
+from girih.trainer import Trainer
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out.")
+def evaluate(run: Path, paths: tuple[str, ...]) -> int:
+    """Evaluate a run's final weights."""
+    settings = open_config(run)
+    split: Split = "test" if settings.data.test is not None else "valid"
+    if not paths and getattr(settings.data, split) is None:
+        raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")
+    data = settings.dataset(split, paths, shuffle=False)
+    with load_trainer(run, settings) as trainer:
+        metrics = trainer.evaluate(data)
+    metrics_table(metrics.as_dict(), f"{run} on {', '.join(paths) or split}")
+    if data.num_skipped:
+        click.echo(f"{data.num_skipped} bad rows were skipped", err=True)
+    return 0
+
+
+def open_config(run: Path) -> RunConfig:
+    """The configuration that a run directory holds.
+
+    Raises:
+        MissingFileError, RunDirectoryError: no such directory, or no run in it.
+    """
+    if not run.exists():
+        raise MissingFileError(f"{run}: no such run directory")
+    if not (run / "config.toml").is_file():
+        raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
+    return RunConfig.load(run / "config.toml")
+
+
+def load_trainer(run: Path, settings: RunConfig) -> Trainer:
+    """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
+    summary = read_summary(run)
+    step = None if summary is None else summary["checkpoint_step"]
+    path = checkpoint.find(run, step=step)
+    trainer = settings.trainer()
+    trainer.load(path, resume=False)
+    return trainer

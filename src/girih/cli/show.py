@@ -1,0 +1,47 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from girih.report.text import count, fraction, short
+
+
+def results(summary: dict[str, Any], run: Path) -> None:
+    """Prints how a run ended and where its files lie."""
+    table = Table(title=f"{summary['model']} · {summary['strategy']} · {run}", title_justify="left")
+    for column in ("label", "AUC", "logloss", "calibration"):
+        table.add_column(column, justify="left" if column == "label" else "right")
+    for label, metrics in summary["by_label"].items():
+        table.add_row(label, *(fraction(metrics[name]) for name in ("auc", "logloss", "calibration")))
+    console = Console()
+    if summary["by_label"]:
+        console.print(table)
+    console.print(
+        f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
+        f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
+        f"{summary['duration_s']:.1f} s in all",
+        highlight=False,
+    )
+    console.print(f"next: girih report {run}", highlight=False, soft_wrap=True)
+
+
+def metrics_table(metrics: dict[str, dict[str, Any]], title: str) -> None:
+    """Prints the metrics of each label."""
+    names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "num_examples")
+    shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
+    table = Table(title=title, title_justify="left")
+    table.add_column("label")
+    for name in shown:
+        table.add_column(name.replace("_", " "), justify="right")
+    for label, values in metrics.items():
+        table.add_row(label, *(_shown(name, values[name]) for name in shown))
+    Console().print(table)
+
+
+def _shown(name: str, value: Any) -> str:
+    return count(value) if name == "num_examples" else fraction(value)

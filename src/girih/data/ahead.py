@@ -1,0 +1,100 @@
+"""A background thread that reads ahead, so that input and output hide behind arithmetic."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+JOIN_S = 10.0
+_END = object()
+
+
+class ReadAhead(Iterator[T], Generic[T]):
+    """Iterates in a thread of its own, up to ``depth`` items ahead of the consumer.
+
+    An exception of the iterator is raised to the consumer, after the items before it. Closing early,
+    or dropping the last reference, stops the thread. One thread consumes.
+    """
+
+    def __init__(self, items: Iterable[T], depth: int = 4) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(1, depth))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_produce, args=(items, self._queue, self._stop), name="girih-read-ahead", daemon=True
+        )
+        self._close = weakref.finalize(self, _shut, self._queue, self._stop, self._thread)
+        self._thread.start()
+
+    def __iter__(self) -> ReadAhead[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._stop.is_set():
+            raise StopIteration
+        item, error = self._queue.get()
+        if error is not None:
+            self.close()
+            raise error
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Stops the thread and waits for it; items that were read ahead are dropped."""
+        self._close()
+
+    def __enter__(self) -> ReadAhead[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_ahead(items: Iterable[T], depth: int = 4) -> ReadAhead[T]:
+    """Starts reading up to ``depth`` items ahead, in a thread; see :class:`ReadAhead`.
+
+    >>> with read_ahead([1, 2, 3], depth=2) as ahead:
+    ...     list(ahead)
+    [1, 2, 3]
+    """
+    return ReadAhead(items, depth)
+
+
+def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event) -> None:
+    iterator = None
+    try:
+        iterator = iter(items)
+        for item in iterator:
+            out.put((item, None))
+            if stop.is_set():
+                return
+        out.put((_END, None))
+    except BaseException as error:  # whatever it is, it belongs to the consumer
+        out.put((None, error))
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def _shut(out: queue.Queue[Any], stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    while True:  # makes room, so that a producer waiting for it sees the stop
+        try:
+            out.get_nowait()
+        except queue.Empty:
+            break
+    if thread is not threading.current_thread():
+        thread.join(JOIN_S)

@@ -1,0 +1,238 @@
+"""Arrow columns to ids and numbers: one rule for all formats.
+
+An integer is its own id. A string that is the canonical decimal spelling of an int64 is that integer;
+any other string is the XXH64 of its bytes. So CSV, Parquet integers and Parquet strings agree.
+
+Shapes: R rows of a column, M values in its lists.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from girih.errors import DataError
+from girih.kernels.cpu import jagged, strings
+
+NULL_ID: Final = 3308892442114646408
+"""The id of a missing value: XXH64 of ``girih.null``."""
+
+
+class Numbers(NamedTuple):
+    """A column of numbers: float64[R] (0 where null), and bool[R] masks, None where nothing is set."""
+
+    values: NDArray[np.float64]
+    null: NDArray[np.bool_] | None
+    unreadable: NDArray[np.bool_] | None
+
+
+def kind_of(kind: Any) -> str:
+    """What a column holds, in words that two files can be compared by: ``integers``, ``lists of strings``…"""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return kind_of(kind.value_type)
+    if is_list(kind):
+        return f"lists of {kind_of(kind.value_type)}"
+    if types.is_boolean(kind):
+        return "booleans"
+    if types.is_integer(kind):
+        return "integers"
+    if types.is_floating(kind):
+        return "floats"
+    if is_string(kind):
+        return "strings"
+    return "nulls" if types.is_null(kind) else str(kind)
+
+
+def is_list(kind: Any) -> bool:
+    """True for columns whose rows are lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_string(kind: Any) -> bool:
+    """True for columns of text or bytes."""
+    types = pa.types
+    tests = (
+        types.is_string,
+        types.is_large_string,
+        types.is_binary,
+        types.is_large_binary,
+        types.is_fixed_size_binary,
+        types.is_string_view,
+        types.is_binary_view,
+    )
+    return any(test(kind) for test in tests)
+
+
+def flat(column: Any) -> Any:
+    """The one array that a table's column consists of."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # too large for 32-bit offsets: stays in chunks
+        large = pa.large_list(array.type.value_type) if is_list(array.type) else pa.large_binary()
+        array = array.cast(large).combine_chunks()
+    return array
+
+
+def null_mask(array: Any) -> NDArray[np.bool_] | None:
+    """bool[R], or None where nothing is null."""
+    if array.null_count == 0:
+        return None
+    mask: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def scalar_ids(array: Any, *, empty_is_null: bool) -> NDArray[np.int64]:
+    """One id a row: int64[R]; null, and where told so the empty string, is :data:`NULL_ID`.
+
+    Raises:
+        DataError: a type that ids cannot be read from.
+    """
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        words = np.append(scalar_ids(array.dictionary, empty_is_null=empty_is_null), np.int64(NULL_ID))
+        indices = array.indices.fill_null(len(words) - 1) if array.indices.null_count else array.indices
+        ids: NDArray[np.int64] = words[indices.to_numpy(zero_copy_only=False)]
+        return ids
+    if pa.types.is_null(kind):
+        return np.full(len(array), NULL_ID, dtype=np.int64)
+    null = null_mask(array)
+    if is_string(kind):
+        data, starts, ends = spans(array)
+        ids = strings.ids_of_strings(data, starts, ends)
+        if empty_is_null:
+            ids[starts == ends] = NULL_ID
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        filled = array.fill_null(False if pa.types.is_boolean(kind) else 0) if null is not None else array
+        ids = filled.to_numpy(zero_copy_only=False)
+        ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
+        ids = ids.copy() if null is not None else ids
+    else:
+        raise DataError(f"column of type {kind} cannot hold ids")
+    if null is not None:
+        ids[null] = NULL_ID
+    return ids
+
+
+def list_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A list column as int64[M] and offsets int64[R+1]; a null list is empty, a null element NULL_ID."""
+    return scalar_ids(array.flatten(), empty_is_null=False), list_offsets(array)
+
+
+def split_ids(array: Any, separator: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A string column split at a separator, as int64[M] and offsets int64[R+1]."""
+    data, starts, ends = spans(_plain(array))
+    starts, ends, offsets = strings.split_strings(data, starts, ends, separator.encode())
+    return strings.ids_of_strings(data, starts, ends), offsets
+
+
+def list_offsets(array: Any) -> NDArray[np.int64]:
+    """Offsets int64[R+1] into ``array.flatten()``, which leaves out what lies under a null list."""
+    offsets = np.zeros(len(array) + 1, dtype=np.int64)
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def keep_last(
+    values: NDArray[Any], offsets: NDArray[np.int64], max_length: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Shortens bags to their last ``max_length`` values: T[M], int64[R+1] to the same, shorter."""
+    lengths = np.diff(offsets)
+    if not lengths.size or lengths.max() <= max_length:
+        return values, offsets
+    short = np.zeros_like(offsets)
+    np.cumsum(np.minimum(lengths, max_length), out=short[1:])
+    kept = np.empty(short[-1], dtype=values.dtype)
+    jagged.copy_tails(values, offsets, short, kept)
+    return kept, short
+
+
+def numbers(array: Any, *, from_strings: bool = False) -> Numbers:
+    """One number a row; strings are read as numbers only where told so, empty ones being null.
+
+    Raises:
+        DataError: a type that numbers cannot be read from.
+    """
+    array = _plain(array)
+    kind = array.type
+    if pa.types.is_null(kind):
+        return Numbers(np.zeros(len(array)), np.ones(len(array), dtype=np.bool_), None)
+    null = null_mask(array)
+    if is_string(kind) and from_strings:
+        values, empty, unreadable = string_numbers(*spans(array))
+        null = empty if null is None else null | empty
+        return Numbers(values, null if null.any() else None, unreadable)
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif kind_of(kind) not in ("integers", "floats", "booleans"):
+        raise DataError(f"column of type {kind} cannot hold numbers")
+    if null is not None:
+        array = array.fill_null(False if pa.types.is_boolean(kind) else 0)
+    return Numbers(array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), null, None)
+
+
+def string_numbers(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """Strings as float64[R], bool[R] where empty, bool[R] where not a number (None: all are)."""
+    values, status = strings.numbers_of_strings(data, starts, ends)
+    rows = np.flatnonzero(status == strings.UNDECIDED)
+    unreadable = None
+    if rows.size:
+        joined, offsets = strings.join_strings(data, starts[rows], ends[rows])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
+        words = pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)
+        try:
+            values[rows] = words.cast(pa.large_string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:  # at least one is not a number: look at each
+            read = [_number(word) for word in words.to_pylist()]
+            unreadable = np.zeros(len(values), dtype=np.bool_)
+            unreadable[rows] = [number is None for number in read]
+            values[rows] = [number or 0.0 for number in read]
+    return values, status == strings.EMPTY, unreadable
+
+
+def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """The bytes of a string column, and where each row starts and ends: uint8[·], int64[R], int64[R]."""
+    types = pa.types
+    if (
+        types.is_fixed_size_binary(array.type)
+        or types.is_string_view(array.type)
+        or types.is_binary_view(array.type)
+    ):
+        array = array.cast(pa.large_binary())
+    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offset_bytes, data_bytes = array.buffers()
+    if len(array) == 0 or offset_bytes is None:
+        nothing = np.zeros(len(array), dtype=np.int64)
+        return _read_only(np.zeros(0, dtype=np.uint8)), _read_only(nothing), _read_only(nothing)
+    offsets = np.frombuffer(offset_bytes, dtype=np.int64 if wide else np.int32)
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64, copy=False)
+    data = np.zeros(0, np.uint8) if data_bytes is None else np.frombuffer(data_bytes, dtype=np.uint8)
+    return _read_only(data), _read_only(offsets[:-1]), _read_only(offsets[1:])
+
+
+def string_values(array: Any) -> Any:
+    """A string column, dictionaries and views resolved, as an array of bytes."""
+    return _plain(array).cast(pa.large_binary())
+
+
+def _plain(array: Any) -> Any:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array = array.view()
+    array.flags.writeable = False  # so that kernels are compiled once, not for either kind
+    return array
+
+
+def _number(word: bytes) -> float | None:
+    try:
+        return None if b"_" in word else float(word.decode("ascii"))
+    except ValueError:
+        return None

@@ -1,0 +1,96 @@
+"""Conditions that derive labels from columns, as in ``rating >= 4``."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import ConfigError
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_PATTERN = re.compile(r"^\s*(.+?)\s*(?:(==|!=|<=|>=|<|>)|\s(in)\b)\s*(.+?)\s*$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``column operator literal``; the literal is a number, a string, or a tuple of either."""
+
+    column: str
+    operator: str
+    literal: Any
+
+    @property
+    def on_strings(self) -> bool:
+        """True where the column is compared with strings."""
+        return isinstance(self.literal[0] if isinstance(self.literal, tuple) else self.literal, str)
+
+    def holds(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which values meet the condition: numbers, or an object array of ``bytes``.
+
+        Returns:
+            bool[R].
+        """
+        literal = self.literal
+        if self.on_strings:
+            encode = str.encode
+            literal = tuple(map(encode, literal)) if isinstance(literal, tuple) else encode(literal)
+        if self.operator == "in":
+            return np.isin(values, np.array(literal, dtype=object if self.on_strings else None))
+        return np.asarray(_COMPARISONS[self.operator](values, literal), dtype=np.bool_)
+
+
+def parse_condition(label: str, text: str) -> Condition:
+    """Parses the condition of a derived label.
+
+    Raises:
+        ConfigError: not a condition, with an example of one.
+    """
+    where = f"labels: derive {label!r} = {text!r}"
+    match = _PATTERN.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(
+            f"{where}: expected a column, one of == != < <= > >= in, and a value, as in 'rating >= 4'"
+        )
+    column, comparison, written = match[1], match[2] or match[3], match[4]
+    try:
+        literal: Any = (
+            {"true": True, "false": False}[written]
+            if written in ("true", "false")
+            else ast.literal_eval(written)
+        )
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ConfigError(
+            f"{where}: {written!r} is not a value; expected a number, 'text' in quotes, or a list"
+        ) from None
+    if comparison == "in":
+        if not isinstance(literal, list | tuple | set) or not literal:
+            raise ConfigError(f"{where}: 'in' needs a list with values, as in 'tab in [1, 2]'")
+        literal = tuple(sorted(literal)) if isinstance(literal, set) else tuple(literal)
+        kinds = {_kind(item) for item in literal}
+    else:
+        kinds = {_kind(literal)}
+    if len(kinds) != 1 or None in kinds:
+        raise ConfigError(f"{where}: {written} is neither a number, nor a string, nor a list of one of them")
+    return Condition(column, comparison, literal)
+
+
+def _kind(literal: Any) -> str | None:
+    if isinstance(literal, str):
+        return "string"
+    if isinstance(literal, bool | int | float) and literal == literal:
+        return "number"
+    return None

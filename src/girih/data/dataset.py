@@ -1,0 +1,302 @@
+"""Data as a description that can be walked through again and again, epoch by epoch, from any position.
+
+Units (row groups, blocks of lines) are gathered into windows; a window's rows are permuted, and
+all windows one after the other are cut into batches. Resuming loads the window of the position only.
+
+Shapes: B examples of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.data.batch import Batch
+from girih.data.decode import decode
+from girih.data.plan import Plan, make_plan
+from girih.data.position import Cursor, Position, permutation
+from girih.data.rows import Rows, concatenate
+from girih.data.units import Source
+from girih.errors import ConfigError, DataError, nearest
+from girih.schema import Schema
+
+
+@dataclass(slots=True)
+class SkippedRows:
+    """Bad rows dropped in the pass begun last: how many, for which reasons, and the first in words."""
+
+    count: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict)
+    first: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Batches of examples from files; made by ``read_parquet`` and its siblings.
+
+    Attributes:
+        schema: the features and labels that batches hold.
+        batch_size: B; the last batch of an epoch may be smaller.
+        shuffle: whether rows are permuted, anew in each epoch.
+        shuffle_rows: the least number of rows that are permuted together.
+        seed: together with the epoch's number it decides the order.
+        on_bad_row: ``error`` or ``skip``.
+    """
+
+    schema: Schema
+    batch_size: int
+    shuffle: bool
+    shuffle_rows: int
+    seed: int
+    on_bad_row: str
+    _source: Source
+    _plan: Plan
+    _skipped: SkippedRows = field(default_factory=SkippedRows, compare=False)
+
+    def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
+        """Yields the batches of an epoch, each with the position at which the next one starts.
+
+        After the last batch that is the start of the next epoch.
+
+        Args:
+            epoch: with shuffling, each has its own order.
+            position: where to begin, as an earlier pass gave it; None begins the epoch.
+
+        Raises:
+            ConfigError: a position of another epoch, or of data in another order.
+            DataError: a bad row or a damaged file, while iterating.
+        """
+        order = self._order_digest()
+        if position is None:
+            position = Position(epoch=epoch, order=order)
+        if position.epoch != epoch:
+            raise ConfigError(f"position: epoch {position.epoch} is not the epoch asked for, {epoch}")
+        if position.order not in ("", order):
+            raise ConfigError(
+                "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row;"
+                " start the epoch anew"
+            )
+        return self._stream(replace(position, order=order))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches of epoch 0."""
+        return (batch for batch, _ in self.batches(0))
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows in all files, bad ones included, where that is cheap to know (Parquet); else None."""
+        return self._source.num_rows
+
+    @property
+    def skipped(self) -> SkippedRows:
+        """The bad rows dropped so far in the pass begun last."""
+        return self._skipped
+
+    @property
+    def num_skipped(self) -> int:
+        """How many bad rows were dropped so far in the pass begun last."""
+        return self._skipped.count
+
+    def with_batch_size(self, batch_size: int) -> Dataset:
+        """The same rows in the same order, cut differently."""
+        check_count("batch_size", batch_size)
+        return replace(self, batch_size=batch_size, _skipped=SkippedRows())
+
+    def in_order(self) -> Dataset:
+        """The same rows, not shuffled."""
+        return replace(self, shuffle=False, _skipped=SkippedRows())
+
+    def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
+        """The same rows in file order, without labels, with other columns carried along: for prediction.
+
+        Raises:
+            DataError: a column to keep that the files do not have.
+        """
+        plan = replace(self._plan, keep=tuple(dict.fromkeys(keep)), with_labels=False)
+        self._source.check(plan)
+        return replace(self, shuffle=False, _plan=plan, _skipped=SkippedRows())
+
+    def select(self, features: Iterable[str]) -> Dataset:
+        """The same rows with some of the features only, and without labels: other columns are not read.
+
+        Raises:
+            ConfigError: a feature that the schema does not have.
+        """
+        wanted = set(features)
+        for name in wanted:
+            names = [feature.name for feature in self.schema.features]
+            if name not in names:
+                raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
+
+        def fewer(schema: Schema) -> Schema:
+            return Schema([feature for feature in schema.features if feature.name in wanted], schema.labels)
+
+        plan = replace(self._plan, schema=fewer(self._plan.schema), keep=(), with_labels=False)
+        return replace(self, schema=fewer(self.schema), _plan=plan, _skipped=SkippedRows())
+
+    def _order_digest(self) -> str:
+        parts = [self._source.identity, self.shuffle, self.on_bad_row]
+        parts += [self.shuffle_rows, self.seed] if self.shuffle else []
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def _stream(self, start: Position) -> Iterator[tuple[Batch, Position]]:
+        windows = _Windows(self, start)
+        window, row = windows.next(), start.row
+        if window is None and start.cursor == Cursor():
+            first = self._skipped.first
+            raise DataError(
+                "no rows in the files" if first is None else f"every row is bad; the first: {first}"
+            )
+        if row and (window is None or row >= window.rows.num_rows):
+            raise DataError(f"position: row {row} is beyond its window; have the files changed?")
+        pieces: list[Rows] = []
+        missing = self.batch_size
+        while window is not None:
+            index = window.order[row : row + missing]
+            row += len(index)
+            batch, is_full = None, len(index) == missing
+            if is_full and not pieces:
+                batch = window.rows.batch(index)
+            else:
+                pieces.append(window.rows.take(index))
+            missing -= len(index)
+            if row == window.rows.num_rows:
+                window, row = None, 0  # frees its rows before the next window is put together
+                window = windows.next()
+            else:
+                windows.prepare(row / window.rows.num_rows)
+            if pieces and (is_full or window is None):
+                rows = concatenate(pieces)
+                batch = rows.batch(np.arange(rows.num_rows))
+            if batch is not None:
+                pieces, missing = [], self.batch_size
+                yield batch, windows.position(window, row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Rows that are permuted together: ``order``, int64[R], is the order they are taken in."""
+
+    rows: Rows
+    order: NDArray[np.int64]
+    start: Position
+
+
+class _Windows:
+    """The windows of an epoch; the next one is decoded little by little while one is used up."""
+
+    def __init__(self, dataset: Dataset, start: Position) -> None:
+        self._dataset = dataset
+        source, plan = dataset._source, dataset._plan
+        parts = np.arange(source.num_parts)
+        if dataset.shuffle:
+            parts = permutation(source.num_parts, dataset.seed, start.epoch, "parts")
+        self._units = source.read(plan, parts, start.cursor)
+        self._least_rows = dataset.shuffle_rows if dataset.shuffle else 1
+        self._next = replace(start, row=0)  # where the window that is being filled begins
+        self._cursor = start.cursor
+        self._rows: list[Rows] = []
+        self._num_rows = 0
+        self._exhausted = False
+        self._num_skipped = start.skipped
+        skipped = dataset._skipped
+        skipped.count, skipped.by_reason, skipped.first = start.skipped, {}, None
+
+    def next(self) -> _Window | None:
+        """The next window that has rows, or None at the end of the epoch."""
+        while self._num_rows < self._least_rows and self._pull():
+            pass
+        if not self._rows:
+            return None
+        rows, start = concatenate(self._rows), self._next
+        order = np.arange(rows.num_rows)
+        if self._dataset.shuffle:
+            order = permutation(rows.num_rows, self._dataset.seed, start.epoch, start.window)
+        part, byte, line = self._cursor
+        self._next = replace(
+            start, window=start.window + 1, part=part, byte=byte, line=line, skipped=self._num_skipped
+        )
+        self._rows, self._num_rows = [], 0
+        return _Window(rows, order, start)
+
+    def prepare(self, share: float) -> None:
+        """Decodes as much of the next window as was used of the current one."""
+        while self._num_rows < share * self._least_rows and self._pull():
+            pass
+
+    def position(self, window: _Window | None, row: int) -> Position:
+        """The position of a row of a window; past the last window, the start of the next epoch."""
+        if window is None:
+            return Position(epoch=self._next.epoch + 1, order=self._next.order)
+        return replace(window.start, row=row)
+
+    def _pull(self) -> bool:
+        """Decodes one unit; False when there are no more."""
+        unit = None if self._exhausted else next(self._units, None)
+        if unit is None:
+            self._exhausted = True
+            return False
+        rows, bad = decode(unit, self._dataset._plan)
+        if bad and self._dataset.on_bad_row == "error":
+            raise DataError(unit.locate(min(bad, key=lambda row: row.number)))
+        skipped = self._dataset._skipped
+        self._num_skipped += len(bad)
+        skipped.count = self._num_skipped
+        for row in bad:
+            skipped.by_reason[row.reason] = skipped.by_reason.get(row.reason, 0) + 1
+            skipped.first = skipped.first or unit.locate(row)
+        if rows.num_rows:
+            self._rows.append(rows)
+            self._num_rows += rows.num_rows
+        self._cursor = unit.after
+        return True
+
+
+def make_dataset(
+    source: Source,
+    schema: Schema,
+    *,
+    columns: Schema | None = None,
+    batch_size: int,
+    shuffle: bool,
+    shuffle_rows: int,
+    seed: int,
+    on_bad_row: str,
+    keep: Iterable[str],
+    with_labels: bool,
+) -> Dataset:
+    """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
+
+    Raises:
+        ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
+    """
+    check_count("batch_size", batch_size)
+    check_count("shuffle_rows", shuffle_rows)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed = {seed!r}: expected an integer")
+    if on_bad_row not in ("error", "skip"):
+        raise ConfigError(f"on_bad_row = {on_bad_row!r}: expected 'error' or 'skip'")
+    if not isinstance(shuffle, bool):
+        raise ConfigError(f"shuffle = {shuffle!r}: expected true or false")
+    plan = make_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
+    source.check(plan)
+    return Dataset(
+        schema=schema,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        shuffle_rows=shuffle_rows,
+        seed=seed,
+        on_bad_row=on_bad_row,
+        _source=source,
+        _plan=plan,
+    )
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuses anything but integers of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1")

@@ -1,0 +1,159 @@
+"""Parquet: a unit is a row group; only the columns needed are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from girih.data.columns import is_string, kind_of
+from girih.data.paths import File, one_line
+from girih.data.plan import Plan
+from girih.data.position import Cursor
+from girih.data.units import Unit
+from girih.errors import DataError
+
+OPEN_FILES = 16
+DICTIONARY_BYTES = 8.0  # below so many bytes a value, a dictionary repeats itself enough to be worth keeping
+
+
+class _RowGroup(NamedTuple):
+    file: int
+    group: int
+    first_row: int
+    num_rows: int
+
+
+class ParquetSource:
+    """The row groups of some Parquet files, whose footers are read at once.
+
+    Raises:
+        DataError: not Parquet, damaged, without rows, or files that disagree on a column.
+    """
+
+    def __init__(self, files: tuple[File, ...]) -> None:
+        self._files = files
+        self._open: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
+        self._footers = [self._footer(file) for file in files]
+        self._schemas = [self._arrow_schema(number) for number in range(len(files))]
+        self._groups: list[_RowGroup] = []
+        for number, footer in enumerate(self._footers):
+            first = 0
+            for group in range(footer.num_row_groups):
+                num_rows = footer.row_group(group).num_rows
+                if num_rows:
+                    self._groups.append(_RowGroup(number, group, first, num_rows))
+                first += num_rows
+        if not self._groups:
+            raise DataError(f"{files[0].address}: no rows in {_count(len(files))}; expected at least one")
+
+    @property
+    def num_parts(self) -> int:
+        """The row groups of all files."""
+        return len(self._groups)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all files, bad ones included."""
+        return sum(group.num_rows for group in self._groups)
+
+    @property
+    def identity(self) -> str:
+        """Digest of the row counts of all row groups."""
+        counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
+        return "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
+
+    def check(self, plan: Plan) -> None:
+        """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
+        kinds: dict[str, tuple[str, str]] = {}
+        for file, schema in zip(self._files, self._schemas, strict=True):
+            plan.check_names(schema.names, file.address)
+            types = {name: schema.field(name).type for name in plan.columns}
+            plan.check_types(types, file.address)
+            for name in plan.columns:
+                kind = str(types[name]) if name in plan.keep else kind_of(types[name])
+                if kind == "nulls":
+                    continue
+                first, where = kinds.setdefault(name, (kind, file.address))
+                if kind != first:
+                    raise DataError(
+                        f"{file.address}: column {name!r} has {kind}, but {first} in {where}; cast one"
+                    )
+
+    def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+        """Yields the row groups in the order given, from ``start.part`` on."""
+        names = tuple(plan.columns)
+        for part in range(start.part, len(order)):
+            group = self._groups[order[part]]
+            file = self._files[group.file]
+            try:
+                dictionaries = self._dictionaries(group, plan)
+                table = self._opened(group.file, dictionaries).read_row_group(
+                    group.group, columns=list(names)
+                )
+            except (OSError, pa.ArrowException) as error:
+                raise DataError(
+                    f"{file.address}: row group {group.group + 1} cannot be read: {one_line(error)}"
+                ) from None
+            yield Unit(
+                table,
+                file.address,
+                "row",
+                first=group.first_row + 1,
+                after=Cursor(part + 1),
+                suffix=f" (row group {group.group + 1})",
+            )
+
+    def _footer(self, file: File) -> Any:
+        if file.size == 0:
+            raise DataError(f"{file.address}: the file is empty; expected Parquet")
+        try:
+            with file.open() as opened:
+                return pq.read_metadata(opened)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{file.address}: not a readable Parquet file: {one_line(error)}") from None
+
+    def _arrow_schema(self, number: int) -> Any:
+        try:
+            return self._footers[number].schema.to_arrow_schema()
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{self._files[number].address}: its schema is not readable: {one_line(error)}"
+            ) from None
+
+    def _dictionaries(self, group: _RowGroup, plan: Plan) -> tuple[str, ...]:
+        """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
+        footer = self._footers[group.file].row_group(group.group)
+        schema = self._schemas[group.file]
+        wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
+        names = []
+        for column in range(footer.num_columns):
+            chunk = footer.column(column)
+            name = chunk.path_in_schema
+            if name not in wanted or not is_string(schema.field(name).type) or not chunk.has_dictionary_page:
+                continue
+            if chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values:
+                names.append(name)
+        return tuple(names)
+
+    def _opened(self, number: int, dictionaries: tuple[str, ...]) -> Any:
+        key = (number, dictionaries)
+        if key not in self._open:
+            while len(self._open) >= OPEN_FILES:
+                self._open.popitem(last=False)[1].close(force=True)
+            source = self._files[number].open()
+            self._open[key] = pq.ParquetFile(
+                source, metadata=self._footers[number], read_dictionary=list(dictionaries), pre_buffer=True
+            )
+        self._open.move_to_end(key)
+        return self._open[key]
+
+
+def _count(files: int) -> str:
+    return "the file" if files == 1 else f"all {files} files"

@@ -1,0 +1,121 @@
+"""Paths, globs and fsspec addresses to files that can be opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+from girih.errors import ConfigError, DataError, MissingFileError, UserError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file on some file system; ``address`` is what users are shown."""
+
+    filesystem: Any
+    path: str
+    address: str
+    size: int
+
+    def open(self) -> Any:
+        """Opens the file for reading bytes.
+
+        Raises:
+            MissingFileError: it has gone.
+            DataError: it cannot be opened.
+        """
+        try:
+            return self.filesystem.open(self.path, "rb")
+        except FileNotFoundError:
+            raise MissingFileError(f"{self.address}: the file has gone since it was listed") from None
+        except OSError as error:
+            raise DataError(f"{self.address}: cannot be opened: {one_line(error)}") from None
+
+
+def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[File, ...]:
+    """Lists the files that paths, globs or fsspec addresses name: in the order given, globs sorted.
+
+    Args:
+        suffix: files with this ending are taken from a directory, at any depth; None refuses directories.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        ConfigError: not a path, or a file system that fsspec does not know.
+        DataError: a directory without such files, or one that cannot be listed.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise ConfigError("paths: the list is empty; expected at least one file or pattern")
+    files: list[File] = []
+    for path in given:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise ConfigError(f"paths: {path!r} is not a path; expected strings such as 'train/*.parquet'")
+        files += _matches(os.fspath(path), suffix)
+    return tuple(files)
+
+
+def relative_to(base: str | os.PathLike[str] | None, path: str) -> str:
+    """The path below ``base``; absolute paths and fsspec addresses stay as they are."""
+    expanded = os.path.expanduser(path)
+    if base is None or "://" in path or os.path.isabs(expanded):
+        return path
+    return os.path.join(os.fspath(base), path)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of another library's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _matches(path: str, suffix: str | None) -> list[File]:
+    try:
+        return _list(path, suffix)
+    except UserError:
+        raise
+    except ImportError as error:
+        raise ConfigError(f"{path}: {one_line(error)}") from None
+    except ValueError as error:  # an unknown protocol
+        raise ConfigError(f"{path}: not an address that can be read: {one_line(error)}") from None
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file; relative paths start at {os.getcwd()}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be listed: {one_line(error)}") from None
+
+
+def _list(path: str, suffix: str | None) -> list[File]:
+    filesystem, root = fsspec.core.url_to_fs(os.path.expanduser(path))
+    if any(mark in path for mark in "*?[") and not filesystem.exists(root):
+        found = filesystem.glob(root, detail=True)
+        files = [_file(filesystem, info, path) for _, info in sorted(found.items()) if info["type"] == "file"]
+        if not files:
+            raise MissingFileError(f"{path}: no file matches this pattern")
+        return files
+    info = filesystem.info(root)
+    if info["type"] != "directory":
+        return [_file(filesystem, info, path, exact=True)]
+    if suffix is None:
+        raise DataError(f"{path}: is a directory; name files, or a pattern such as {path.rstrip('/')}/*.csv")
+    inside = sorted(filesystem.find(root, detail=True).items())
+    hidden = ("_", ".")  # where Spark and others put what is not data
+    below = [
+        _file(filesystem, info, path)
+        for name, info in inside
+        if name.endswith(suffix)
+        and not any(part.startswith(hidden) for part in name[len(root) :].strip("/").split("/"))
+    ]
+    if not below:
+        raise DataError(f"{path}: the directory has no {suffix} files")
+    return below
+
+
+def _file(filesystem: Any, info: dict[str, Any], given: str, *, exact: bool = False) -> File:
+    name = str(info["name"])
+    address = given if exact else (filesystem.unstrip_protocol(name) if "://" in given else name)
+    return File(filesystem, name, address, int(info.get("size") or 0))

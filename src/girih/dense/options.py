@@ -1,0 +1,66 @@
+"""How dense parameters learn: ``[dense_optimizer]`` and learning rate schedules, by torch's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from girih import config
+from girih.errors import ConfigError, nearest
+
+OptimizerFactory = Callable[[Iterable[Parameter]], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+}
+
+
+def optimizer_factory(options: Mapping[str, Any], where: str = "[dense_optimizer]") -> OptimizerFactory:
+    """``{"name": "adam", "lr": 1e-3}`` to a function of parameters; options are those of ``torch.optim``.
+
+    Raises:
+        ConfigError: an unknown name or option, or a value that torch refuses.
+    """
+    rest = dict(options)
+    name = rest.pop("name", "adam")
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), OPTIMIZERS)}")
+    cls = OPTIMIZERS[name]
+    checked = config.check_call(cls, rest, where)
+    if "betas" in checked:
+        checked["betas"] = tuple(checked["betas"])
+    try:
+        cls([Parameter(torch.zeros(1))], **checked)  # torch checks values only when it is called
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{where}: torch.optim.{cls.__name__} refuses these options: {error}") from None
+    return partial(cls, **checked)
+
+
+def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRScheduler]:
+    """A class of ``torch.optim.lr_scheduler`` by its name.
+
+    Raises:
+        ConfigError: torch has no such scheduler.
+    """
+    module = torch.optim.lr_scheduler
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, module.LRScheduler)
+        and not key.startswith("_")
+        and key not in ("LRScheduler", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
+    }
+    if name not in known:
+        raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, known)}")
+    return known[name]

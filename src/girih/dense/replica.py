@@ -1,0 +1,110 @@
+"""The dense half of one process: a model with its own parameters and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.dense.options import OptimizerFactory
+from girih.errors import NonFiniteError
+from girih.models.embeddings import Block, Embeddings, Jagged
+
+
+class Replica:
+    """One copy of the dense parameters.
+
+    Args:
+        module: ``forward(numeric, embeddings) -> logits``.
+        optimizer: makes the optimizer of the module's parameters; a module without any has none.
+        precision: "bfloat16" computes the forward and backward pass under autocast; parameters,
+            their gradients and the optimizer stay float32.
+        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        precision: str = "float32",
+        device: torch.device | str = "cpu",
+        clip_norm: float | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.module = module.to(self.device)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer = optimizer(self.parameters) if self.parameters else None
+        self._autocast = precision == "bfloat16"
+        self._clip_norm = clip_norm
+        self._logits: Tensor | None = None
+
+    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
+        """Logits, float32[B, T], detached: :meth:`backward` takes their gradient."""
+        if self.module.training != train:
+            self.module.train(train)
+        numeric = torch.from_numpy(batch.numeric).to(self.device)
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
+        with torch.set_grad_enabled(train), autocast:
+            logits: Tensor = self.module(numeric, _to(embeddings, self.device))
+        logits = logits.float()
+        if train:
+            self._logits = logits
+        return logits.detach()
+
+    def backward(self, logits_gradient: Tensor) -> None:
+        """Adds to the parameters' gradients; the embeddings of the last forward collect theirs.
+
+        Raises:
+            NonFiniteError: a parameter's gradient is NaN or infinite; names the parameter.
+        """
+        logits, self._logits = self._logits, None
+        if logits is None or not logits.requires_grad:
+            return
+        logits.backward(logits_gradient)  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
+            for name, parameter in self.module.named_parameters():
+                if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                    raise NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
+
+    def apply(self) -> None:
+        """One optimizer step, after clipping."""
+        if self.optimizer is None:
+            return
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def discard(self) -> None:
+        """Clears the gradients of a refused step."""
+        self._logits = None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """``model`` and ``optimizer`` state dicts."""
+        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
+        return {"model": self.module.state_dict(), "optimizer": optimizer}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        self.module.load_state_dict(state["model"])
+        if self.optimizer is not None and state["optimizer"]:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _to(embeddings: Embeddings, device: torch.device) -> Embeddings:
+    if device.type == "cpu":
+        return embeddings
+    return replace(
+        embeddings,
+        blocks=tuple(Block(b.features, b.values.to(device)) for b in embeddings.blocks),
+        first_order=tuple(Block(b.features, b.values.to(device)) for b in embeddings.first_order),
+        sequences={k: Jagged(v.values.to(device), v.offsets.to(device)) for k, v in embeddings.sequences.items()},
+    )

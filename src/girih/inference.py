@@ -1,0 +1,74 @@
+"""Evaluation and prediction: both halves read only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.data import Batch, Dataset, Moments, read_ahead
+from girih.errors import ConfigError, nearest
+from girih.metrics import Metrics, Scores
+from girih.schema import Categorical, Schema
+from girih.tiles import DenseHalf, SparseHalf
+
+
+def logits_of(
+    data: Dataset, sparse: SparseHalf, dense: DenseHalf, moments: Moments
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch in order, with its logits float32[B, T]."""
+    batches = read_ahead(moments.apply(batch) for batch, _ in data.batches(0))
+    try:
+        for batch in batches:
+            yield batch, dense.forward(batch, sparse.peek(batch).wait(), train=False).cpu()
+    finally:
+        batches.close()
+
+
+def evaluate(
+    data: Dataset,
+    sparse: SparseHalf,
+    dense: DenseHalf,
+    moments: Moments,
+    *,
+    schema: Schema,
+    gauc_by: str | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Metrics:
+    """Exact metrics of every label over a dataset; over what was read so far, once a stop is requested.
+
+    Args:
+        gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
+    """
+    scores = Scores()
+    feature = None if gauc_by is None else feature_index(schema, gauc_by)
+    for batch, logits in logits_of(data.in_order(), sparse, dense, moments):
+        groups = None if feature is None else first_ids(batch, feature)
+        scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+        if stop_requested():
+            break
+    return scores.result(schema.labels.names)
+
+
+def feature_index(schema: Schema, name: str) -> int:
+    """The index of a categorical feature among a batch's.
+
+    Raises:
+        ConfigError: no such feature.
+    """
+    names = [f.name for f in schema.sparse if isinstance(f, Categorical)]
+    if name not in names:
+        raise ConfigError(f"gauc_by = {name!r}: no categorical feature of that name{nearest(name, names)}")
+    return [f.name for f in schema.sparse].index(name)
+
+
+def first_ids(batch: Batch, feature: int) -> NDArray[np.int64]:
+    """int64[B]: the first id of one feature in each example; 0 for an empty bag."""
+    size = batch.num_examples
+    starts, ends = (batch.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1))
+    ids = np.zeros(size, np.int64)
+    filled = ends > starts
+    ids[filled] = batch.ids[starts[filled]]
+    return ids

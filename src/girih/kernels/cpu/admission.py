@@ -1,0 +1,54 @@
+"""Which new keys get a row: counting Bloom filters, and chance.
+
+A filter of 8-bit saturating cells is cut into blocks of at most 4,096 cells; the upper bits of a key's hash
+choose the block, in the same order in which they choose the shard. So each shard keeps a contiguous range of
+blocks of the whole table's filter, and filters can be carried over to another number of shards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.hashing import key_hash, mix, scaled, stream, uniform01, word16
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.layout import BLOCK_CELLS, CELLS_START, FIRST_BLOCK, TOTAL_BLOCKS
+
+NUM_HASHES = 4
+MAX_BLOCK_CELLS = 4096
+MAX_CELL = 255
+
+
+@njit_lean
+def cell_of(bloom: NDArray[np.int64], key_id: Any, table: Any, number: Any) -> Any:
+    """The ``number``-th cell of a key, of ``NUM_HASHES``, as a place in ``cells``."""
+    hashed = key_hash(key_id, table)
+    block = scaled(hashed, bloom[table, TOTAL_BLOCKS]) - bloom[table, FIRST_BLOCK]
+    within = (word16(mix(hashed), number) * bloom[table, BLOCK_CELLS]) >> 16
+    return bloom[table, CELLS_START] + block * bloom[table, BLOCK_CELLS] + within
+
+
+@njit_lean
+def seen(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table: Any) -> Any:
+    """How often a key was added, at least; never less than the truth up to 255."""
+    least = np.int64(MAX_CELL)
+    for number in range(NUM_HASHES):
+        least = min(least, np.int64(cells[cell_of(bloom, key_id, table, number)]))
+    return least
+
+
+@njit_lean
+def add(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table: Any, count: Any) -> None:
+    """Counts ``count`` sightings of a key."""
+    for number in range(NUM_HASHES):
+        cell = cell_of(bloom, key_id, table, number)
+        cells[cell] = min(np.int64(cells[cell]) + np.int64(count), np.int64(MAX_CELL))
+
+
+@njit_lean
+def lucky(seed: Any, key_id: Any, step: Any, count: Any, probability: Any) -> Any:
+    """Whether one of ``count`` sightings in a step is drawn: a pure function of all of these."""
+    draw = uniform01(mix(mix(stream(seed, key_id)) ^ mix(step)))
+    return draw < 1.0 - (1.0 - probability) ** count

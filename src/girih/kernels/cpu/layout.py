@@ -1,0 +1,111 @@
+"""Where everything lies: the arrays of one shard, their columns, and the rules of its tables.
+
+Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
+that training sees, V float32 words of a row with its optimizer state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
+TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
+META_COLUMNS = 8
+NO_ROW = -1
+
+# Entries of ``state``.
+NUM_ROWS, ROWS_EVER, FREE_ROW, LAST_STEP, INDEX_SIDE, INDEX_SLOTS, ROWS_COMMITTED = range(7)
+STATE_WORDS = 16
+
+# Columns of ``tables``: ends of the list and number of rows, then counters.
+NEWEST, OLDEST, TABLE_ROWS = 0, 1, 2
+LOOKUPS, HITS, NEW, REFUSED, FULL, EVICTED, EXPIRED, UPDATES, DROPPED = range(3, 12)
+TABLE_COLUMNS = 16
+COUNTERS = {
+    "lookups": LOOKUPS,
+    "hits": HITS,
+    "new": NEW,
+    "refused": REFUSED,
+    "full": FULL,
+    "evicted": EVICTED,
+    "expired": EXPIRED,
+    "updates": UPDATES,
+    "dropped": DROPPED,
+}
+
+# Columns of ``rules``.
+ADMISSION, MIN_COUNT, EVICTION, MAX_ROWS, TTL, IN_SECONDS = range(6)
+RULE_COLUMNS = 8
+ADMIT_ALL, ADMIT_MIN_COUNT, ADMIT_PROBABILITY = 0, 1, 2
+EVICT_NONE, EVICT_LRU, EVICT_LFU, EVICT_TTL = 0, 1, 2, 3
+UNLIMITED = 1 << 62
+
+# Columns of ``bloom``: a table's cells in this shard (see ``admission``).
+CELLS_START, FIRST_BLOCK, NUM_BLOCKS, TOTAL_BLOCKS, BLOCK_CELLS = range(5)
+BLOOM_COLUMNS = 5
+
+# Columns of ``segments``.
+FIRST_COLUMN, DIM, STATE_START, STATE_WIDTH, OPTIMIZER = range(5)
+SEGMENT_COLUMNS = 5
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+INIT_ZEROS, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3
+
+
+class Shard(NamedTuple):
+    """The arrays that kernels change: all of them views of one arena.
+
+    Attributes:
+        slots: int64[C, 2]: the id, and ``table << 32 | row + 1``; a second word of 0 is a free slot, so
+            that fresh memory is an empty index.
+        meta: int32[R, 8], 32 bytes a row: id, table (-1: no row), last use, count, version, and its
+            neighbours in the table's list. A free row chains to the next free one through ``OLDER``.
+        keys: int64[R, 4], the same memory; column 0 is the id.
+        values: float32[R, V]: embedding columns, then the state of each segment's optimizer.
+        halves: uint16[R, 2V], the same memory; 16-bit tables keep the embedding columns here.
+        state: int64[16], what the shard as a whole knows.
+        tables: int64[T, 16], list ends and counters of each table.
+        cells: uint8[·], the counting Bloom filters side by side.
+        scratch: float32[W] for a row on its way; ``scratch_bits`` is the same memory as uint32.
+        scratch_halves: uint16[W].
+    """
+
+    slots: NDArray[np.int64]
+    meta: NDArray[np.int32]
+    keys: NDArray[np.int64]
+    values: NDArray[np.float32]
+    halves: NDArray[np.uint16]
+    state: NDArray[np.int64]
+    tables: NDArray[np.int64]
+    cells: NDArray[np.uint8]
+    scratch: NDArray[np.float32]
+    scratch_bits: NDArray[np.uint32]
+    scratch_halves: NDArray[np.uint16]
+
+
+class Layout(NamedTuple):
+    """What never changes while a store lives.
+
+    Attributes:
+        dtype: FLOAT32, BFLOAT16 or FLOAT16: how embedding columns lie.
+        segments: int64[S, 5]: first column, dim, first word and width of the state, optimizer.
+        rules: int64[T, 8]: admission and eviction.
+        chance: float64[T], the probability of admission.
+        bloom: int64[T, 5], where each table's filter lies.
+        table_seeds: uint64[T], for random rounding and random admission.
+        seeds: uint64[T, S], for initial values.
+        initializers: int64[T, S]; initializer_options: float64[T, S, 2].
+    """
+
+    dtype: int
+    segments: NDArray[np.int64]
+    rules: NDArray[np.int64]
+    chance: NDArray[np.float64]
+    bloom: NDArray[np.int64]
+    table_seeds: NDArray[np.uint64]
+    seeds: NDArray[np.uint64]
+    initializers: NDArray[np.int64]
+    initializer_options: NDArray[np.float64]

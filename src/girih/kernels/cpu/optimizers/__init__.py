@@ -1,0 +1,93 @@
+"""The sparse optimizers, one file each, and the one place that tells them apart.
+
+Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in Python's
+float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic is float32,
+in torch's order. Gradients of equal keys come summed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih import optim
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, sgd
+
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = range(5)
+HYPER_COLUMNS = 8
+_NUMBERS: dict[type, int] = {
+    optim.SGD: SGD,
+    optim.Adagrad: ADAGRAD,
+    optim.RowwiseAdagrad: ROWWISE_ADAGRAD,
+    optim.Adam: ADAM,
+    optim.FTRL: FTRL,
+}
+_MODULES: tuple[Any, ...] = (sgd, adagrad, rowwise_adagrad, adam, ftrl)
+
+
+def number_of(options: optim.SparseOptimizer) -> int:
+    """The optimizer's number in kernels."""
+    return _NUMBERS[type(options)]
+
+
+def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of an optimizer's state of one row with ``dim`` columns."""
+    return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
+
+
+def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> NDArray[np.float64]:
+    """What the kernels need to know for one step: float64[8]."""
+    row = np.zeros(HYPER_COLUMNS)
+    numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
+    row[: len(numbers)] = numbers
+    return row
+
+
+@njit_lean
+def update_row(
+    optimizer: Any,
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row's columns of one segment, float32[dim], and its state, in place."""
+    if optimizer == SGD:
+        sgd.update(row, state, grad, hyper)
+    elif optimizer == ADAGRAD:
+        adagrad.update(row, state, grad, hyper)
+    elif optimizer == ROWWISE_ADAGRAD:
+        rowwise_adagrad.update(row, state, grad, hyper)
+    elif optimizer == ADAM:
+        adam.update(row, state, grad, hyper)
+    else:
+        ftrl.update(row, state, grad, hyper)
+
+
+@njit_lean
+def begin_row(
+    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
+) -> None:
+    """Writes the state of a new row whose value is ``row``."""
+    if optimizer == SGD:
+        sgd.begin(row, state, hyper)
+    elif optimizer == ADAGRAD:
+        adagrad.begin(row, state, hyper)
+    elif optimizer == ROWWISE_ADAGRAD:
+        rowwise_adagrad.begin(row, state, hyper)
+    elif optimizer == ADAM:
+        adam.begin(row, state, hyper)
+    else:
+        ftrl.begin(row, state, hyper)
+
+
+@njit_lean
+def settle_row(
+    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
+) -> None:
+    """Makes the state agree with a row that was set from outside; only FTRL's depends on the row."""
+    if optimizer == FTRL:
+        ftrl.settle(row, state, hyper)

@@ -1,0 +1,49 @@
+"""Adagrad (Duchi et al. 2011), element by element, as ``torch.optim.Adagrad``.
+
+    g ← g + λ·row        s ← s + g²        row ← row - lr · g / (√s + eps)
+
+State: s, ``dim`` floats, from ``initial_accumulator_value``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.optim import Adagrad
+
+
+def state_columns(options: Adagrad, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of the state."""
+    return (("sum", dim),)
+
+
+def hyper(options: Adagrad, lr_scale: float, step: int) -> tuple[float, ...]:
+    """lr, eps, λ, initial s."""
+    return options.lr * lr_scale, options.eps, options.l2, options.initial_accumulator_value
+
+
+@njit_lean
+def update(
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row, float32[dim]."""
+    lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
+    for d in range(row.shape[0]):
+        g = grad[d] + l2 * row[d]
+        state[d] += g * g
+        root = np.sqrt(state[d]) + eps
+        if root > 0:  # eps = 0 and no gradient yet: nothing moves
+            row[d] -= lr * g / root
+
+
+@njit_lean
+def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+    """The state of a new row."""
+    state[:] = np.float32(hyper[3])

@@ -1,0 +1,56 @@
+"""Lazy Adam (Kingma and Ba 2015), as ``torch.optim.SparseAdam``: rows that no gradient touches stand still.
+
+    g ← g + λ·row        m ← m + (1-β₁)(g-m)        v ← v + (1-β₂)(g²-v)
+    row ← row - lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + eps)
+
+t is the optimizer's step, for all rows alike. State: m and v, 2 · ``dim`` floats, from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.optim import Adam
+
+
+def state_columns(options: Adam, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of the state."""
+    return (("exp_avg", dim), ("exp_avg_sq", dim))
+
+
+def hyper(options: Adam, lr_scale: float, step: int) -> tuple[float, ...]:
+    """The step's size with its bias correction, 1-β₁, 1-β₂, eps, λ."""
+    first, second = options.betas
+    size = options.lr * lr_scale * math.sqrt(1 - second**step) / (1 - first**step)
+    return size, 1 - first, 1 - second, options.eps, options.l2
+
+
+@njit_lean
+def update(
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row, float32[dim]."""
+    size, first, second = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
+    eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
+    dim = row.shape[0]
+    for d in range(dim):
+        g = grad[d] + l2 * row[d]
+        m = (g - state[d]) * first + state[d]
+        v = (g * g - state[dim + d]) * second + state[dim + d]
+        state[d] = m
+        state[dim + d] = v
+        row[d] -= size * (m / (np.sqrt(v) + eps))
+
+
+@njit_lean
+def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+    """The state of a new row."""
+    state[:] = 0.0

@@ -1,0 +1,80 @@
+"""FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
+
+    σ ← (√(n + g²) - √n) / α        z ← z + g - σ·w        n ← n + g²
+    w ← 0 where |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
+
+α is ``lr``. The paper computes w when it predicts; here it is kept, computed after each update. A row that does
+not start at 0, or is assigned, gets the z whose closed form gives its value (with β = λ₂ = 0 and n = 0 there is
+none but 0, and such a row returns to the closed form at its first update). State: z and n, 2 · ``dim`` floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.optim import FTRL
+
+
+def state_columns(options: FTRL, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of the state."""
+    return (("z", dim), ("n", dim))
+
+
+def hyper(options: FTRL, lr_scale: float, step: int) -> tuple[float, ...]:
+    """α, β, λ₁, λ₂."""
+    return options.lr * lr_scale, options.beta, options.l1, options.l2
+
+
+@njit_lean
+def update(
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row, float32[dim]."""
+    alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
+    l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])
+    dim = row.shape[0]
+    if alpha <= 0:  # a learning rate scaled to 0: nothing moves
+        return
+    for d in range(dim):
+        g, z, n = grad[d], state[d], state[dim + d]
+        more = n + g * g
+        root = np.sqrt(more)
+        z += g - (root - np.sqrt(n)) / alpha * row[d]
+        state[d] = z
+        state[dim + d] = more
+        curvature = (beta + root) / alpha + l2
+        if z > l1 and curvature > 0:
+            row[d] = -(z - l1) / curvature
+        elif z < -l1 and curvature > 0:
+            row[d] = -(z + l1) / curvature
+        else:
+            row[d] = 0.0
+
+
+@njit_lean
+def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+    """The state of a new row."""
+    state[:] = 0.0
+    settle(row, state, hyper)
+
+
+@njit_lean
+def settle(row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]) -> None:
+    """Makes z agree with a row that was set from outside; n stays."""
+    alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
+    l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])
+    dim = row.shape[0]
+    for d in range(dim):
+        z = -row[d] * ((beta + np.sqrt(state[dim + d])) / alpha + l2)
+        if row[d] > 0:
+            z -= l1
+        elif row[d] < 0:
+            z += l1
+        state[d] = z

@@ -1,0 +1,53 @@
+"""Row-wise Adagrad: one accumulator a row, the mean of g² over its columns (as FBGEMM's ``EXACT_ROWWISE_ADAGRAD``).
+
+    g ← g + λ·row        s ← s + mean(g²)        row ← row - lr / (√s + eps) · g
+
+State: s, 1 float, from ``initial_accumulator_value``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.optim import RowwiseAdagrad
+
+
+def state_columns(options: RowwiseAdagrad, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of the state."""
+    return (("sum", 1),)
+
+
+def hyper(options: RowwiseAdagrad, lr_scale: float, step: int) -> tuple[float, ...]:
+    """lr, eps, λ, initial s."""
+    return options.lr * lr_scale, options.eps, options.l2, options.initial_accumulator_value
+
+
+@njit_lean
+def update(
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row, float32[dim]."""
+    lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
+    squares = np.float32(0.0)
+    for d in range(row.shape[0]):
+        g = grad[d] + l2 * row[d]
+        squares += g * g
+    state[0] += squares / np.float32(row.shape[0])
+    root = np.sqrt(state[0]) + eps
+    if root > 0:  # eps = 0 and no gradient yet: nothing moves
+        rate = lr / root
+        for d in range(row.shape[0]):
+            row[d] -= rate * (grad[d] + l2 * row[d])
+
+
+@njit_lean
+def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+    """The state of a new row."""
+    state[:] = np.float32(hyper[3])

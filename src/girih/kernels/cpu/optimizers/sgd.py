@@ -1,0 +1,49 @@
+"""SGD, with or without momentum, as ``torch.optim.SGD`` without dampening or Nesterov.
+
+    g ← g + λ·row        v ← momentum · v + g        row ← row - lr · v
+
+State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0, so that the first step has v = g.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.optim import SGD
+
+
+def state_columns(options: SGD, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and widths of the state."""
+    return (("momentum", dim),) if options.momentum else ()
+
+
+def hyper(options: SGD, lr_scale: float, step: int) -> tuple[float, ...]:
+    """lr, momentum, λ."""
+    return options.lr * lr_scale, options.momentum, options.l2
+
+
+@njit_lean
+def update(
+    row: NDArray[np.float32],
+    state: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """Moves one row, float32[dim]."""
+    lr, momentum, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
+    for d in range(row.shape[0]):
+        g = grad[d] + l2 * row[d]
+        if state.shape[0] > 0:
+            g = momentum * state[d] + g
+            state[d] = g
+        row[d] -= lr * g
+
+
+@njit_lean
+def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+    """The state of a new row."""
+    state[:] = 0.0

@@ -1,0 +1,146 @@
+"""One row of a shard: taken, filled, read, written and given back.
+
+Shapes: W columns that training sees, S segments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import index, recency
+from girih.kernels.cpu.initial import fill_initial
+from girih.kernels.cpu.jit import njit_lean, prefetch, prefetch_at
+from girih.kernels.cpu.layout import (
+    COUNT,
+    DIM,
+    EVICT_NONE,
+    EVICTION,
+    FIRST_COLUMN,
+    FLOAT32,
+    FREE_ROW,
+    LAST_USED,
+    NO_ROW,
+    NUM_ROWS,
+    OLDER,
+    OPTIMIZER,
+    ROWS_EVER,
+    STATE_START,
+    STATE_WIDTH,
+    TABLE,
+    TABLE_ROWS,
+    VERSION,
+    Layout,
+    Shard,
+)
+from girih.kernels.cpu.optimizers import begin_row
+from girih.kernels.cpu.rounding import narrow_row, widen_row
+
+_LINE = 64
+
+
+@njit_lean
+def prefetch_row(shard: Shard, row: Any) -> None:
+    """Asks for the cache lines of a row's meta and values; any number is safe."""
+    prefetch(shard.meta, row)
+    for byte in range(0, 4 * shard.values.shape[1], _LINE):
+        prefetch_at(shard.values, row, byte)
+
+
+@njit_lean
+def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
+    """Whether a row number, from wherever, is the row of this key now."""
+    if row < 0 or row >= shard.state[ROWS_EVER]:
+        return False
+    return shard.keys[row, 0] == key_id and shard.meta[row, TABLE] == table
+
+
+@njit_lean
+def read_row(
+    shard: Shard, layout: Layout, row: Any, out: NDArray[np.float32], bits: NDArray[np.uint32]
+) -> None:
+    """Copies a row's columns to ``out``, float32[W]; ``bits`` is the same memory as uint32."""
+    if layout.dtype == FLOAT32:
+        for column in range(out.shape[0]):
+            out[column] = shard.values[row, column]
+    else:
+        widen_row(layout.dtype, shard.halves[row, : out.shape[0]], bits)
+
+
+@njit_lean
+def write_row(
+    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], bits: NDArray[np.uint32]
+) -> None:
+    """Sets a row's columns from ``value``, float32[W], rounded to nearest where rows are of 16 bits."""
+    if layout.dtype == FLOAT32:
+        for column in range(value.shape[0]):
+            shard.values[row, column] = value[column]
+    else:
+        narrow_row(layout.dtype, bits, shard.halves[row, : value.shape[0]])
+
+
+@njit_lean
+def read_initial(
+    shard: Shard, layout: Layout, key_id: Any, table: Any, out: NDArray[np.float32], bits: NDArray[np.uint32]
+) -> None:
+    """What a key without a row reads: its initial value, as a row would keep it; arguments as in :func:`read_row`."""
+    fill_initial(layout, key_id, table, out)
+    if layout.dtype != FLOAT32:
+        narrow_row(layout.dtype, bits, shard.scratch_halves)
+        widen_row(layout.dtype, shard.scratch_halves, bits)
+
+
+@njit_lean
+def begin_state(
+    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], hyper: NDArray[np.float64]
+) -> None:
+    """Writes the optimizer state of a new row whose columns are ``value``, float32[W]."""
+    for segment in range(layout.segments.shape[0]):
+        first = layout.segments[segment, FIRST_COLUMN]
+        start = layout.segments[segment, STATE_START]
+        begin_row(
+            layout.segments[segment, OPTIMIZER],
+            value[first : first + layout.segments[segment, DIM]],
+            shard.values[row, start : start + layout.segments[segment, STATE_WIDTH]],
+            hyper[segment],
+        )
+
+
+@njit_lean
+def take_row(
+    shard: Shard, layout: Layout, key_id: Any, table: Any, now: Any, count: Any, version: Any
+) -> Any:
+    """Gives a key a row, with its value and state still to be written; memory must be there."""
+    row = shard.state[FREE_ROW]
+    if row >= 0:
+        shard.state[FREE_ROW] = shard.meta[row, OLDER]
+    else:
+        row = shard.state[ROWS_EVER]
+        shard.state[ROWS_EVER] = row + 1
+    shard.keys[row, 0] = key_id
+    shard.meta[row, TABLE] = table
+    shard.meta[row, LAST_USED] = now
+    shard.meta[row, COUNT] = count
+    shard.meta[row, VERSION] = version
+    index.insert(shard.slots, key_id, table, row)
+    if layout.rules[table, EVICTION] != EVICT_NONE:
+        recency.push_newest(shard.meta, shard.tables, table, row)
+    shard.state[NUM_ROWS] += 1
+    shard.tables[table, TABLE_ROWS] += 1
+    return row
+
+
+@njit_lean
+def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
+    """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
+    table = np.int64(shard.meta[row, TABLE])
+    index.delete(shard.slots, shard.keys[row, 0], table)
+    if layout.rules[table, EVICTION] != EVICT_NONE:
+        recency.unlink(shard.meta, shard.tables, table, row)
+    shard.meta[row, TABLE] = NO_ROW
+    shard.meta[row, OLDER] = shard.state[FREE_ROW]
+    shard.state[FREE_ROW] = row
+    shard.state[NUM_ROWS] -= 1
+    shard.tables[table, TABLE_ROWS] -= 1

@@ -1,0 +1,72 @@
+"""Rows on their way back from a snapshot into a shard.
+
+Shapes: K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import index, recency
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.layout import (
+    COUNT,
+    EVICT_NONE,
+    EVICTION,
+    LAST_USED,
+    NEWEST,
+    NO_ROW,
+    OLDEST,
+    VERSION,
+    Layout,
+    Shard,
+)
+from girih.kernels.cpu.rows import take_row
+
+
+@njit_lean
+def load_keys(
+    shard: Shard,
+    layout: Layout,
+    ids: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    last_used: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    versions: NDArray[np.int32],
+    rows: NDArray[np.int32],
+) -> None:
+    """Finds or takes a row for each key and writes its meta; ``rows`` int32[K] tells where the values belong.
+
+    Memory for K rows and slots must be there. Keys become the newest of their tables, in order.
+    """
+    for i in range(ids.shape[0]):
+        table = np.int64(tables[i])
+        row = index.find(shard.slots, ids[i], table)
+        if row < 0:
+            row = take_row(shard, layout, ids[i], table, last_used[i], counts[i], versions[i])
+        else:
+            shard.meta[row, LAST_USED] = last_used[i]
+            shard.meta[row, COUNT] = counts[i]
+            shard.meta[row, VERSION] = versions[i]
+            if layout.rules[table, EVICTION] != EVICT_NONE:
+                recency.touch(shard.meta, shard.tables, table, row)
+        rows[i] = row
+
+
+@njit_lean
+def relink(shard: Shard, table: Any, rows: NDArray[np.int32]) -> None:
+    """Makes a table's list of ``rows``, all of its rows, oldest first."""
+    shard.tables[table, NEWEST] = NO_ROW
+    shard.tables[table, OLDEST] = NO_ROW
+    for i in range(rows.shape[0]):
+        recency.push_newest(shard.meta, shard.tables, table, np.int64(rows[i]))
+
+
+@njit_lean
+def add_cells(mine: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> None:
+    """Adds counts of one Bloom filter to another, cell by cell, saturating."""
+    for i in range(mine.shape[0]):
+        mine[i] = min(np.int64(mine[i]) + np.int64(theirs[i]), 255)

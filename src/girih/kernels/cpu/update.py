@@ -1,0 +1,167 @@
+"""Writing rows: gradients through the optimizers, values from outside, removal.
+
+Shapes: U unique keys, W columns of a row, S segments, T tables, K rows to drop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import index
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.layout import (
+    COUNT,
+    DIM,
+    DROPPED,
+    EVICTED,
+    FIRST_COLUMN,
+    FLOAT32,
+    LAST_USED,
+    OPTIMIZER,
+    STATE_START,
+    STATE_WIDTH,
+    TABLE,
+    UPDATES,
+    VERSION,
+    Layout,
+    Shard,
+)
+from girih.kernels.cpu.optimizers import settle_row, update_row
+from girih.kernels.cpu.rounding import narrow_row_randomly
+from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_row, read_row, write_row
+
+_AHEAD = 10
+
+
+@njit_lean
+def update_segments(
+    shard: Shard,
+    layout: Layout,
+    row: Any,
+    columns: NDArray[np.float32],
+    grad: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+) -> None:
+    """One optimizer step on a row whose W columns are ``columns``, each segment by its own optimizer."""
+    for segment in range(layout.segments.shape[0]):
+        first = layout.segments[segment, FIRST_COLUMN]
+        last = first + layout.segments[segment, DIM]
+        start = layout.segments[segment, STATE_START]
+        update_row(
+            layout.segments[segment, OPTIMIZER],
+            columns[first:last],
+            shard.values[row, start : start + layout.segments[segment, STATE_WIDTH]],
+            grad[first:last],
+            hyper[segment],
+        )
+
+
+@njit_lean
+def apply_gradients(
+    shard: Shard,
+    layout: Layout,
+    ids: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    grads: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+    step: int,
+) -> Any:
+    """Moves the row of every key by its gradient, float32[U, W]; returns how many keys have none.
+
+    ``rows`` int32[U] is where the rows were: each is checked against its key, and looked up again if another
+    key lives there now. A gradient never reaches another key's row.
+    """
+    num_keys, num_columns = grads.shape
+    dropped = 0
+    for i in range(num_keys):
+        if i + _AHEAD < num_keys:
+            prefetch_row(shard, rows[i + _AHEAD])
+        table = np.int64(tables[i])
+        row = np.int64(rows[i])
+        if not holds(shard, row, ids[i], table):
+            row = index.find(shard.slots, ids[i], table)
+            if row < 0:
+                shard.tables[table, DROPPED] += 1
+                dropped += 1
+                continue
+        shard.tables[table, UPDATES] += 1
+        shard.meta[row, VERSION] = max(np.int64(shard.meta[row, VERSION]), step)
+        if layout.dtype == FLOAT32:
+            update_segments(shard, layout, row, shard.values[row, :num_columns], grads[i], hyper)
+        else:
+            read_row(shard, layout, row, shard.scratch, shard.scratch_bits)
+            update_segments(shard, layout, row, shard.scratch, grads[i], hyper)
+            narrow_row_randomly(
+                layout.dtype,
+                shard.scratch_bits,
+                shard.halves[row, :num_columns],
+                layout.table_seeds[table],
+                ids[i],
+                step,
+            )
+    return dropped
+
+
+@njit_lean
+def assign(
+    shard: Shard,
+    layout: Layout,
+    rows: NDArray[np.int32],
+    values: NDArray[np.float32],
+    value_bits: NDArray[np.uint32],
+    hyper: NDArray[np.float64],
+    version: int,
+) -> None:
+    """Sets the columns of rows to ``values``, float32[U, W]; optimizer state stays, and is made to agree."""
+    for i in range(rows.shape[0]):
+        if rows[i] < 0:
+            continue
+        row = np.int64(rows[i])
+        write_row(shard, layout, row, values[i], value_bits[i])
+        shard.meta[row, VERSION] = max(np.int64(shard.meta[row, VERSION]), version)
+        for segment in range(layout.segments.shape[0]):
+            first = layout.segments[segment, FIRST_COLUMN]
+            start = layout.segments[segment, STATE_START]
+            settle_row(
+                layout.segments[segment, OPTIMIZER],
+                values[i, first : first + layout.segments[segment, DIM]],
+                shard.values[row, start : start + layout.segments[segment, STATE_WIDTH]],
+                hyper[segment],
+            )
+
+
+@njit_lean
+def begin_states(
+    shard: Shard, layout: Layout, rows: NDArray[np.int32], hyper: NDArray[np.float64]
+) -> None:
+    """Writes a new optimizer state for rows, int32[K], that have their W columns."""
+    for i in range(rows.shape[0]):
+        read_row(shard, layout, rows[i], shard.scratch, shard.scratch_bits)
+        begin_state(shard, layout, rows[i], shard.scratch, hyper)
+
+
+@njit_lean
+def drop_rows(shard: Shard, layout: Layout, rows: NDArray[np.int32]) -> Any:
+    """Removes the keys of these rows, int32[K], skipping -1; returns how many left."""
+    dropped = 0
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            table = np.int64(shard.meta[rows[i], TABLE])
+            drop_row(shard, layout, np.int64(rows[i]))
+            shard.tables[table, EVICTED] += 1
+            dropped += 1
+    return dropped
+
+
+@njit_lean
+def usage(
+    meta: NDArray[np.int32], rows: NDArray[np.int32], counts: NDArray[np.int32], last_used: NDArray[np.int32]
+) -> None:
+    """Copies count and last use of rows, int32[K] each, for the LFU pass."""
+    for i in range(rows.shape[0]):
+        counts[i] = meta[rows[i], COUNT]
+        last_used[i] = meta[rows[i], LAST_USED]

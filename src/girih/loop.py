@@ -1,0 +1,142 @@
+"""The training loop of one trainer process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from girih.data import Batch, Dataset, Moments, Position, ReadAhead, read_ahead
+from girih.errors import NonFiniteError
+from girih.learning_rate import LearningRate
+from girih.metrics import DIRECTIONS, Metrics
+from girih.models import bce_with_logits
+from girih.options import EarlyStopping, TrainOptions
+from girih.runlog import RunLog
+from girih.schedules import Schedule, Step
+from girih.spans import Spans
+from girih.state import RunState
+from girih.tiles import DenseHalf, SparseHalf
+
+
+@dataclass
+class Loop:
+    """Trains until the data, the options or a request end it.
+
+    Attributes:
+        save: writes a checkpoint of the state as it stands; called between steps only.
+        evaluate: metrics on the validation data, or None where there is none.
+        stop_requested: asked after every step.
+    """
+
+    sparse: SparseHalf
+    dense: DenseHalf
+    schedule: Schedule
+    learning_rate: LearningRate
+    options: TrainOptions
+    state: RunState
+    moments: Moments
+    log: RunLog
+    save: Callable[[], None]
+    evaluate: Callable[[], Metrics] | None
+    save_every_steps: int | None = None
+    stop_requested: Callable[[], bool] = lambda: False
+    spans: Spans = field(default_factory=Spans)
+
+    def run(self, train: Dataset, until_epoch: int) -> None:
+        """Trains on ``train`` until so many epochs are done.
+
+        Raises:
+            NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
+        """
+        while self.state.epoch < until_epoch and not self._finished():
+            with closing(self._batches(train)) as batches:
+                for step in self._steps(batches):
+                    self._account(step)
+                    if self._every(self.options.evaluate_every_steps):
+                        self._judge(self._measure())
+                    if self._every(self.save_every_steps):
+                        self.save()
+                    if self._finished():
+                        return
+            self._end_epoch()
+
+    def _batches(self, train: Dataset) -> ReadAhead[tuple[Batch, Position]]:
+        position = None if self.state.position is None else Position.from_dict(self.state.position)
+        if position is not None and position.epoch > self.state.epoch:  # the epoch was read to its end
+            return read_ahead(())
+        stream = train.batches(self.state.epoch, position)
+        return read_ahead((self.moments.apply(batch), after) for batch, after in stream)
+
+    def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[Step[Position]]:
+        timed = self.spans.each("read", batches)
+        steps = self.schedule(timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans)
+        while True:
+            start = time.perf_counter()
+            step = next(steps, None)
+            if step is None:
+                return
+            self.state.train_s += time.perf_counter() - start
+            yield step
+
+    def _account(self, step: Step[Position]) -> None:
+        state = self.state
+        state.step += 1
+        state.examples += step.num_examples
+        state.position = step.token.to_dict()
+        state.staleness_max = max(state.staleness_max, step.staleness)
+        state.staleness_sum += step.staleness
+        if step.refused is not None:
+            if self.options.on_nonfinite == "stop":
+                raise NonFiniteError(
+                    f"step {state.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
+                    'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
+                )
+            state.refused += 1
+        self.learning_rate.after_step()
+        self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
+
+    def _end_epoch(self) -> None:
+        metrics = None if self._every(self.options.evaluate_every_steps) else self._measure()
+        if self.stop_requested():
+            return
+        self.state.epoch += 1
+        self.state.position = None
+        self.learning_rate.after_epoch()
+        self._judge(metrics)
+
+    def _measure(self) -> Metrics | None:
+        """Metrics on the validation data; None where there is none, or where a stop was requested meanwhile."""
+        if self.evaluate is None:
+            return None
+        with self.spans("evaluate"):
+            metrics = self.evaluate()
+        return None if self.stop_requested() else metrics
+
+    def _judge(self, metrics: Metrics | None) -> None:
+        if metrics is None:
+            return
+        self.log.evaluation("valid", metrics, self.state)
+        self.learning_rate.after_evaluation(metrics.first)
+        if self.options.early_stopping is not None:
+            self._watch(self.options.early_stopping, metrics)
+
+    def _watch(self, stopping: EarlyStopping, metrics: Metrics) -> None:
+        state, value = self.state, getattr(metrics.first, stopping.metric)
+        sign = DIRECTIONS[stopping.metric]
+        if value is not None and (
+            state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
+        ):
+            state.best_step, state.best_value, state.bad_evaluations = state.step, value, 0
+            self.save()
+            return
+        state.bad_evaluations += 1
+        state.stopped_early = state.bad_evaluations > stopping.patience
+
+    def _finished(self) -> bool:
+        past = self.options.max_steps is not None and self.state.step >= self.options.max_steps
+        return past or self.state.stopped_early or self.stop_requested()
+
+    def _every(self, steps: int | None) -> bool:
+        return steps is not None and self.state.step % steps == 0

@@ -1,0 +1,165 @@
+"""The numbers that come out. What the examples leave undefined is None, never NaN: JSON has no NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from girih.metrics.tally import Floats, Tally, auc, run_starts, sum_runs
+
+NUM_BINS = 20
+
+DIRECTIONS: Mapping[str, int] = {"auc": 1, "gauc": 1, "logloss": -1, "normalized_entropy": -1}
+"""The metrics that a run can be stopped by: 1 where more is better, -1 where less is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Examples of neighbouring predictions.
+
+    Attributes:
+        prediction: their mean prediction.
+        label: their mean label.
+        count: how many they are.
+    """
+
+    prediction: float
+    label: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMetrics:
+    """Metrics of one label; means and sums are weighted where the examples are.
+
+    Attributes:
+        num_examples: counted, not weighted.
+        auc: area under the ROC curve, ties one half; None without both classes.
+        logloss: mean −y·log p − (1−y)·log(1−p), natural logarithm, computed from logits.
+        normalized_entropy: logloss over the entropy of the mean label (He et al. 2014, §3); None where
+            that entropy is 0.
+        calibration: mean prediction over mean label; None where the mean label is 0.
+        gauc: AUC within groups, averaged by examples; None without groups, or with both classes in none.
+        mean_label: None without examples, or where all weigh 0; so are all that follow and logloss.
+        mean_prediction: as mean_label.
+        calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
+    """
+
+    num_examples: int
+    auc: float | None = None
+    logloss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+    gauc: float | None = None
+    mean_label: float | None = None
+    mean_prediction: float | None = None
+    calibration_curve: tuple[CalibrationBin, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"calibration_curve": [asdict(one) for one in self.calibration_curve]}
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Metrics of every label, in the order of the labels.
+
+    Attributes:
+        by_label: name to metrics.
+    """
+
+    by_label: Mapping[str, LabelMetrics]
+
+    @property
+    def first(self) -> LabelMetrics:
+        """The first label's, by which a run is judged."""
+        return next(iter(self.by_label.values()))
+
+    @property
+    def auc(self) -> float | None:
+        """The first label's."""
+        return self.first.auc
+
+    @property
+    def logloss(self) -> float | None:
+        """The first label's."""
+        return self.first.logloss
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples were scored."""
+        return self.first.num_examples
+
+    def record(self) -> dict[str, float | None]:
+        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc`` where it is defined."""
+        names = ("auc", "logloss", "normalized_entropy", "calibration")
+        line = {name: getattr(self.first, name) for name in names}
+        return line if self.first.gauc is None else line | {"gauc": self.first.gauc}
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Label to plain values: ``by_label`` of ``summary.json``."""
+        return {name: metrics.as_dict() for name, metrics in self.by_label.items()}
+
+    def __str__(self) -> str:
+        lines = []
+        for name, metrics in self.by_label.items():
+            values = [(key, getattr(metrics, key)) for key in (*DIRECTIONS, "calibration")]
+            shown = "  ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
+            lines.append(f"{name}: {shown}{'  ' if shown else ''}examples {metrics.num_examples:,}")
+        return "\n".join(lines)
+
+
+def label_metrics(scores: Tally, grouped_auc: float | None) -> LabelMetrics:
+    """All metrics of one label.
+
+    Args:
+        scores: made without groups.
+        grouped_auc: what :func:`girih.metrics.tally.gauc` said, of a tally made with them.
+    """
+    num_examples = int(scores.counts.sum())
+    masses = scores.positives + scores.negatives
+    mass = float(masses.sum())
+    if mass <= 0:
+        return LabelMetrics(num_examples=num_examples)
+    # log(1 + e^z), the loss of a negative; that of a positive is the same of -z. Neither overflows.
+    of_negatives = np.logaddexp(0.0, scores.logits)
+    of_positives = np.logaddexp(0.0, -scores.logits)
+    predictions = np.exp(-of_positives)
+    logloss = float(np.sum(scores.positives * of_positives + scores.negatives * of_negatives)) / mass
+    mean_label = float(scores.positives.sum()) / mass
+    mean_prediction = float(np.sum(masses * predictions)) / mass
+    entropy = _entropy(mean_label)
+    return LabelMetrics(
+        num_examples=num_examples,
+        auc=auc(scores),
+        logloss=logloss,
+        normalized_entropy=logloss / entropy if entropy > 0 else None,
+        calibration=mean_prediction / mean_label if mean_label > 0 else None,
+        gauc=grouped_auc,
+        mean_label=mean_label,
+        mean_prediction=mean_prediction,
+        calibration_curve=_calibration_curve(scores, predictions, masses),
+    )
+
+
+def _entropy(rate: float) -> float:
+    if not 0 < rate < 1:
+        return 0.0
+    return -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
+
+
+def _calibration_curve(scores: Tally, predictions: Floats, masses: Floats) -> tuple[CalibrationBin, ...]:
+    """Equal predictions share a bin, so bins are only about equal, and fewer where there are many ties."""
+    middles = np.cumsum(scores.counts) - scores.counts / 2
+    starts = run_starts((middles * NUM_BINS / scores.counts.sum()).astype(np.int64))
+    mass = sum_runs(masses, starts)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a bin of weight 0 is dropped below
+        prediction = sum_runs(masses * predictions, starts) / mass
+        label = sum_runs(scores.positives, starts) / mass
+    counts = np.add.reduceat(scores.counts, starts)
+    kept = np.flatnonzero(mass > 0)
+    return tuple(CalibrationBin(float(prediction[i]), float(label[i]), int(counts[i])) for i in kept)

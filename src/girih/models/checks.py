@@ -1,0 +1,68 @@
+"""What the models refuse: options out of range, schemas that a formula has no answer for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from girih.errors import ConfigError
+from girih.schema import DEFAULT_DIM, Schema
+
+
+def count(name: str, value: int) -> int:
+    """Refuses anything but integers of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1")
+    return value
+
+
+def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> tuple[int, ...]:
+    """Refuses anything but a list of layer widths."""
+    valid = isinstance(values, list | tuple) and all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in values
+    )
+    if not valid or not (values or may_be_empty):
+        least = "" if may_be_empty else " and at least one of them"
+        shown = list(values) if isinstance(values, tuple) else values
+        raise ConfigError(
+            f"{name} = {shown!r}: expected a list of integers of at least 1{least}, as in [400, 400]"
+        )
+    return tuple(values)
+
+
+def flag(name: str, value: bool) -> bool:
+    """Refuses anything but booleans."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} = {value!r}: expected true or false")
+    return value
+
+
+def rate(name: str, value: float) -> float:
+    """Refuses anything but numbers in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{name} = {value!r}: expected a number of at least 0, below 1")
+    return float(value)
+
+
+def one_label(model: str, schema: Schema) -> None:
+    """Refuses schemas with several labels."""
+    names = schema.labels.names
+    if len(names) > 1:
+        raise ConfigError(
+            f"{model}: {len(names)} labels {list(names)}, the model has one output; "
+            "keep one label, or take a model of several, as mmoe or dnn"
+        )
+
+
+def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -> int:
+    """The width that features share (all, if not named); the default width where there are none.
+
+    Raises:
+        ConfigError: widths differ.
+    """
+    wanted = None if features is None else set(features)
+    dims = {f.name: schema.dim_of(f) for f in schema.sparse if wanted is None or f.name in wanted}
+    by_dim = {dim: name for name, dim in reversed(dims.items())}
+    if len(by_dim) > 1:
+        shown = ", ".join(f"{dim} (as {name!r})" for dim, name in sorted(by_dim.items()))
+        raise ConfigError(f"{model}: features must have one dim, received {shown}; set dim alike")
+    return next(iter(by_dim), DEFAULT_DIM)

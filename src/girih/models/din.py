@@ -1,0 +1,95 @@
+"""Deep Interest Network (Zhou et al., KDD 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from girih.errors import ConfigError, nearest
+from girih.models import checks, needs
+from girih.models.embeddings import Embeddings
+from girih.models.layers.attention import Attention
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.schema import Categorical, Schema, Sequence
+
+
+class DIN(nn.Module):
+    """logits = MLP([embeddings, numeric, Σ_j a(history_j, target) · history_j for each history]) (eq. 3).
+
+    Args:
+        attention: history (a sequence feature) → its target (a categorical feature of equal dim). By
+            default each sequence is paired with the one categorical feature that shares its table;
+            sequences that a given mapping leaves out are pooled like any other feature.
+        attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
+        softmax: normalise the attention over the history; the paper does not.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        attention: dict[str, str] | None = None,
+        attention_hidden: tuple[int, ...] = (80, 40),
+        softmax: bool = False,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        hidden = checks.widths("hidden", hidden)
+        attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
+        checks.flag("softmax", softmax)
+        pairs = _by_table(schema) if attention is None else _checked(schema, attention)
+        self.pairs = pairs
+        dims = {pair[0]: checks.one_dim(f"din: {' and '.join(pair)}", schema, pair) for pair in pairs}
+        histories = {name: frozenset({needs.SEQUENCE}) for name in dims}
+        self.needs = needs.of_all(schema, needs.EMBEDDING) | histories
+        self.attention = nn.ModuleList(
+            Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values()
+        )
+        self.inputs = DenseInput(schema, [f.name for f in schema.sparse if f.name not in dims])
+        width = self.inputs.width + sum(dims.values())
+        self.deep = MLP(width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        interests = [
+            attend(embeddings[target], embeddings.sequences[history])
+            for attend, (history, target) in zip(self.attention, self.pairs, strict=True)
+        ]
+        logits: Tensor = self.deep(self.inputs(numeric, embeddings, *interests))
+        return logits
+
+
+def _by_table(schema: Schema) -> tuple[tuple[str, str], ...]:
+    sequences = [feature for feature in schema.sparse if isinstance(feature, Sequence)]
+    categorical = [feature for feature in schema.sparse if isinstance(feature, Categorical)]
+    if not sequences:
+        raise ConfigError("din: the schema has no sequence feature; set kind = 'sequence' for the history")
+    pairs = []
+    for sequence in sequences:
+        targets = [feature.name for feature in categorical if feature.table_name == sequence.table_name]
+        if len(targets) != 1:
+            raise ConfigError(
+                f"din: sequence {sequence.name!r} shares its table {sequence.table_name!r} with {targets}; "
+                "expected one categorical feature, its target: share a table with it, or name it in attention"
+            )
+        pairs.append((sequence.name, targets[0]))
+    return tuple(pairs)
+
+
+def _checked(schema: Schema, attention: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(attention, Mapping) or not attention:
+        raise ConfigError(f"attention = {attention!r}: expected a table of sequence = target")
+    sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
+    targets = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)]
+    for name, target in attention.items():
+        if name not in sequences:
+            raise ConfigError(f"attention: {name!r} is not a sequence feature{nearest(name, sequences)}")
+        if target not in targets:
+            hint = nearest(target, targets)
+            raise ConfigError(f"attention.{name} = {target!r}: not a categorical feature{hint}")
+    return tuple((name, attention[name]) for name in sequences if name in attention)

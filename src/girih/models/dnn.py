@@ -1,0 +1,37 @@
+"""The plain deep network on embeddings."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from girih.models import checks, needs
+from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.schema import Schema
+
+
+class DNN(nn.Module):
+    """logits = MLP([embeddings, numeric])."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        hidden = checks.widths("hidden", hidden)
+        self.needs = needs.of_all(schema, needs.EMBEDDING)
+        self.inputs = DenseInput(schema)
+        self.deep = MLP(
+            self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
+        )
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        logits: Tensor = self.deep(self.inputs(numeric, embeddings))
+        return logits

@@ -1,0 +1,60 @@
+"""The multi-layer perceptron of all models."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.models import checks
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation that takes the running moments where a training batch has one example.
+
+    One example has no variance, and the last batch of an epoch may have just one.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """float32[B, D] to float32[B, D]."""
+        if self.training and input.shape[0] < 2:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        return super().forward(input)
+
+
+class MLP(nn.Sequential):
+    """Blocks of Linear → BatchNorm (option) → ReLU → Dropout, then a plain Linear to ``outputs``.
+
+    Without ``outputs`` it ends with the last block.
+
+    Attributes:
+        width: of what comes out.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int | None = None,
+        *,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        checks.rate("dropout", dropout)
+        checks.flag("batch_norm", batch_norm)
+        layers: list[nn.Module] = []
+        width = inputs
+        for size in hidden:
+            layers.append(nn.Linear(width, size))
+            if batch_norm:
+                layers.append(BatchNorm(size))
+            layers.append(nn.ReLU())
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+            width = size
+        if outputs is not None:
+            layers.append(nn.Linear(width, outputs))
+            width = outputs
+        super().__init__(*layers)
+        self.width = width

@@ -1,0 +1,63 @@
+"""Which tables a model reads of which feature."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from girih.errors import ConfigError, nearest
+from girih.schema import Schema, Sequence
+
+Needs = Mapping[str, frozenset[str]]
+"""Feature name → some of :data:`KINDS`; a feature that is left out is not read."""
+
+EMBEDDING, FIRST_ORDER, SEQUENCE = "embedding", "first_order", "sequence"
+KINDS = (EMBEDDING, FIRST_ORDER, SEQUENCE)
+"""A pooled vector of the feature's dim, a pooled weight of width 1, the vectors of all ids unpooled."""
+
+
+def of_all(schema: Schema, *kinds: str) -> dict[str, frozenset[str]]:
+    """The same needs for every categorical and sequence feature."""
+    return {feature.name: frozenset(kinds) for feature in schema.sparse}
+
+
+def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
+    """What a module declares in its attribute ``needs``, checked, in the schema's order.
+
+    A module without the attribute reads the embedding of every categorical and sequence feature.
+    Features of which nothing is needed are left out.
+
+    Raises:
+        ConfigError: an unknown feature or need, or whole sequences of a feature that is not one.
+    """
+    declared: Any = getattr(module, "needs", None)
+    owner = type(module).__name__
+    if declared is None:
+        return of_all(schema, EMBEDDING)
+    if not isinstance(declared, Mapping):
+        raise ConfigError(
+            f"{owner}.needs = {declared!r}: expected a mapping, as in {{'user': {{'embedding'}}}}"
+        )
+    by_name = {feature.name: feature for feature in schema.sparse}
+    numeric = {feature.name for feature in schema.numeric}
+    for name, kinds in declared.items():
+        if name in numeric:
+            raise ConfigError(
+                f"{owner}.needs: {name!r} is numeric and has no table; its value comes in `numeric`"
+            )
+        if name not in by_name:
+            raise ConfigError(f"{owner}.needs: unknown feature {name!r}{nearest(name, by_name)}")
+        _check_kinds(f"{owner}.needs[{name!r}]", kinds)
+        if SEQUENCE in kinds and not isinstance(by_name[name], Sequence):
+            raise ConfigError(
+                f"{owner}.needs[{name!r}]: 'sequence' of a categorical feature; set kind = 'sequence'"
+            )
+    return {name: frozenset(declared[name]) for name in by_name if declared.get(name)}
+
+
+def _check_kinds(where: str, kinds: Any) -> None:
+    if isinstance(kinds, str) or not isinstance(kinds, Collection):
+        raise ConfigError(f"{where} = {kinds!r}: expected a set, as in {{'embedding', 'first_order'}}")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"{where}: unknown need {kind!r}{nearest(kind, KINDS)}")

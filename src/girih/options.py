@@ -1,0 +1,77 @@
+"""Options of a training run: ``[train]`` of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from girih import config
+from girih.errors import ConfigError
+from girih.tables import positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping:
+    """Ends training once ``metric`` on the validation data did not improve ``patience`` + 1 times in a row.
+
+    The best weights are kept: they are the final ones.
+    """
+
+    metric: Literal["auc", "gauc", "logloss", "normalized_entropy"] = "auc"
+    patience: int = 0
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"early_stopping: patience = {self.patience}: expected at least 0")
+        if not self.min_delta >= 0:
+            raise ConfigError(f"early_stopping: min_delta = {self.min_delta}: expected at least 0")
+
+
+@config.section("train")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How long and how to train.
+
+    Attributes:
+        epochs: passes over the training data.
+        max_steps: ends the run after so many steps, whatever the epoch; None for no such end.
+        seed: of initial rows, of the shuffling and of the model's own initial values.
+        precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
+        device: of the dense half: "cpu", "cuda" or "auto" (CUDA where there is one).
+        clip_norm: largest norm of all dense gradients together; rows' gradients are not clipped.
+        on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient, "skip" refuses that step
+            whole (neither half moves) and counts it.
+        lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
+        evaluate_every_steps: validate that often too, not only at the end of an epoch.
+        log_every_steps: how often a line goes to ``metrics.jsonl``.
+        gauc_by: a categorical feature whose ids group the examples for GAUC.
+        tensorboard: write scalars for TensorBoard into the run directory.
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    clip_norm: float | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    early_stopping: EarlyStopping | None = None
+    lr_schedule: Mapping[str, Any] | None = None
+    evaluate_every_steps: int | None = None
+    log_every_steps: int = 50
+    gauc_by: str | None = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 0:
+            raise ConfigError(f"epochs = {self.epochs!r}: expected an integer of at least 0")
+        for name in ("max_steps", "clip_norm", "evaluate_every_steps", "log_every_steps"):
+            positive("train", name, getattr(self, name))
+        if self.precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"precision = {self.precision!r}: expected 'float32' or 'bfloat16'")
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise ConfigError(f"on_nonfinite = {self.on_nonfinite!r}: expected 'stop' or 'skip'")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed = {self.seed!r}: expected an integer from 0 to 2⁶³ - 1")

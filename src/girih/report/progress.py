@@ -1,0 +1,156 @@
+"""How far a run is, while it runs: a live bar in a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task
+from rich.progress import Progress as Bar
+from rich.table import Column
+from rich.text import Text
+
+from girih.callbacks import Callback
+from girih.report.text import DASH, count, fraction, is_number, percent, short
+
+Record = Mapping[str, Any]
+
+_BAR_WIDTH = 26  # the least that is kept for the share done and the bar; the values take the rest
+
+
+class Progress(Callback):
+    """Shows the records of a run as they come; a context manager, and a callback.
+
+    Args:
+        total_examples: how many examples the whole run trains on; None where nobody knows.
+        console: where to write; standard error unless given. Its own ``is_terminal`` decides bar or lines.
+        every_s: seconds between two plain lines. The first record and the last are always shown.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        total_examples: int | None,
+        *,
+        console: Console | None = None,
+        every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console if console is not None else Console(stderr=True)
+        self._total = total_examples
+        self._every_s = every_s
+        self._clock = clock
+        self._started: tuple[float, float] | None = None  # clock and examples at the first record
+        self._printed_at: float | None = None
+        self._unprinted: Record | None = None
+        self._bar: Bar | None = None
+        if self._console.is_terminal:
+            fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
+            columns = (_Counted(Column(no_wrap=True)), BarColumn(None, table_column=fill), _Read(keep))
+            self._bar = Bar(*columns, console=self._console, expand=True)
+            self._task = self._bar.add_task("", total=total_examples, read=Text())
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._unprinted is not None:
+            self._print(self._unprinted)
+
+    def update(self, record: Record) -> None:
+        """Shows a training record: step, examples, loss, samples_per_s, rows, hit_rate.
+
+        What a record lacks is left out.
+        """
+        now = self._clock()
+        if self._started is None:
+            self._started = now, record["examples"]
+        if self._bar is not None:
+            text, room = Text(), self._console.width - _BAR_WIDTH
+            for value, unit in self._parts(record):
+                part = Text("  " if text else "").append(value, "bold").append(f" {unit}")
+                if text.cell_len + part.cell_len <= room:
+                    text.append_text(part)
+            self._bar.update(self._task, completed=record["examples"], read=text)
+        elif self._printed_at is None or now - self._printed_at >= self._every_s:
+            self._print(record)
+        else:
+            self._unprinted = record
+
+    def message(self, text: str) -> None:
+        """Writes a line that stays, above the bar."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def on_metrics(self, record: Record) -> None:
+        """As :meth:`update`."""
+        self.update(record)
+
+    def on_evaluation(self, record: Record) -> None:
+        """Writes a line that stays."""
+        names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration")
+        values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
+        shown = "  ".join(values) or "no metric is defined here"
+        self.message(f"step {count(record['step'])}  {record['split']}  {shown}")
+
+    def _print(self, record: Record) -> None:
+        examples = count(record["examples"])
+        if self._total:
+            examples += f" of {count(self._total)} ({percent(min(record['examples'] / self._total, 1.0))})"
+        parts = [f"{value} {unit}" for value, unit in self._parts(record)]
+        self.message("  ".join([f"step {count(record['step'])}", f"examples {examples}", *parts]))
+        self._printed_at, self._unprinted = self._clock(), None
+
+    def _parts(self, record: Record) -> list[tuple[str, str]]:
+        """Values, each with the unit that follows it."""
+        shown = [
+            (fraction(record.get("loss")), "loss"),
+            (short(record.get("samples_per_s")), "samples/s"),
+            (short(record.get("rows")), "rows"),
+            (percent(record.get("hit_rate")), "hits"),
+            (self._left(record), "left"),
+        ]
+        return [(value, unit) for value, unit in shown if value != DASH]
+
+    def _left(self, record: Record) -> str:
+        if not self._total or self._started is None:
+            return DASH
+        left = max(self._total - record["examples"], 0)
+        then, examples = self._started
+        done, seconds = record["examples"] - examples, self._clock() - then
+        # Over the whole run, so that evaluations and checkpoints count; at first only the record knows.
+        rate = done / seconds if done > 0 and seconds > 0 else record.get("samples_per_s")
+        return _clock_time(left / rate) if rate and is_number(rate) else DASH
+
+
+class _Counted(ProgressColumn):
+    """37 %, or the examples where the total is not known."""
+
+    def render(self, task: Task) -> Text:
+        if task.total:
+            return Text(f"{min(100 * task.completed / task.total, 100):3.0f} %")
+        return Text(f"{short(task.completed)} examples")
+
+
+class _Read(ProgressColumn):
+    """The values of the last record."""
+
+    def render(self, task: Task) -> Text:
+        text = task.fields["read"]
+        return text if isinstance(text, Text) else Text(str(text))
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{left:02d}" if minutes >= 60 else f"{minutes}:{left:02d}"

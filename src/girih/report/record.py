@@ -1,0 +1,171 @@
+"""Reads what a run has written so far; what is missing or damaged becomes a note, not an error."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from girih.errors import RunDirectoryError
+from girih.report.text import is_number
+
+_SECRET_VALUE = re.compile(
+    r"""((?:secret|password|token|access_key|api_key)["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""", re.IGNORECASE
+)
+_SECRET_IN_ADDRESS = re.compile(r"(://[^/\s:@\"']*:)[^@\s/\"']+@")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A span of the timeline."""
+
+    name: str
+    thread: str
+    start_us: float
+    duration_us: float
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """What lies in a run directory.
+
+    Attributes:
+        name: the directory's.
+        config: the text of ``config.toml``, secrets blotted out; None where there is none.
+        settings: the same, parsed; empty where it cannot be.
+        training: training lines of ``metrics.jsonl``, steps ascending.
+        evaluations: evaluation lines by split, steps ascending.
+        summary: None while the run goes on.
+        events: the timeline, by start.
+        totals_s: seconds by phase over the whole run, of which the timeline may hold only the beginning.
+        notes: what is missing or damaged, one sentence each.
+    """
+
+    name: str
+    config: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    summary: dict[str, Any] | None = None
+    events: list[Event] = field(default_factory=list)
+    totals_s: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Reads a run directory, of a finished or a running run.
+
+    Raises:
+        RunDirectoryError: no such directory, or neither ``config.toml`` nor ``metrics.jsonl`` in it.
+    """
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise RunDirectoryError(
+            f"{directory}: {what}; expected a run directory, as `girih train --run` makes it"
+        )
+    if not ((directory / "config.toml").is_file() or (directory / "metrics.jsonl").is_file()):
+        raise RunDirectoryError(
+            f"{directory}: not a run directory (no config.toml or metrics.jsonl in it); "
+            "give the one that `girih train --run` made"
+        )
+    run = RunRecord(name=directory.resolve().name)
+    _read_config(run, directory / "config.toml")
+    _read_metrics(run, directory / "metrics.jsonl")
+    _read_summary(run, directory / "summary.json")
+    _read_timeline(run, directory / "timeline.json")
+    return run
+
+
+def _read_config(run: RunRecord, path: Path) -> None:
+    text = _text_of(path)
+    if text is None:
+        run.notes.append("There is no config.toml: the run was started from Python.")
+        return
+    run.config = _SECRET_IN_ADDRESS.sub(r"\1***@", _SECRET_VALUE.sub(r'\1"***"', text))
+    try:
+        run.settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        run.notes.append(f"config.toml is not valid TOML ({error}).")
+
+
+def _read_metrics(run: RunRecord, path: Path) -> None:
+    text = _text_of(path)
+    num_damaged = 0
+    for line in (text or "").splitlines():
+        if not line.strip():
+            continue
+        record = _json(line)
+        if not isinstance(record, dict) or not is_number(record.get("step")):
+            num_damaged += 1
+            continue
+        split = record.get("split")
+        lines = run.training if split is None else run.evaluations.setdefault(str(split), [])
+        # A resumed run repeats the steps after its checkpoint; the later line is the one that counts.
+        while lines and lines[-1]["step"] >= record["step"]:
+            lines.pop()
+        lines.append(record)
+    if num_damaged:
+        lines_are = "line is" if num_damaged == 1 else "lines are"
+        run.notes.append(f"{num_damaged} {lines_are} damaged in metrics.jsonl and left out.")
+    if not run.training:
+        run.notes.append("There is no training record yet in metrics.jsonl: no curves.")
+    if not run.evaluations:
+        run.notes.append("Nothing was evaluated yet: no AUC curve.")
+
+
+def _read_summary(run: RunRecord, path: Path) -> None:
+    text = _text_of(path)
+    if text is None:
+        run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
+        return
+    summary = _json(text)
+    if isinstance(summary, dict):
+        run.summary = summary
+    else:
+        run.notes.append("summary.json is damaged and left out.")
+
+
+def _read_timeline(run: RunRecord, path: Path) -> None:
+    text = _text_of(path)
+    if text is None:
+        run.notes.append("There is no timeline.json: no timeline.")
+        return
+    timeline = _json(text)
+    if isinstance(timeline, dict):
+        totals = timeline.get("totals_s")
+        if isinstance(totals, dict):
+            run.totals_s = {name: float(total) for name, total in totals.items() if is_number(total)}
+        timeline = timeline.get("traceEvents")
+    if not isinstance(timeline, list):
+        run.notes.append("timeline.json is damaged and left out.")
+        return
+    for event in timeline:
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        start, length = event.get("ts"), event.get("dur")
+        if is_number(start) and is_number(length):
+            thread = str(event.get("tid", ""))
+            run.events.append(
+                Event(str(event.get("name", "")), thread, float(start or 0), float(length or 0))
+            )
+    run.events.sort(key=lambda event: (event.start_us, -event.duration_us))
+    if not run.events:
+        run.notes.append("timeline.json holds no spans: no timeline.")
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _json(text: str) -> Any:
+    """None where it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

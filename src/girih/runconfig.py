@@ -1,0 +1,159 @@
+"""One config file as a whole: every section checked, every part built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from girih import config, models
+from girih.checkpoint import CheckpointOptions
+from girih.data import DataOptions, Dataset, open_dataset
+from girih.data.options import Split
+from girih.data.paths import relative_to
+from girih.dense.options import OptimizerFactory, optimizer_factory
+from girih.errors import ConfigError, nearest
+from girih.optim import Adagrad, SparseOptimizer
+from girih.options import TrainOptions
+from girih.schema import Schema
+from girih.sparse.options import StoreOptions
+from girih.strategies import BY_NAME, Local, Strategy
+from girih.trainer import Trainer
+
+SECTIONS = (
+    "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
+    "dense_optimizer", "checkpoint", "train", "strategy", "store",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A config file, checked.
+
+    Attributes:
+        mapping: as it was read, overrides applied; what ``run/config.toml`` repeats.
+        directory: where relative paths start.
+    """
+
+    mapping: Mapping[str, Any]
+    where: str
+    directory: Path
+    schema: Schema
+    data: DataOptions
+    train: TrainOptions
+    checkpoint: CheckpointOptions
+    store: StoreOptions
+    strategy: Strategy
+    sparse_optimizer: SparseOptimizer
+    first_order_optimizer: SparseOptimizer | None
+    dense_optimizer: OptimizerFactory
+
+    @classmethod
+    def load(
+        cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None
+    ) -> RunConfig:
+        """Reads and checks a whole config file.
+
+        Args:
+            overrides: ``section.key=value`` each, applied in order.
+            strategy: replaces ``[strategy]`` whole, before the overrides.
+
+        Raises:
+            ConfigError: anything unknown, missing or of the wrong type; says what, where and how to mend it.
+            MissingFileError: no such file.
+        """
+        mapping = config.read_toml(path)
+        if strategy is not None:
+            mapping["strategy"] = {"name": strategy}
+        for override in overrides:
+            config.apply_override(mapping, override)
+        where = str(path)
+        for name in mapping:
+            if name not in SECTIONS:
+                raise ConfigError(f"{where}: unknown section [{name}]{nearest(name, SECTIONS)}")
+        if "data" not in mapping:
+            raise ConfigError(f"{where}: section [data] is missing")
+        if not isinstance(mapping.get("model", {}), Mapping) or "name" not in mapping.get("model", {}):
+            raise ConfigError(f"{where}: section [model] needs a name{nearest('', models.BY_NAME)}")
+
+        def section(name: str, kind: Any, default: Any) -> Any:
+            return config.build(kind, mapping[name], f"{where}: [{name}]") if name in mapping else default
+
+        return cls(
+            mapping=mapping,
+            where=where,
+            directory=path.resolve().parent,
+            schema=Schema.from_dict(mapping, where),
+            data=section("data", DataOptions, None),
+            train=section("train", TrainOptions, TrainOptions()),
+            checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
+            store=section("store", StoreOptions, StoreOptions()),
+            strategy=_strategy(mapping.get("strategy", {}), f"{where}: [strategy]"),
+            sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
+            first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
+            dense_optimizer=optimizer_factory(mapping.get("dense_optimizer", {}), f"{where}: [dense_optimizer]"),
+        )
+
+    def with_absolute_paths(self) -> dict[str, Any]:
+        """The configuration as it was given, with paths that hold from anywhere: for ``run/config.toml``."""
+        mapping: dict[str, Any] = config.plain(self.mapping)
+        for split in ("train", "valid", "test"):
+            paths = mapping["data"].get(split)
+            if isinstance(paths, str):
+                mapping["data"][split] = relative_to(self.directory, paths)
+            elif paths is not None:
+                mapping["data"][split] = [relative_to(self.directory, path) for path in paths]
+        name = str(mapping["model"]["name"])
+        if ".py:" in name:
+            mapping["model"]["name"] = relative_to(self.directory, name)
+        return mapping
+
+    def model(self) -> nn.Module:
+        """The model, its initial values drawn from the run's seed."""
+        torch.manual_seed(self.train.seed)
+        options = dict(self.mapping["model"])
+        name = options.pop("name")
+        return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
+
+    def dataset(self, split: Split, paths: Sequence[str] = (), **options: Any) -> Dataset:
+        """One split of the data, or other files read the same way (their paths start at the current directory)."""
+        return open_dataset(
+            self.data,
+            self.schema,
+            split=split,
+            paths=list(paths) or None,
+            base_dir=None if paths else self.directory,
+            seed=self.train.seed,
+            **options,
+        )
+
+    def trainer(self, *, run: Path | None = None, callbacks: Sequence[Any] = ()) -> Trainer:
+        """The trainer of this configuration."""
+        return Trainer(
+            self.model(),
+            sparse_optimizer=self.sparse_optimizer,
+            dense_optimizer=self.dense_optimizer,
+            first_order_optimizer=self.first_order_optimizer,
+            strategy=self.strategy,
+            schema=self.schema,
+            options=self.train,
+            store=self.store,
+            checkpoints=self.checkpoint,
+            run=run,
+            callbacks=callbacks,
+        )
+
+
+def _strategy(options: Any, where: str) -> Strategy:
+    options = {"name": options} if isinstance(options, str) else options
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where} = {options!r}: expected a table of options")
+    name = options.get("name", Local.name)
+    if name not in BY_NAME:
+        raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
+    built: Strategy = config.build(BY_NAME[name], options, where)
+    return built

@@ -1,0 +1,54 @@
+"""Where rows live: ``[store]`` of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from girih import config
+from girih.errors import ConfigError
+from girih.store import File, GroupSpec, Heap, Store
+from girih.tables import positive
+
+
+@config.section("store")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """Shards, and the memory that holds them.
+
+    Attributes:
+        shards: parts of every table, by key, one thread each; results do not depend on their number.
+        arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory.
+        directory: for arena "file": holds one file a group and shard, replaced at the start of a run.
+        reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
+    """
+
+    shards: int = 1
+    arena: Literal["heap", "file"] = "heap"
+    directory: str | None = None
+    reserve_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= 256:
+            raise ConfigError(f"store: shards = {self.shards!r}: expected an integer from 1 to 256")
+        positive("store", "reserve_rows", self.reserve_rows)
+        if self.arena not in ("heap", "file"):
+            raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap' or 'file'")
+        if (self.arena == "file") != (self.directory is not None):
+            raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
+
+    def open_store(self, spec: GroupSpec, shard: int) -> Store:
+        """One shard of a group.
+
+        Raises:
+            StorageFullError: no memory or disk to begin with.
+        """
+        return Store(spec, shard=shard, num_shards=self.shards, arena=self._arena(spec, shard))
+
+    def _arena(self, spec: GroupSpec, shard: int) -> Heap | File:
+        if self.directory is None:
+            return Heap(reserve_rows=self.reserve_rows)
+        directory = Path(self.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        return File(path=str(directory / f"{spec.name}-{shard:04d}.arena"), reserve_rows=self.reserve_rows)

@@ -1,0 +1,46 @@
+"""Where a run stands: everything that is neither a row nor a parameter. JSON goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class RunState:
+    """Counters of a run, as a checkpoint holds them.
+
+    Attributes:
+        step: batches seen, refused ones included.
+        examples: examples seen.
+        epoch: epochs done; the one under way has this number.
+        position: where the data goes on in the epoch under way; None at its start.
+        refused: steps refused for a NaN or an infinity.
+        best_step, best_value: the best evaluation so far, under early stopping.
+        bad_evaluations: evaluations since then that were no better.
+        stopped_early: early stopping ended the run.
+        train_s: seconds spent on training steps.
+    """
+
+    step: int = 0
+    examples: int = 0
+    epoch: int = 0
+    position: dict[str, Any] | None = None
+    refused: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    bad_evaluations: int = 0
+    stopped_early: bool = False
+    train_s: float = 0.0
+    staleness_max: int = 0
+    staleness_sum: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> RunState:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**mapping)

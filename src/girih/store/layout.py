@@ -1,0 +1,232 @@
+"""From a :class:`GroupSpec` to numbers: where columns lie, and the rules of each table, as arrays.
+
+Shapes: T tables, S segments, W columns of a row that training sees, V float32 words of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih import config
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout as columns
+from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
+from girih.kernels.cpu.layout import Layout
+from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
+from girih.store.spec import GroupSpec
+from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
+
+DTYPES = {"float32": columns.FLOAT32, "bfloat16": columns.BFLOAT16, "float16": columns.FLOAT16}
+FORMAT_VERSION = 1
+_RESERVED_NAMES = ("ids", "tables", "last_used", "counts", "versions", "bloom")
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumns:
+    """One array of an optimizer's state, as words of a row: ``embedding.sum``, say."""
+
+    segment: str
+    name: str
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How the rows of a group lie.
+
+    Attributes:
+        num_columns: W.
+        num_words: V.
+        state: the arrays of optimizer state, in order.
+        kernel: the same and the tables' rules, for kernels.
+        num_cells: bytes of all Bloom filters of this shard.
+    """
+
+    num_columns: int
+    num_words: int
+    state: tuple[StateColumns, ...]
+    kernel: Layout
+    num_cells: int
+
+
+def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
+    """Lays out the rows of one shard of a group.
+
+    Raises:
+        ConfigError: a group without tables or segments, or names and options that cannot be used.
+    """
+    check_spec(spec, shard, num_shards)
+    weight_words = spec.dim if spec.dtype == "float32" else (spec.dim + 1) // 2
+    segments = np.zeros((len(spec.segments), columns.SEGMENT_COLUMNS), np.int64)
+    state = []
+    first, start = 0, weight_words
+    for number, segment in enumerate(spec.segments):
+        arrays = state_columns(segment.optimizer, segment.dim)
+        width = sum(n for _, n in arrays)
+        segments[number] = first, segment.dim, start, width, number_of(segment.optimizer)
+        first += segment.dim
+        for name, n in arrays:
+            state.append(StateColumns(segment.name, name, start, n))
+            start += n
+    bloom, num_cells = _bloom(spec, shard, num_shards)
+    kernel = Layout(
+        dtype=DTYPES[spec.dtype],
+        segments=segments,
+        rules=_rules(spec, num_shards),
+        chance=np.array(
+            [t.admission.p if isinstance(t.admission, Probability) else 1.0 for t in spec.tables]
+        ),
+        bloom=bloom,
+        table_seeds=np.array([spec.table_seed(t) for t in range(len(spec.tables))], np.uint64),
+        seeds=_seeds(spec),
+        initializers=np.array([[_initializer(i)[0] for i in t.initializers] for t in spec.tables], np.int64),
+        initializer_options=np.array(
+            [[_initializer(i)[1] for i in t.initializers] for t in spec.tables], np.float64
+        ),
+    )
+    return RowLayout(spec.dim, start, tuple(state), kernel, num_cells)
+
+
+def check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
+    """Refuses what no store can hold."""
+    where = f"group {spec.name!r}"
+    if not spec.tables or not spec.segments:
+        raise ConfigError(f"{where}: expected at least one table and one segment")
+    if spec.dtype not in DTYPES:
+        raise ConfigError(f"{where}: dtype = {spec.dtype!r}: expected one of {', '.join(DTYPES)}")
+    if num_shards < 1 or not 0 <= shard < num_shards:
+        raise ConfigError(f"{where}: shard = {shard} of {num_shards}: expected 0 ≤ shard < num_shards")
+    for kind, names in (
+        ("table", [t.name for t in spec.tables]),
+        ("segment", [s.name for s in spec.segments]),
+    ):
+        if len(set(names)) != len(names):
+            raise ConfigError(f"{where}: {kind} names {names} must differ")
+    for segment in spec.segments:
+        if segment.name in _RESERVED_NAMES or "." in segment.name or segment.dim < 1:
+            raise ConfigError(
+                f"{where}: segment {segment.name!r} of dim {segment.dim}: expected dim ≥ 1 and a name without dots"
+                f" that is not one of {', '.join(_RESERVED_NAMES)}"
+            )
+    for table in spec.tables:
+        if len(table.initializers) != len(spec.segments):
+            raise ConfigError(
+                f"{where}, table {table.name!r}: {len(table.initializers)} initializers;"
+                f" expected one a segment, {len(spec.segments)}"
+            )
+
+
+def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
+    """The optimizers' numbers for one step, float64[S, 8]."""
+    return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
+
+
+def describe(spec: GroupSpec, layout: RowLayout, shard: int, num_shards: int) -> dict[str, Any]:
+    """What an arena or a snapshot must agree with, as plain values for JSON."""
+    return {
+        "version": FORMAT_VERSION,
+        "group": spec.name,
+        "dtype": spec.dtype,
+        "dim": spec.dim,
+        "segments": [
+            {
+                "name": segment.name,
+                "dim": segment.dim,
+                "optimizer": config.plain(segment.optimizer),
+                "state": [[s.name, s.width] for s in layout.state if s.segment == segment.name],
+            }
+            for segment in spec.segments
+        ],
+        "tables": [
+            {"name": t.name, "admission": config.plain(t.admission), "eviction": config.plain(t.eviction)}
+            for t in spec.tables
+        ],
+        "seed": spec.seed,
+        "shard": shard,
+        "num_shards": num_shards,
+    }
+
+
+def bare(description: dict[str, Any]) -> dict[str, Any]:
+    """What memory is bound to: the description without the numbers of optimizers, which may change."""
+    segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
+    return {**description, "segments": segments}
+
+
+def fingerprint(description: dict[str, Any]) -> int:
+    """63 bits of a description."""
+    text = json.dumps(description, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, int]:
+    """The first Bloom block that keys of a shard fall into, and the number of such blocks."""
+    first_hash = -(-(shard << 32) // num_shards)
+    last_hash = -(-((shard + 1) << 32) // num_shards) - 1
+    first, last = (first_hash * total_blocks) >> 32, (last_hash * total_blocks) >> 32
+    return first, last - first + 1
+
+
+def _rules(spec: GroupSpec, num_shards: int) -> NDArray[np.int64]:
+    rules = np.zeros((len(spec.tables), columns.RULE_COLUMNS), np.int64)
+    for number, table in enumerate(spec.tables):
+        rule = rules[number]
+        rule[columns.MAX_ROWS] = columns.UNLIMITED
+        match table.admission:
+            case MinCount(count=count):
+                rule[columns.ADMISSION], rule[columns.MIN_COUNT] = columns.ADMIT_MIN_COUNT, count
+            case Probability():
+                rule[columns.ADMISSION] = columns.ADMIT_PROBABILITY
+        match table.eviction:
+            case LRU():
+                rule[columns.EVICTION] = columns.EVICT_LRU
+            case LFU():
+                rule[columns.EVICTION] = columns.EVICT_LFU
+            case TTL(steps=steps, seconds=seconds):
+                rule[columns.EVICTION] = columns.EVICT_TTL
+                rule[columns.TTL] = steps if steps is not None else seconds
+                rule[columns.IN_SECONDS] = seconds is not None
+        if isinstance(table.eviction, LRU | LFU | TTL | Fixed) and table.eviction.max_rows is not None:
+            rule[columns.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
+    return rules
+
+
+def _bloom(spec: GroupSpec, shard: int, num_shards: int) -> tuple[NDArray[np.int64], int]:
+    bloom = np.zeros((len(spec.tables), columns.BLOOM_COLUMNS), np.int64)
+    start = 0
+    for number, table in enumerate(spec.tables):
+        if isinstance(table.admission, MinCount):
+            total = -(-table.admission.cells // MAX_BLOCK_CELLS)
+            block_cells = -(-table.admission.cells // total)
+            first, blocks = block_range(total, shard, num_shards)
+            bloom[number] = start, first, blocks, total, block_cells
+            start += blocks * block_cells
+    return bloom, start
+
+
+def _seeds(spec: GroupSpec) -> NDArray[np.uint64]:
+    seeds = np.zeros((len(spec.tables), len(spec.segments)), np.uint64)
+    for table in range(len(spec.tables)):
+        for number, segment in enumerate(spec.segments):
+            text = f"{spec.table_seed(table)}/{segment.name}".encode()
+            seeds[table, number] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return seeds
+
+
+def _initializer(initializer: Initializer) -> tuple[int, tuple[float, float]]:
+    match initializer:
+        case Normal(mean=mean, std=std):
+            return columns.INIT_NORMAL, (mean, std)
+        case Uniform(low=low, high=high):
+            return columns.INIT_UNIFORM, (low, high)
+        case Constant(value=value):
+            return columns.INIT_CONSTANT, (value, 0.0)
+        case _:
+            return columns.INIT_ZEROS, (0.0, 0.0)

@@ -1,0 +1,213 @@
+"""From snapshots, of any number of shards, back into one store.
+
+Shapes: n rows of a source, K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError, nearest
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import recency, transfer, update
+from girih.store.layout import block_range
+from girih.store.route import shard_of
+from girih.store.snapshot import Chunk, Snapshot, SnapshotFile
+
+if TYPE_CHECKING:
+    from girih.store.store import Store
+
+Source = Snapshot | SnapshotFile
+Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
+
+
+def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimizer_state: bool) -> None:
+    """What :meth:`Store.restore` does.
+
+    The list of a table comes out as it was if there is one source, else ordered by last use, then by source.
+    Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's size
+    changed: then they begin anew. Counters are carried over by shard 0 if the number of shards changed.
+    """
+    for source in sources:
+        check_source(store, source, optimizer_state)
+    check_tables(store, sources)
+    for source in sources:
+        source.verify()
+    store.space.clear()
+    for source in sources:
+        numbers = _table_numbers(store, source)
+        for chunk in source.chunks():
+            _load_chunk(store, chunk, numbers, keep or _routed_to(store), optimizer_state)
+    for source in _latest(sources).values():
+        _add_bloom(store, source)
+    if len(sources) > 1:
+        _order_lists(store)
+    _carry_counters(store, sources)
+    _shrink_to_bounds(store)
+
+
+def check_source(store: Store, source: Source, optimizer_state: bool) -> None:
+    """Refuses a source whose rows do not fit, naming its tables.
+
+    Raises:
+        CheckpointError: another dtype, dim, segment or optimizer, or a table that the store does not have.
+    """
+    theirs, ours = source.description, store.description
+    names = [table["name"] for table in theirs["tables"]]
+    where = f"{source.where}: tables {', '.join(map(repr, names))}"
+    for name in names:
+        known = [table["name"] for table in ours["tables"]]
+        if name not in known:
+            raise CheckpointError(
+                f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
+            )
+    if theirs["dtype"] != ours["dtype"]:
+        raise CheckpointError(
+            f"{where}: dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
+        )
+    for what in ("name", "dim"):
+        found, expected = ([s[what] for s in d["segments"]] for d in (theirs, ours))
+        if found != expected:
+            raise CheckpointError(
+                f"{where}: {what} of segments is {found}, expected {expected}; rows cannot be used"
+            )
+    if optimizer_state:
+        found, expected = (
+            [(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours)
+        )
+        if found != expected:
+            raise CheckpointError(
+                f"{where}: optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
+                " restore with optimizer_state=False to begin its state anew"
+            )
+
+
+def check_tables(store: Store, sources: Sequence[Source]) -> None:
+    """Refuses sources that do not cover all tables of the store.
+
+    Raises:
+        CheckpointError: names the table that is missing.
+    """
+    found = {table["name"] for source in sources for table in source.description["tables"]}
+    for table in store.spec.tables:
+        if table.name not in found:
+            wheres = ", ".join(source.where for source in sources) or "no snapshot"
+            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+
+
+def _routed_to(store: Store) -> Keep:
+    return lambda ids, tables: shard_of(ids, tables, store.num_shards) == store.shard
+
+
+def _optimizers(description: dict[str, Any]) -> str:
+    return ", ".join(
+        s["optimizer"]["name"] + (f" with {', '.join(name for name, _ in s['state'])}" if s["state"] else "")
+        for s in description["segments"]
+    )
+
+
+def _table_numbers(store: Store, source: Source) -> NDArray[np.int32]:
+    """This store's number of each of the source's tables."""
+    number = {table.name: position for position, table in enumerate(store.spec.tables)}
+    return np.array([number[table["name"]] for table in source.description["tables"]], np.int32)
+
+
+def _load_chunk(
+    store: Store, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
+) -> None:
+    if len(chunk["tables"]) and int(chunk["tables"].view(np.uint32).max()) >= len(numbers):
+        raise CheckpointError(
+            f"a row has table number {chunk['tables'].max()}, expected below {len(numbers)}"
+        )
+    all_tables = numbers[chunk["tables"]]
+    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables))
+    if not len(kept):
+        return
+    ids, tables = chunk["ids"][kept], all_tables[kept]
+    rows = np.empty(len(kept), np.int32)
+    store.space.grow_rows(len(kept))
+    store.space.grow_index(len(kept))
+    arrays, layout = store.space.arrays, store.layout
+    meta = [np.ascontiguousarray(chunk[name][kept]) for name in ("last_used", "counts", "versions")]
+    transfer.load_keys(arrays, layout.kernel, ids, tables, *meta, rows)
+    weights = arrays.values if store.spec.dtype == "float32" else arrays.halves
+    for number, segment in enumerate(store.spec.segments):
+        first = int(layout.kernel.segments[number, at.FIRST_COLUMN])
+        weights[rows, first : first + segment.dim] = chunk[segment.name][kept]
+    if optimizer_state:
+        for state in layout.state:
+            arrays.values[rows, state.start : state.start + state.width] = chunk[
+                f"{state.segment}.{state.name}"
+            ][kept]
+    else:
+        update.begin_states(arrays, layout.kernel, rows, store.first_hyper)
+
+
+def _add_bloom(store: Store, source: Source) -> None:
+    bloom = store.layout.kernel.bloom
+    description = source.description
+    for theirs, ours in enumerate(_table_numbers(store, source)):
+        cells = source.bloom(description["tables"][theirs]["name"])
+        total, block_cells, first, blocks, start = (
+            int(bloom[ours, column])
+            for column in (at.TOTAL_BLOCKS, at.BLOCK_CELLS, at.FIRST_BLOCK, at.NUM_BLOCKS, at.CELLS_START)
+        )
+        if cells is None or theirs != ours or not total:
+            continue
+        their_first, their_blocks = block_range(total, description["shard"], description["num_shards"])
+        if len(cells) != their_blocks * block_cells:
+            continue
+        low, high = max(first, their_first), min(first + blocks, their_first + their_blocks)
+        if low < high:
+            mine = store.space.arrays.cells[
+                start + (low - first) * block_cells : start + (high - first) * block_cells
+            ]
+            transfer.add_cells(
+                mine, cells[(low - their_first) * block_cells : (high - their_first) * block_cells]
+            )
+
+
+def _order_lists(store: Store) -> None:
+    arrays, rules = store.space.arrays, store.layout.kernel.rules
+    for table in np.flatnonzero(rules[:, at.EVICTION] != at.EVICT_NONE):
+        rows = np.empty(store.num_rows_of(int(table)), np.int32)
+        recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)
+        order = np.argsort(arrays.meta[rows, at.LAST_USED], kind="stable")
+        transfer.relink(arrays, int(table), rows[order])
+
+
+def _carry_counters(store: Store, sources: Sequence[Source]) -> None:
+    arrays = store.space.arrays
+    arrays.state[at.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
+    latest = _latest(sources)
+    own = latest.get((store.num_shards, store.shard))
+    if own is None and store.shard:
+        return
+    for source in latest.values() if own is None else [own]:
+        for ours, counters in zip(_table_numbers(store, source), source.description["counters"], strict=True):
+            for name, column in at.COUNTERS.items():
+                arrays.tables[ours, column] += counters[name]
+
+
+def _latest(sources: Sequence[Source]) -> dict[tuple[int, int], Source]:
+    """The last source of each shard: what a delta says of a shard as a whole replaces what its base says."""
+    return {(s.description["num_shards"], s.description["shard"]): s for s in sources}
+
+
+def _shrink_to_bounds(store: Store) -> None:
+    """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than where rows come from."""
+    arrays, rules = store.space.arrays, store.layout.kernel.rules
+    for table in np.flatnonzero(rules[:, at.EVICTION] != at.EVICT_NONE):
+        surplus = store.num_rows_of(int(table)) - int(rules[table, at.MAX_ROWS])
+        if surplus <= 0:
+            continue
+        if rules[table, at.EVICTION] == at.EVICT_LFU:
+            store.evict_least_used(int(table), 1 << 31, surplus)
+        else:
+            rows = np.empty(store.num_rows_of(int(table)), np.int32)
+            recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)
+            update.drop_rows(arrays, store.layout.kernel, rows[:surplus])

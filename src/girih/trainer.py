@@ -1,0 +1,326 @@
+"""The public trainer: a model, its tables and a strategy, ready to fit, evaluate and predict."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from girih import checkpoint, inference
+from girih.callbacks import Callback, TensorBoard
+from girih.checkpoint import CheckpointOptions
+from girih.data import Dataset, Moments
+from girih.dense.options import OptimizerFactory, optimizer_factory
+from girih.errors import ConfigError
+from girih.learning_rate import LearningRate
+from girih.loop import Loop
+from girih.metrics import Metrics
+from girih.models import needs_of
+from girih.optim import Adagrad, SparseOptimizer
+from girih.options import TrainOptions
+from girih.runlog import RunLog, rewind
+from girih.schema import Schema
+from girih.sparse.options import StoreOptions
+from girih.spans import Spans
+from girih.state import RunState
+from girih.strategies import Local, Strategy
+
+WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense")
+
+
+class Trainer:
+    """Trains a model whose embeddings live in growing tables.
+
+    Args:
+        model: any module of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
+        sparse_optimizer: of the tables that have none of their own; Adagrad(lr=0.01) where None.
+        dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
+        first_order_optimizer: of first-order weights; the sparse optimizer where None.
+        strategy: how training is interlaced.
+        schema: taken from the model, where it has one.
+        options: epochs, seed, precision and the like.
+        store: where rows live. checkpoints: how often to save, when a ``run`` is given.
+        run: a directory for metrics, checkpoints and the timeline; None writes nothing.
+        callbacks: hear every record.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        sparse_optimizer: SparseOptimizer | None = None,
+        dense_optimizer: OptimizerFactory | None = None,
+        first_order_optimizer: SparseOptimizer | None = None,
+        strategy: Strategy | None = None,
+        schema: Schema | None = None,
+        options: TrainOptions | None = None,
+        store: StoreOptions | None = None,
+        checkpoints: CheckpointOptions | None = None,
+        run: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model = {model!r}: expected a torch.nn.Module, as girih.models.DeepFM(schema)")
+        self.model = model
+        self.schema = _schema_of(model, schema)
+        self.options = options or TrainOptions()
+        self.strategy = strategy or Local()
+        self.checkpoints = checkpoints or CheckpointOptions()
+        if not isinstance(sparse_optimizer, SparseOptimizer | None):
+            raise ConfigError(f"sparse_optimizer = {sparse_optimizer!r}: expected one of girih.optim")
+        if self.options.gauc_by is not None:
+            inference.feature_index(self.schema, self.options.gauc_by)
+        self.sparse = self.strategy.sparse(
+            self.schema,
+            needs_of(model, self.schema),
+            optimizer=sparse_optimizer or Adagrad(),
+            first_order_optimizer=first_order_optimizer,
+            options=store,
+            seed=self.options.seed,
+        )
+        self.dense = self.strategy.dense(
+            model,
+            dense_optimizer or optimizer_factory({"name": "adam"}),
+            precision=self.options.precision,
+            device=_device(self.options.device),
+            clip_norm=self.options.clip_norm,
+        )
+        self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
+        self.state = RunState()
+        self.moments: Moments | None = None
+        self.spans = Spans()
+        self._run = None if run is None else Path(run)
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._stop = threading.Event()
+        self._callbacks = list(callbacks)
+        if self.options.tensorboard:
+            if self._run is None:
+                raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
+            self._callbacks.append(TensorBoard(self._run / "tensorboard"))
+        self._log: RunLog | None = None
+
+    def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
+        """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
+
+        Under early stopping the best weights are put back at the end.
+
+        Raises:
+            NonFiniteError: a loss or gradient is NaN or infinite; names the step.
+        """
+        epochs = self.options.epochs if epochs is None else epochs
+        if self.options.early_stopping is not None and valid is None:
+            raise ConfigError("early_stopping needs validation data; give fit(train, valid) or data.valid")
+        if self.learning_rate.metric is not None and valid is None:
+            raise ConfigError("ReduceLROnPlateau needs validation data; give fit(train, valid) or data.valid")
+        if self.moments is None:
+            self.moments = Moments.of(train)
+        self.spans = Spans()
+        loop = Loop(
+            sparse=self.sparse,
+            dense=self.dense,
+            schedule=self.strategy.schedule,
+            learning_rate=self.learning_rate,
+            options=self.options,
+            state=self.state,
+            moments=self.moments,
+            log=self._open_log(),
+            save=self._save_into_run,
+            evaluate=None if valid is None else lambda: self._metrics(valid),
+            save_every_steps=None if self._run is None else self.checkpoints.every_steps,
+            stop_requested=self._stop.is_set,
+            spans=self.spans,
+        )
+        try:
+            loop.run(train, self.state.epoch + epochs)
+        finally:
+            loop.log.flush(self.state, self.learning_rate.scale(), self.sparse.counters)
+            if self._run is not None:
+                self.spans.write(self._run / "timeline.json")
+        if self._run is not None:
+            self._save_into_run()
+        if self.state.best_step is not None and not self._stop.is_set():
+            best = checkpoint.find(self._checkpoint_root(), step=self.state.best_step)
+            self._restore(best)
+        return self.state
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        """Exact metrics of every label."""
+        return self._metrics(data)
+
+    def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
+        """Each batch in order, with its probabilities float32[B, T]."""
+        for batch, logits in inference.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
+            yield batch, torch.sigmoid(logits.double()).float().numpy()
+
+    def predict(self, data: Dataset) -> NDArray[np.float32]:
+        """Probabilities of all examples in order, float32[examples, T]."""
+        parts = [probabilities for _, probabilities in self.predictions(data)]
+        return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
+        return checkpoint.save(
+            Path(directory),
+            step=self.state.step,
+            schema=self.schema,
+            state={
+                "run": self.state.to_dict(),
+                "learning_rate": self.learning_rate.state(),
+                "moments": None if self.moments is None else self.moments.to_dict(),
+                "random": torch.get_rng_state(),
+                "sparse_step": self.sparse.step,
+                "strategy": self.strategy.name,
+            },
+            sparse=self.sparse,
+            dense=self.dense,
+        )
+
+    def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
+        """Takes rows and parameters from a checkpoint (or the latest of a run).
+
+        Args:
+            resume: go on from its step, position and random state too; else only evaluate and predict from it.
+        """
+        path = checkpoint.find(Path(directory))
+        state = self._restore(path)
+        if not resume:
+            return
+        self.state = RunState.from_dict(state["run"])
+        self.learning_rate.restore(state["learning_rate"])
+        torch.set_rng_state(state["random"])
+        if self._run is not None:
+            rewind(self._run / "metrics.jsonl", self.state.step)
+
+    def request_stop(self) -> None:
+        """Has ``fit`` return after the step under way, a checkpoint written; callable from a signal handler."""
+        self._stop.set()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether :meth:`request_stop` was called."""
+        return self._stop.is_set()
+
+    def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
+        """What ``summary.json`` holds; ``metrics`` are those of the final weights."""
+        state = self.state
+        counters = self.sparse.counters()
+        return {
+            "auc": None if metrics is None else metrics.auc,
+            "logloss": None if metrics is None else metrics.logloss,
+            "samples_per_s": state.examples / state.train_s if state.train_s else None,
+            "num_examples": state.examples,
+            "num_rows": sum(self.sparse.rows().values()),
+            "staleness_max": state.staleness_max,
+            "staleness_mean": state.staleness_sum / state.step if state.step else 0.0,
+            "lost_updates": 0,
+            "wire_bytes": dict.fromkeys(WIRE_KINDS, 0),
+            "strategy": self.strategy.name,
+            "precision": self.options.precision,
+            "seed": self.options.seed,
+            "model": type(self.model).__name__,
+            "steps": state.step,
+            "epochs": state.epoch,
+            "stopped_early": state.stopped_early,
+            "checkpoint_step": state.step if state.best_step is None else state.best_step,
+            "refused_steps": state.refused,
+            "duration_s": duration_s,
+            "dense_parameters": sum(p.numel() for p in self.model.parameters()),
+            "store": dict(counters),
+            "phases_s": {name: round(seconds, 3) for name, seconds in self.spans.totals_s.items()},
+            "by_label": {} if metrics is None else metrics.as_dict(),
+        }
+
+    def end(self, summary: dict[str, Any] | None) -> None:
+        """Tells callbacks that the run is over."""
+        self._open_log().end(summary)
+
+    def close(self) -> None:
+        """Gives the tables' memory back."""
+        self.sparse.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _metrics(self, data: Dataset) -> Metrics:
+        return inference.evaluate(
+            data,
+            self.sparse,
+            self.dense,
+            self._moments(),
+            schema=self.schema,
+            gauc_by=self.options.gauc_by,
+            stop_requested=self._stop.is_set,
+        )
+
+    def _restore(self, path: Path) -> dict[str, Any]:
+        state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
+        self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
+        self.sparse.step = state["sparse_step"]
+        return state
+
+    def _moments(self) -> Moments:
+        if self.moments is not None:
+            return self.moments
+        empty = Moments.empty(self.schema)
+        if empty.features:
+            raise ConfigError(f"feature {empty.features[0]!r} is standardized by the training data: fit or load first")
+        return empty
+
+    def _open_log(self) -> RunLog:
+        if self._log is None:
+            path = None if self._run is None else self._run / "metrics.jsonl"
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._log = RunLog(path, self._callbacks, self.options.log_every_steps)
+        return self._log
+
+    def _checkpoint_root(self) -> Path:
+        if self._run is not None:
+            return self._run / "checkpoints"
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="girih-best-")
+        return Path(self._scratch.name)
+
+    def _save_into_run(self) -> None:
+        with self.spans("checkpoint"):
+            root = self._checkpoint_root()
+            self.save(root)
+            checkpoint.rotate(root, self.checkpoints.keep, self.state.best_step)
+
+
+def _schema_of(model: nn.Module, schema: Schema | None) -> Schema:
+    schema = schema or getattr(model, "schema", None)
+    if not isinstance(schema, Schema):
+        raise ConfigError(f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)")
+    return schema
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {name!r}: torch finds no CUDA device here; use 'cpu' or 'auto'")
+    return device

@@ -1,0 +1,79 @@
+"""Small generated data that many tests share."""
+
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from girih.data.synthetic import click_log
+
+CONFIG = """
+[data]
+train = "train.parquet"
+valid = "valid.parquet"
+test = "test.parquet"
+batch_size = 128
+shuffle_rows = 1000
+
+[[features]]
+name = "user"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "item"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "tags"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "x0"
+kind = "numeric"
+transform = ["log1p", "standardize"]
+
+[labels]
+names = ["click"]
+
+[model]
+name = "deepfm"
+hidden = [16, 8]
+dropout = 0.1
+
+[sparse_optimizer]
+name = "adam"
+lr = 0.01
+
+[first_order_optimizer]
+name = "ftrl"
+
+[dense_optimizer]
+name = "adam"
+lr = 0.003
+
+[train]
+seed = 3
+log_every_steps = 5
+"""
+
+
+@pytest.fixture
+def log_directory(tmp_path):
+    """A directory with train (3,000 rows), valid and test (1,000 each) as Parquet, and config.toml."""
+    start = 0
+    for name, rows in (("train", 3000), ("valid", 1000), ("test", 1000)):
+        table, _ = click_log(rows, start=start, cardinality=500)
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=700)
+        start += rows
+    (tmp_path / "config.toml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def public_data():
+    """The directory of public data sets; the test is skipped where it is missing."""
+    path = Path(os.environ.get("GIRIH_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no public data at {path}; set GIRIH_DATA")
+    return path

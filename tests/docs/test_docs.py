@@ -1,0 +1,152 @@
+"""Every code block of the README and the docs runs: Python, TOML, and the ``girih`` lines of consoles."""
+
+import contextlib
+import glob
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from girih import cli
+from girih.runconfig import SECTIONS, RunConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONFIG = """
+[data]
+train = "train/*.parquet"
+valid = "valid.parquet"
+test = "test.parquet"
+batch_size = 256
+[[features]]
+name = "user"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "item"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "price"
+kind = "numeric"
+transform = ["log1p", "standardize"]
+[labels]
+names = ["click"]
+[model]
+name = "deepfm"
+hidden = [8]
+"""
+
+
+def click_log(rows, seed):
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(0, 50, rows), rng.integers(0, 80, rows)
+    columns = {
+        "user": user,
+        "item": item,
+        "price": rng.exponential(9.0, rows),
+        "history": [rng.integers(0, 50, n).tolist() for n in rng.integers(0, 4, rows)],
+        "rating": rng.integers(1, 6, rows),
+        "click": (rng.random(rows) < 0.2 + 0.6 * ((user + item) % 3 == 0)).astype(np.int64),
+    }
+    return pa.table(columns)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A directory with the files that the pages speak of."""
+    for name in ("train", "new"):
+        (tmp_path / name).mkdir()
+        for part in range(2):
+            pq.write_table(click_log(600, part), tmp_path / name / f"{part}.parquet")
+    for name in ("valid", "test"):
+        pq.write_table(click_log(300, 7), tmp_path / f"{name}.parquet")
+    (tmp_path / "config.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def blocks(page, language):
+    return [code for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_have_a_language_that_is_tested(page):
+    kinds = {kind for kind, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
+    assert kinds <= {"python", "toml", "console", "text", "json"}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
+def test_python_runs(page, workplace):
+    namespace = {"__name__": "__main__"}
+    for number, code in enumerate(blocks(page, "python")):
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, f"{page.name}, python block {number + 1}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=lambda page: page.name)
+def test_toml_is_a_valid_config_or_a_part_of_one(page, workplace):
+    for code in blocks(page, "toml"):
+        parsed = tomllib.loads(code)
+        assert set(parsed) <= set(SECTIONS)
+        whole = tomllib.loads(CONFIG) | parsed
+        if "features" in parsed and "labels" not in parsed:
+            whole["labels"] = {"names": ["click"]}
+        if "model" not in parsed:
+            whole["model"] = {"name": "dnn"}
+        from girih.config import write_toml
+
+        write_toml(workplace / "page.toml", whole)
+        settings = RunConfig.load(workplace / "page.toml")
+        if ".py:" not in settings.mapping["model"]["name"]:
+            settings.model()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=lambda page: page.name)
+def test_console_lines_run(page, workplace, capsys):
+    for code in blocks(page, "console"):
+        lines = code.splitlines()
+        for line, following in zip(lines, [*lines[1:], ""], strict=True):
+            if not line.startswith("$ girih "):
+                continue
+            words = [w for word in shlex.split(line[2:], comments=True) for w in (sorted(glob.glob(word)) or [word])]
+            status = cli.run(_repeat_data(words[1:]))
+            if following.startswith("girih: "):
+                assert status == 2
+                assert capsys.readouterr().err.strip() == following
+            else:
+                assert status == 0, capsys.readouterr().err
+            capsys.readouterr()
+
+
+def _repeat_data(words):
+    """``--data a b`` as a shell would expand ``--data *``: the option takes one path, so that is no valid line."""
+    for index, word in enumerate(words[:-2]):
+        if word == "--data" and not words[index + 2].startswith("-"):
+            pytest.fail(f"the page lets the shell expand a glob after --data: {words}; quote it")
+    return words
+
+
+def test_relative_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readme_starts_with_commands_that_exist():
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("make is not installed")
+    for target in ("demo", "test", "lint", "bench", "docs"):
+        assert subprocess.run([make, "-n", target], cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-m", "girih", "--version"], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,83 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from girih.kernels.cpu import jagged, libsvm
+
+BAGS = st.lists(st.lists(st.integers(-5, 5), max_size=5), min_size=1, max_size=8)
+
+
+def flatten(bags: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.cumsum([0, *map(len, bags)], dtype=np.int64)
+    return np.array([i for bag in bags for i in bag], dtype=np.int64), offsets
+
+
+@settings(max_examples=60, deadline=None)
+@given(BAGS, st.data())
+def test_bags_are_gathered_whole(bags: list[list[int]], data: st.DataObject) -> None:
+    index = np.array(data.draw(st.lists(st.integers(0, len(bags) - 1), max_size=10)), dtype=np.int64)
+    values, offsets = flatten(bags)
+    want = [bags[row] for row in index]
+    assert jagged.count_bags(offsets, index) == sum(map(len, want))
+    ends = np.zeros(len(index), dtype=np.int32)
+    jagged.bag_ends(offsets, index, 7, ends)
+    assert ends.tolist() == [7 + sum(map(len, want[: b + 1])) for b in range(len(want))]
+    out = np.zeros(sum(map(len, want)), dtype=np.int64)
+    jagged.gather_bags(values, offsets, index, out)
+    assert out.tolist() == [i for bag in want for i in bag]
+
+
+def test_single_values_are_gathered() -> None:
+    out = np.zeros(3, dtype=np.float32)
+    jagged.gather(np.array([1.5, 2.5], dtype=np.float32), np.array([1, 0, 1]), out)
+    assert out.tolist() == [2.5, 1.5, 2.5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(BAGS, st.integers(1, 6))
+def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:
+    values, offsets = flatten(bags)
+    want, short = flatten([bag[-length:] for bag in bags])
+    out = np.zeros(len(want), dtype=np.int64)
+    jagged.copy_tails(values, offsets, short, out)
+    assert out.tolist() == want.tolist()
+
+
+def split(text: bytes, pairs: int) -> dict[str, np.ndarray]:
+    data = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(data == 10)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    found = {
+        "labels": np.zeros((len(ends), 2), dtype=np.int64),
+        "indices": np.zeros((pairs, len(ends)), dtype=np.int64),
+        "value_starts": np.zeros((pairs, len(ends)), dtype=np.int64),
+        "value_ends": np.zeros((pairs, len(ends)), dtype=np.int64),
+        "counts": np.zeros(len(ends), dtype=np.int64),
+        "status": np.zeros(len(ends), dtype=np.uint8),
+    }
+    libsvm.split_pairs(data, starts, ends, *found.values())
+    return found
+
+
+def test_pairs_are_split_at_spaces_and_colons() -> None:
+    text = b"1 12:1 -3:0.5 # note 9:9\r\n  0\t7:2  8:x:y\n5:1 6:1\n"
+    found = split(text, 2)
+    assert found["status"].tolist() == [libsvm.OK] * 3
+    assert found["indices"].tolist() == [[12, 7, 5], [-3, 8, 6]]
+    words = [
+        [text[s:e] for s, e in zip(*line, strict=True)]
+        for line in zip(found["value_starts"], found["value_ends"], strict=True)
+    ]
+    assert words == [[b"1", b"2", b"1"], [b"0.5", b"x:y", b"1"]]
+    assert [text[s:e] for s, e in found["labels"]] == [b"1", b"0", b""]
+
+
+def test_lines_that_are_not_pairs_are_told_apart() -> None:
+    found = split(
+        b"1 1:1\n1 1:1 2:1 3:1\n1 1:1 x\n1 a:1 2:1\n1 1234567890123456789:1 2:1\n\n# only\n1 1:1 2:1\n", 2
+    )
+    assert found["status"].tolist() == [
+        libsvm.PAIR_COUNT, libsvm.PAIR_COUNT, libsvm.NO_COLON, libsvm.BAD_INDEX, libsvm.BAD_INDEX,
+        libsvm.BLANK, libsvm.BLANK, libsvm.OK,
+    ]  # fmt: skip
+    assert found["counts"].tolist()[:2] == [1, 3]

@@ -1,0 +1,212 @@
+"""The models once more, straight from their papers: loops over examples, in numpy and float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.schema import Schema
+
+
+@dataclass
+class Example:
+    """One example as the papers see it: vectors and weights by feature name."""
+
+    numeric: np.ndarray
+    vectors: dict[str, np.ndarray]
+    weights: dict[str, float]
+    histories: dict[str, list[np.ndarray]]
+
+
+@dataclass
+class Inputs:
+    """A random batch, as the model gets it and as the naive twin does."""
+
+    numeric: torch.Tensor
+    embeddings: Embeddings
+    examples: list[Example]
+
+    @property
+    def leaves(self) -> dict[str, torch.Tensor]:
+        found = {"/".join(block.features): block.values for block in self.embeddings.blocks}
+        found |= {f"first order {b.features}": b.values for b in self.embeddings.first_order}
+        return found | {f"history {k}": v.values for k, v in self.embeddings.sequences.items()}
+
+
+def make_inputs(schema: Schema, needs, num_examples=5, packing="one", lengths=None, seed=0) -> Inputs:
+    """Random inputs; ``packing`` is "one" block a width, or "split" into several in another order."""
+    random = np.random.default_rng(seed)
+    numeric = random.normal(size=(num_examples, len(schema.numeric)))
+    dims = {f.name: schema.dim_of(f) for f in schema.sparse}
+    pooled = [name for name in dims if "embedding" in needs.get(name, ())]
+    vectors = {name: random.normal(size=(num_examples, dims[name])) for name in pooled}
+    first = [name for name in dims if "first_order" in needs.get(name, ())]
+    weights = {name: random.normal(size=num_examples) for name in first}
+    blocks = tuple(_block(names, [vectors[n] for n in names]) for names in _packed(pooled, dims, packing))
+    ones = dict.fromkeys(first, 1)
+    first_order = tuple(_block(p, [weights[n][:, None] for n in p]) for p in _packed(first, ones, packing))
+    sequences, histories = {}, {}
+    for name in [n for n in dims if "sequence" in needs.get(n, ())]:
+        sizes = random.integers(0, 4, size=num_examples) if lengths is None else np.array(lengths)
+        values = random.normal(size=(sizes.sum(), dims[name]))
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        sequences[name] = Jagged(torch.tensor(values, requires_grad=True), torch.tensor(bounds))
+        histories[name] = [list(values[a:b]) for a, b in pairwise(bounds)]
+    examples = [
+        Example(
+            numeric[b],
+            {name: vectors[name][b] for name in pooled},
+            {name: weights[name][b] for name in first},
+            {name: histories[name][b] for name in histories},
+        )
+        for b in range(num_examples)
+    ]
+    return Inputs(torch.tensor(numeric), Embeddings(blocks, sequences, first_order), examples)
+
+
+def _packed(names, dims, packing):
+    by_dim = {}
+    for name in names:
+        by_dim.setdefault(dims[name], []).append(name)
+    if packing == "one":
+        return list(by_dim.values())
+    return [part for group in by_dim.values() for part in (group[1::2], group[0::2]) if part]
+
+
+def _block(names, columns):
+    return Block(tuple(names), torch.tensor(np.stack(columns, axis=1), requires_grad=True))
+
+
+def run(naive, model, inputs: Inputs, **options) -> np.ndarray:
+    """Logits [B, T] of a naive twin with the model's own parameters."""
+    parameters = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
+    return np.array([np.atleast_1d(naive(parameters, example, **options)) for example in inputs.examples])
+
+
+def mlp(p, prefix, x, *, last_is_plain=True):
+    numbers = sorted(
+        int(key.removeprefix(f"{prefix}.").split(".")[0])
+        for key in p
+        if key.startswith(f"{prefix}.") and key.endswith(".weight")
+    )
+    for number in numbers:
+        weight, bias = p[f"{prefix}.{number}.weight"], p[f"{prefix}.{number}.bias"]
+        x = np.array([bias[o] + sum(weight[o, i] * x[i] for i in range(len(x))) for o in range(len(bias))])
+        if number != numbers[-1] or not last_is_plain:
+            x = np.maximum(x, 0)
+    return x
+
+
+def flat(e: Example, dims) -> np.ndarray:
+    return np.concatenate([*(e.vectors[name] for name in dims if name in e.vectors), e.numeric])
+
+
+def first_order(p, prefix, e):
+    total = sum(e.weights.values())
+    for x, value in enumerate(e.numeric):
+        total += p[f"{prefix}.weight"][x] * value
+    return total
+
+
+def fields(p, e, dims):
+    found = [e.vectors[name] for name in dims]
+    return found + [p["second_order.vectors"][x] * value for x, value in enumerate(e.numeric)]
+
+
+def second_order(p, e, dims):
+    v = fields(p, e, dims)
+    return sum(float(v[i] @ v[j]) for i in range(len(v)) for j in range(i + 1, len(v)))
+
+
+def lr(p, e, dims):
+    return p["first_order.bias"] + first_order(p, "first_order", e)
+
+
+def fm(p, e, dims):
+    return p["first_order.bias"] + first_order(p, "first_order", e) + second_order(p, e, dims)
+
+
+def dnn(p, e, dims):
+    return mlp(p, "deep", flat(e, dims))
+
+
+def wide_deep(p, e, dims):
+    return first_order(p, "wide", e) + mlp(p, "deep", flat(e, dims))
+
+
+def deepfm(p, e, dims):
+    return first_order(p, "first_order", e) + second_order(p, e, dims) + mlp(p, "deep", flat(e, dims))
+
+
+def dlrm(p, e, dims):
+    v = [e.vectors[name] for name in dims]
+    dense = [value for vector in v for value in vector]
+    if len(e.numeric):
+        dense = list(mlp(p, "bottom", e.numeric, last_is_plain=False))
+        v = [np.array(dense), *v]
+    dots = [float(v[i] @ v[j]) for i in range(len(v)) for j in range(i)]
+    return mlp(p, "top", np.array(dense + dots))
+
+
+def _linear(p, prefix, x):
+    return p[f"{prefix}.weight"] @ x + p[f"{prefix}.bias"]
+
+
+def dcn(p, e, dims):
+    x0 = x = flat(e, dims)
+    layer = 0
+    while f"cross.{layer}.weight" in p:
+        product = sum(x[i] * p[f"cross.{layer}.weight"][i] for i in range(len(x)))
+        x = x0 * product + p[f"cross.{layer}.bias"] + x
+        layer += 1
+    if "deep.0.weight" in p:
+        x = np.concatenate([x, mlp(p, "deep", x0, last_is_plain=False)])
+    return _linear(p, "final", x)
+
+
+def dcnv2(p, e, dims, structure="parallel"):
+    x0 = x = flat(e, dims)
+    layer = 0
+    while f"cross.{layer}.linear.weight" in p:
+        weight = p[f"cross.{layer}.linear.weight"]
+        if f"cross.{layer}.narrow.weight" in p:
+            weight = weight @ p[f"cross.{layer}.narrow.weight"]
+        x = x0 * (weight @ x + p[f"cross.{layer}.linear.bias"]) + x
+        layer += 1
+    if "deep.0.weight" not in p:
+        return _linear(p, "final", x)
+    if structure == "stacked":
+        return _linear(p, "final", mlp(p, "deep", x, last_is_plain=False))
+    return _linear(p, "final", np.concatenate([x, mlp(p, "deep", x0, last_is_plain=False)]))
+
+
+def din(p, e, dims, pairs, softmax=False):
+    interests = []
+    for number, (history, target) in enumerate(pairs):
+        t, total = e.vectors[target], np.zeros(dims[history])
+        scores = [
+            mlp(p, f"attention.{number}.unit", np.concatenate([t, v, t - v, t * v]))[0]
+            for v in e.histories[history]
+        ]
+        if softmax:
+            scores = [math.exp(s) / sum(math.exp(o) for o in scores) for s in scores]
+        for score, v in zip(scores, e.histories[history], strict=True):
+            total = total + score * v
+        interests.append(total)
+    return mlp(p, "deep", np.concatenate([flat(e, dims), *interests]))
+
+
+def mmoe(p, e, dims, num_experts, num_labels):
+    x = flat(e, dims)
+    experts = [mlp(p, f"experts.{i}", x, last_is_plain=False) for i in range(num_experts)]
+    logits = []
+    for label in range(num_labels):
+        gate = np.exp(p["gates.weight"][label * num_experts : (label + 1) * num_experts] @ x)
+        mixed = sum(g * expert for g, expert in zip(gate / gate.sum(), experts, strict=True))
+        logits.append(mlp(p, f"towers.{label}", mixed)[0])
+    return np.array(logits)

@@ -1,0 +1,65 @@
+"""The page of the models: its Python runs, its TOML builds, its tables tell the truth."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from girih.models import BY_NAME, create
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    names = {"__name__": "docs_models"}
+    for block in blocks("python"):
+        exec(compile(block, "docs/models.md", "exec"), names)
+    return names
+
+
+def test_python_blocks_run(namespace):
+    assert len(blocks("python")) >= 5
+    assert namespace["padded"].shape == (3, 3, 8)
+
+
+def test_toml_blocks_build(namespace, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = next(block for block in blocks("python") if "class TwoTower" in block)
+    (tmp_path / "two_tower.py").write_text(own)
+    built = []
+    for block in blocks("toml"):
+        options = tomllib.loads(block)["model"]
+        built.append(create(options.pop("name"), namespace["schema"], options, directory=tmp_path))
+    assert [type(model).__name__ for model in built] == ["DCNv2", "DIN", "TwoTower"]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_zoos_table_lists_every_option_and_its_default(name):
+    row = next(
+        line for line in PAGE.splitlines() if line.startswith(f"| `{name}` | `{BY_NAME[name].__name__}` |")
+    )
+    parameters = dict(inspect.signature(BY_NAME[name]).parameters)
+    del parameters["schema"]
+    assert ("none at all" in row) == (not parameters)
+    for option in parameters.keys() - {"hidden", "dropout", "batch_norm"}:
+        default = parameters[option].default
+        in_row = {"structure": "`structure = ", "attention": "`attention`", "rank": "`rank`"}
+        assert in_row.get(option, f"`{option} = {toml(default)}`") in row
+    for option in parameters.keys() & {"hidden", "dropout", "batch_norm"}:
+        assert f"| `{option}` | `{toml(parameters[option].default)}` |" in PAGE
+
+
+def toml(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)

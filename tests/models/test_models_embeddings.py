@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from girih.models import Block, Embeddings, Jagged
+
+
+def block(names, dim=2, start=0.0):
+    values = torch.arange(3.0 * len(names) * dim).view(3, len(names), dim) + start
+    return Block(tuple(names), values)
+
+
+def test_one_block_is_not_copied():
+    one = block("abc")
+    embeddings = Embeddings((one,))
+    assert embeddings.stacked().data_ptr() == one.values.data_ptr()
+    assert embeddings.stacked("abc").data_ptr() == one.values.data_ptr()
+    assert embeddings.concatenated(["a", "b", "c"]).data_ptr() == one.values.data_ptr()
+    assert embeddings["b"].equal(one.values[:, 1])
+
+
+def test_views_follow_the_names_and_join_neighbours():
+    first, second = block("acd"), block("b", start=100)
+    embeddings = Embeddings((first, second))
+    views = embeddings.views("abcd")
+    assert [view.shape[1] for view in views] == [1, 1, 2]
+    for view, values in zip(views, (first, second, first), strict=True):
+        assert view.untyped_storage().data_ptr() == values.values.untyped_storage().data_ptr()
+    assert torch.cat(views, 1).equal(torch.stack([embeddings[name] for name in "abcd"], 1))
+    assert embeddings.stacked("abcd").equal(torch.cat(views, 1))
+    assert embeddings.stacked("dc").equal(torch.stack([embeddings["d"], embeddings["c"]], 1))
+    assert embeddings.views("cd")[0].equal(first.values[:, 1:])
+    assert embeddings.views("aa")[0].shape[1] == 1
+
+
+def test_block_order_without_names():
+    embeddings = Embeddings((block("b"), block("ac", dim=3)), first_order=(block("b", 1), block("ac", 1)))
+    assert embeddings.concatenated().shape == (3, 8)
+    assert embeddings.concatenated("abc")[:, :3].equal(embeddings["a"])
+    assert embeddings.first_order_weights().shape == (3, 3)
+
+
+def test_what_is_missing_is_named():
+    embeddings = Embeddings((block("ab"),))
+    for read in (lambda: embeddings["c"], lambda: embeddings.views("ac")):
+        with pytest.raises(KeyError, match="'c'"):
+            read()
+    with pytest.raises(ValueError, match=r"dims \[2, 3\]"):
+        Embeddings((block("a"), block("b", dim=3))).stacked()
+    for read in (Embeddings().stacked, Embeddings().concatenated, Embeddings().first_order_weights):
+        with pytest.raises(ValueError, match="embeddings"):
+            read()
+
+
+@pytest.mark.parametrize("max_length", [None, 1, 2, 5])
+def test_padded_keeps_the_last_ids(max_length):
+    values = torch.arange(1.0, 13.0).view(6, 2).requires_grad_()
+    jagged = Jagged(values, torch.tensor([0, 3, 3, 4, 6]))
+    padded, mask = jagged.padded(max_length)
+    width = min(3, max_length or 3)
+    assert padded.shape == (4, width, 2)
+    for b, (begin, end) in enumerate([(0, 3), (3, 3), (3, 4), (4, 6)]):
+        kept = values[max(begin, end - width) : end]
+        assert mask[b].tolist() == [m < len(kept) for m in range(width)]
+        assert padded[b, : len(kept)].equal(kept)
+        assert not padded[b, len(kept) :].any()
+    padded.sum().backward()
+    lost = max(0, 3 - width)
+    assert values.grad[:, 0].tolist() == [0.0] * lost + [1.0] * (3 - lost + 1) + [float(width > 1), 1.0]
+
+
+def test_padded_of_nothing():
+    padded, mask = Jagged(torch.zeros(0, 2), torch.zeros(4, dtype=torch.long)).padded()
+    assert padded.shape == (3, 1, 2)
+    assert not mask.any()
+    padded, mask = Jagged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.long)).padded()
+    assert padded.shape == (0, 1, 2)
+
+
+def test_examples_of_ids():
+    jagged = Jagged(torch.zeros(5, 2), torch.tensor([0, 2, 2, 5]))
+    assert jagged.examples().tolist() == [0, 0, 2, 2, 2]
+    assert Jagged(torch.zeros(0, 2), torch.tensor([0, 0])).examples().tolist() == []

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from girih.errors import ConfigError
+from girih.models.embeddings import Jagged
+from girih.models.layers.attention import Attention
+from girih.models.layers.interaction import CrossNetwork, MatrixCross, PairwiseDots, VectorCross
+from girih.models.layers.mlp import MLP
+
+
+def test_mlp_lays_its_blocks_in_order():
+    kinds = [type(layer).__bases__[0] if "Batch" in type(layer).__name__ else type(layer) for layer in
+             MLP(3, (5, 4), 2, dropout=0.1, batch_norm=True)]  # fmt: skip
+    block = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout]
+    assert kinds == [*block, *block, nn.Linear]
+    assert [type(layer) for layer in MLP(3, (5,))] == [nn.Linear, nn.ReLU]
+    assert MLP(3, (5, 4)).width == 4
+    assert MLP(3, (), 2).width == 2
+
+
+def test_mlp_normalises_over_the_batch():
+    torch.manual_seed(0)
+    net = MLP(3, (4,), batch_norm=True).double()
+    x = torch.randn(7, 3, dtype=torch.double)
+    linear = x @ net[0].weight.T + net[0].bias
+    deviation = ((linear - linear.mean(0)) ** 2).mean(0)
+    expected = ((linear - linear.mean(0)) / (deviation + 1e-5).sqrt()).clamp(min=0)
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_one_example_takes_the_running_moments():
+    torch.manual_seed(0)
+    net = MLP(3, (4,), batch_norm=True)
+    for _ in range(3):
+        net(torch.randn(16, 3) + 5)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    x = torch.randn(1, 3)
+    trained = net.train()(x)
+    torch.testing.assert_close(trained, net.eval()(x))
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, float("nan"), "0.1", True])
+def test_dropout_out_of_range_is_refused(rate):
+    with pytest.raises(ConfigError, match="dropout = "):
+        MLP(3, (4,), 1, dropout=rate)
+
+
+def test_pairs_come_once_each():
+    fields = torch.tensor([[[1.0, 0.0], [2.0, 3.0], [5.0, 7.0]]])
+    assert PairwiseDots(3)(fields).tolist() == [[2.0, 5.0, 31.0]]
+    assert PairwiseDots(1)(fields[:, :1]).shape == (1, 0)
+    assert PairwiseDots(27).width == 351
+
+
+def test_vector_cross_needs_only_a_sum_of_the_columns_it_does_not_hold():
+    torch.manual_seed(0)
+    layer = VectorCross(6).double()
+    nn.init.normal_(layer.bias)
+    x0, x = torch.randn(2, 5, 6, dtype=torch.double)
+    whole = layer(x0, x)
+    parts = [slice(0, 2), slice(2, 6)]
+    product = sum(x[:, part] @ layer.weight[part] for part in parts)[:, None]
+    pieces = [x0[:, part] * product + layer.bias[part] + x[:, part] for part in parts]
+    torch.testing.assert_close(whole, torch.cat(pieces, dim=1))
+
+
+def test_cross_layers_all_see_the_first_input():
+    torch.manual_seed(0)
+    net = CrossNetwork(MatrixCross(3) for _ in range(3))
+    x0 = torch.randn(4, 3)
+    x = x0
+    for layer in net:
+        x = x0 * (x @ layer.linear.weight.T + layer.linear.bias) + x
+    torch.testing.assert_close(net(x0), x)
+
+
+def test_low_rank_cross_has_fewer_parameters():
+    assert sum(p.numel() for p in MatrixCross(100, rank=3).parameters()) == 700
+    assert sum(p.numel() for p in MatrixCross(100).parameters()) == 10_100
+
+
+def test_attention_equals_the_padded_form():
+    torch.manual_seed(0)
+    for softmax in (False, True):
+        layer = Attention(3, (5,), softmax=softmax)
+        history = Jagged(torch.randn(6, 3), torch.tensor([0, 2, 2, 6]))
+        target = torch.randn(3, 3)
+        padded, mask = history.padded()
+        wide = target[:, None].expand_as(padded)
+        scores = layer.unit(torch.cat([wide, padded, wide - padded, wide * padded], dim=2))[..., 0]
+        if softmax:
+            weights = scores.masked_fill(~mask, -1e30).softmax(dim=1) * mask
+        else:
+            weights = scores * mask
+        torch.testing.assert_close(layer(target, history), (weights[..., None] * padded).sum(1))
+
+
+def test_softmax_survives_large_scores():
+    layer = Attention(1, (), softmax=True)
+    nn.init.constant_(layer.unit[0].weight, 300.0)
+    history = Jagged(torch.tensor([[9.0], [1.0]]), torch.tensor([0, 2]))
+    assert layer(torch.tensor([[1.0]]), history).item() == pytest.approx(9.0)

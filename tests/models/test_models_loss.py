@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from girih.errors import ConfigError
+from girih.models import bce_with_logits
+
+
+def case(num_labels=3, num_examples=50, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(num_examples, num_labels, generator=generator)
+    labels = torch.rand(num_examples, num_labels, generator=generator)
+    labels[::2] = labels[::2].round()
+    return logits, labels, torch.rand(num_examples, generator=generator)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_and_gradient_are_those_of_torch(num_labels, weighted):
+    logits, labels, weights = case(num_labels)
+    loss, gradient = bce_with_logits(logits, labels, weights if weighted else None)
+    leaf = logits.double().requires_grad_()
+    each = F.binary_cross_entropy_with_logits(leaf, labels.double(), reduction="none")
+    w = weights.double() if weighted else torch.ones(len(labels), dtype=torch.double)
+    expected = (each * w[:, None]).sum() / (w.sum() * num_labels)
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient.double(), leaf.grad, rtol=1e-5, atol=1e-9)
+    assert loss.shape == ()
+    assert not loss.requires_grad
+    assert not gradient.requires_grad
+
+
+def test_without_weights_it_is_the_plain_mean():
+    logits, labels, _ = case()
+    loss, _ = bce_with_logits(logits, labels)
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits, labels))
+    ones, _ = bce_with_logits(logits, labels, torch.full((50,), 2.5))
+    torch.testing.assert_close(loss, ones)
+
+
+def test_an_example_of_weight_two_counts_twice():
+    logits, labels, _ = case(2, 3)
+    loss, gradient = bce_with_logits(logits, labels, torch.tensor([2.0, 1.0, 0.0]))
+    rows = [0, 0, 1]
+    twice, twice_gradient = bce_with_logits(logits[rows], labels[rows])
+    torch.testing.assert_close(loss, twice)
+    torch.testing.assert_close(gradient[0], twice_gradient[0] + twice_gradient[1])
+    assert gradient[2].tolist() == [0.0, 0.0]
+
+
+def test_no_weight_at_all_is_no_loss():
+    logits, labels, _ = case()
+    loss, gradient = bce_with_logits(logits, labels, torch.zeros(50))
+    assert loss.item() == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("weights", [None, torch.zeros(0)])
+def test_an_empty_batch_is_no_loss(weights):
+    loss, gradient = bce_with_logits(torch.zeros(0, 2), torch.zeros(0, 2), weights)
+    assert loss.item() == 0
+    assert gradient.shape == (0, 2)
+
+
+def test_large_logits_do_not_overflow():
+    logits = torch.tensor([[1e4], [-1e4], [1e4], [-1e4]])
+    labels = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    loss, gradient = bce_with_logits(logits, labels)
+    assert loss.item() == pytest.approx(5e3)
+    assert gradient.flatten().tolist() == [0.0, 0.0, 0.25, -0.25]
+
+
+def test_non_finite_logits_show():
+    loss, gradient = bce_with_logits(torch.tensor([[float("nan")], [0.0]]), torch.zeros(2, 1))
+    assert loss.isnan()
+    assert gradient[0].isnan()
+    assert not gradient[1].isnan()
+
+
+def test_half_precision_logits_get_a_gradient_of_their_kind():
+    logits, labels, _ = case()
+    loss, gradient = bce_with_logits(logits.bfloat16().requires_grad_(), labels)
+    assert gradient.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    expected, _ = bce_with_logits(logits.bfloat16().float(), labels)
+    assert loss == expected
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1), (49, 3)])
+def test_shapes_must_agree(shape):
+    _, labels, _ = case()
+    with pytest.raises(ConfigError, match=r"expected \[50, 3\]"):
+        bce_with_logits(torch.zeros(shape), labels)

@@ -1,0 +1,249 @@
+"""Models by name: what is refused, and modules of the user's own."""
+
+from __future__ import annotations
+
+import sys
+
+import naive_models as naive
+import pytest
+import torch
+
+from girih.errors import ConfigError
+from girih.models import BY_NAME, DNN, create, needs_of
+from girih.schema import Categorical, Numeric, Schema, Sequence
+
+USER, ITEM = Categorical(name="user", dim=4), Categorical(name="item", dim=4)
+SCHEMA = Schema([USER, ITEM, Numeric(name="age"), Sequence(name="seen", table="item")], "click")
+PLAIN = Schema([USER, ITEM], "click")
+TWO_LABELS = Schema([USER, ITEM], ["click", "like"])
+DIMS = Schema([USER, Categorical(name="city", dim=8)], "click")
+
+
+def refused(message, *arguments, **keywords):
+    with pytest.raises(ConfigError, match=message) as caught:
+        create(*arguments, **keywords)
+    assert str(caught.value).startswith("[model]")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_defaults_build(name):
+    assert type(create(name, SCHEMA)) is BY_NAME[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lr", {"hidden": [4]}, "unknown option 'hidden'"),
+        ("fm", {"dropout": 0.1}, "unknown option 'dropout'"),
+        ("mmoe", {"hidden": [4]}, "unknown option 'hidden'; did you mean"),
+        ("dnn", {"hiden": [4]}, "unknown option 'hiden'; did you mean 'hidden'"),
+        ("dnn", {"cross_layers": 2}, "unknown option 'cross_layers'"),
+        ("deepfm", {"hidden": 400}, "expected a list"),
+        ("deepfm", {"hidden": [400, "a"]}, "expected an integer"),
+        ("deepfm", {"hidden": [400, 0]}, r"hidden = \[400, 0\]: expected a list of integers of at least 1"),
+        ("deepfm", {"hidden": []}, "at least one of them"),
+        ("wide_deep", {"hidden": []}, "at least one of them"),
+        ("din", {"hidden": []}, "at least one of them"),
+        ("mmoe", {"expert_hidden": []}, "expert_hidden"),
+        ("mmoe", {"tower_hidden": [-1]}, "tower_hidden"),
+        ("mmoe", {"num_experts": 0}, "num_experts = 0: expected an integer of at least 1"),
+        ("dlrm", {"bottom_hidden": [0]}, "bottom_hidden"),
+        ("dnn", {"dropout": 1.0}, "dropout = 1.0: expected a number of at least 0, below 1"),
+        ("dnn", {"dropout": -0.5}, "dropout = -0.5"),
+        ("dnn", {"dropout": "0.5"}, "expected a number"),
+        ("dnn", {"batch_norm": 1}, "expected true or false"),
+        ("dcn", {"cross_layers": 0}, "cross_layers = 0"),
+        ("dcn", {"rank": 3}, "unknown option 'rank'"),
+        ("dcnv2", {"rank": 0}, "rank = 0"),
+        ("dcnv2", {"rank": 14}, "rank = 14: expected at most 13"),
+        ("dcnv2", {"structure": "paralel"}, "expected one of 'parallel', 'stacked'"),
+        ("din", {"attention": {}}, "expected a table of sequence = target"),
+        ("din", {"attention": {"sen": "item"}}, "'sen' is not a sequence feature; did you mean 'seen'"),
+        ("din", {"attention": {"seen": "itm"}}, "attention.seen = 'itm': .*; did you mean 'item'"),
+        ("din", {"attention": {"seen": 3}}, "expected a string"),
+        ("din", {"softmax": "yes"}, "expected true or false"),
+    ],
+)
+def test_bad_options_are_refused(name, options, message):
+    refused(message, name, SCHEMA, options)
+
+
+def test_python_callers_are_checked_too():
+    for options in ({"hidden": [4, True]}, {"hidden": "44"}, {"batch_norm": "yes"}, {"dropout": None}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            DNN(SCHEMA, **options)
+    with pytest.raises(ConfigError, match="structure = 'paralel'; did you mean 'parallel'"):
+        BY_NAME["dcnv2"](SCHEMA, structure="paralel")
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "message"),
+    [
+        ("lr", TWO_LABELS, "lr: 2 labels"),
+        ("fm", TWO_LABELS, "fm: 2 labels"),
+        ("fm", DIMS, r"fm: features must have one dim, received 4 \(as 'user'\), 8 \(as 'city'\)"),
+        ("deepfm", DIMS, "deepfm: features must have one dim"),
+        ("dlrm", DIMS, "dlrm: features must have one dim"),
+        ("din", PLAIN, "no sequence feature"),
+        ("din", Schema([USER, Sequence(name="seen")], "click"), "expected one categorical feature"),
+        (
+            "din",
+            Schema(
+                [ITEM, Categorical(name="last", table="item"), Sequence(name="seen", table="item")], "click"
+            ),
+            r"with \['item', 'last'\]; expected one",
+        ),
+    ],
+)
+def test_schemas_without_an_answer_are_refused(name, schema, message):
+    refused(message, name, schema)
+
+
+def test_din_pairs_must_have_one_dim():
+    schema = Schema([USER, Sequence(name="tags", dim=8)], "click")
+    refused("din: tags and user: features must have one dim", "din", schema, {"attention": {"tags": "user"}})
+
+
+def test_unknown_names_get_the_nearest():
+    assert "did you mean 'deepfm'" in refused("unknown model", "depfm", SCHEMA)
+    refused("unknown model", "", SCHEMA)
+    refused("unknown model", 3, SCHEMA)
+    with pytest.raises(ConfigError, match=r"^run.toml: \[model\]: unknown option"):
+        create("dnn", SCHEMA, {"x": 1}, "run.toml: [model]")
+
+
+OWN = '''
+from __future__ import annotations
+import torch
+from torch import nn
+from girih.schema import Schema
+import neighbour_of_own
+
+class TwoTower(nn.Module):
+    def __init__(self, schema, *, width: int = 4, names: list[str] = ()):
+        super().__init__()
+        self.user, self.item = nn.Linear(4, width), nn.Linear(4, width)
+
+    def forward(self, numeric, embeddings):
+        scores = self.user(embeddings["user"]) * self.item(embeddings["item"])
+        return neighbour_of_own.double(scores.sum(1, keepdim=True))
+
+class Annotated(nn.Module):
+    def __init__(self, features: Schema, scale: float = 1.0):
+        super().__init__()
+        self.names, self.scale = [f.name for f in features.sparse], scale
+
+class Bare(nn.Module):
+    """No parameters, no constructor."""
+    def forward(self, numeric, embeddings):
+        return embeddings.concatenated().sum(1, keepdim=True)
+
+class Schemaless(nn.Module):
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = scale
+
+class Broken(nn.Module):
+    def __init__(self, schema):
+        super().__init__()
+        self.layer = nn.Linear("four", 2)
+
+class Forgetful(nn.Module):
+    def __init__(self, schema):
+        self.layer = nn.Linear(4, 2)
+
+def function(schema):
+    return nn.Linear(1, 1)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "neighbour_of_own.py").write_text("def double(x):\n    return 2 * x\n")
+    yield tmp_path
+    sys.modules.pop("neighbour_of_own", None)
+    sys.modules.pop("own", None)
+
+
+def test_a_users_file_works_in_the_place_of_a_model(own):
+    model = create("own.py:TwoTower", SCHEMA, {"width": 6}, directory=own)
+    assert model.user.out_features == 6
+    inputs = naive.make_inputs(SCHEMA, needs_of(model, SCHEMA))
+    logits = model.double()(inputs.numeric, inputs.embeddings)
+    user, item = (inputs.embeddings[name] for name in ("user", "item"))
+    torch.testing.assert_close(logits, 2 * (model.user(user) * model.item(item)).sum(1, keepdim=True))
+    assert type(create(f"{own}/own.py:TwoTower", SCHEMA)).__name__ == "TwoTower"
+
+
+def test_a_users_package_works_too(own):
+    assert create("own:TwoTower", SCHEMA, directory=own).user.out_features == 4
+
+
+def test_files_of_one_name_do_not_meet(own):
+    (own / "other").mkdir()
+    (own / "other" / "own.py").write_text("from torch import nn\nclass Other(nn.Module):\n    pass\n")
+    first = create("own.py:Bare", SCHEMA, directory=own)
+    assert type(create("other/own.py:Other", SCHEMA, directory=own)).__name__ == "Other"
+    assert sys.modules[type(first).__module__].TwoTower
+
+
+def test_the_schema_goes_to_those_that_ask(own):
+    assert create("own.py:Annotated", SCHEMA, {"scale": 2}, directory=own).scale == 2.0
+    assert create("own.py:Schemaless", SCHEMA, {"scale": 3.0}, directory=own).scale == 3.0
+    bare = create("own.py:Bare", SCHEMA, directory=own)
+    assert list(bare.parameters()) == []
+    inputs = naive.make_inputs(SCHEMA, needs_of(bare, SCHEMA))
+    assert bare(inputs.numeric, inputs.embeddings).shape == (5, 1)
+
+
+def test_options_of_a_users_model_are_checked(own):
+    assert create("own.py:TwoTower", SCHEMA, {"names": ["a"]}, directory=own)
+    for options, message in [
+        ({"widht": 3}, "unknown option 'widht'; did you mean 'width'"),
+        ({"width": "wide"}, "expected an integer"),
+        ({"names": [3]}, "expected a string"),
+        ({"schema": 3}, "unknown option 'schema'"),
+    ]:
+        refused(message, "own.py:TwoTower", SCHEMA, options, directory=own)
+    refused("option 'scale' is missing", "own.py:Schemaless", SCHEMA, directory=own)
+    refused("unknown option 'width'", "own.py:Bare", SCHEMA, {"width": 3}, directory=own)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.py:Model", "no such file"),
+        ("own.py:TwoTowr", "no class 'TwoTowr'; did you mean 'TwoTower'"),
+        ("own.py:function", "not a class derived from torch.nn.Module"),
+        ("own.py:Schema", "not a class derived from torch.nn.Module"),
+        ("own.py:", "expected path/to/file.py:Class"),
+        (":TwoTower", "expected path/to/file.py:Class"),
+        ("no_such_package.at_all:Model", "no module 'no_such_package.at_all'"),
+        ("own.inner:Model", "no module 'own.inner'"),
+        ("sub/own:Model", "a file is named with its ending"),
+        ("own.py:Broken", r"could not be built: TypeError: .* at .*own.py:\d+"),
+        ("own.py:Forgetful", r"could not be built: AttributeError: .* at .*own.py:\d+"),
+    ],
+)
+def test_what_is_wrong_with_a_users_model_is_said_in_a_line(own, name, message):
+    refused(message, name, SCHEMA, directory=own)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def broken(:\n", "failed to load: SyntaxError"),
+        ("import no_such_thing_here\n", "failed to load: ModuleNotFoundError.*no_such_thing_here.*bad.py:1"),
+        ("x = 1\ny = x / 0\n", "failed to load: ZeroDivisionError.*bad.py:2"),
+        ("x = '\udcff'\n", "failed to load"),
+    ],
+)
+def test_a_file_that_does_not_load_is_refused(own, text, message):
+    (own / "bad.py").write_bytes(text.encode("utf-8", "surrogateescape"))
+    refused(message, "bad.py:Model", SCHEMA, directory=own)
+    refused(message.replace("bad.py", ".*bad.py"), "bad:Model", SCHEMA, directory=own)
+    assert not [name for name in sys.modules if name.startswith("bad")]

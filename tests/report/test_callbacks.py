@@ -1,0 +1,94 @@
+"""Callbacks, TensorBoard's with the real package reading back what was written."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from girih.callbacks import Callback, TensorBoard
+from girih.errors import ConfigError
+
+
+@pytest.fixture
+def read_back():
+    module = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra: tensorboard"
+    )
+
+    def read(directory):
+        events = module.EventAccumulator(str(directory))
+        events.Reload()
+        return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+    return read
+
+
+def line(step, loss=0.5):
+    return {
+        "step": step,
+        "examples": step * 64,
+        "epoch": 0,
+        "loss": loss,
+        "samples_per_s": 1e4,
+        "elapsed_s": 1.0,
+    }
+
+
+def test_tensorboard_reads_what_was_written(tmp_path, read_back):
+    board = TensorBoard(tmp_path / "runs" / "first")
+    board.on_metrics(line(10, 0.75) | {"hit_rate": None})
+    board.on_metrics(line(20, 0.5))
+    board.on_evaluation({"step": 20, "split": "valid", "auc": 0.875, "logloss": 0.25, "gauc": None})
+    board.on_end({"auc": 0.875})
+    assert read_back(tmp_path / "runs" / "first") == {
+        "train/loss": [(10, 0.75), (20, 0.5)],
+        "train/samples_per_s": [(10, 1e4), (20, 1e4)],
+        "valid/auc": [(20, 0.875)],
+        "valid/logloss": [(20, 0.25)],
+    }
+
+
+def test_a_resumed_run_hides_what_came_after_its_checkpoint(tmp_path, read_back):
+    stopped = TensorBoard(tmp_path)
+    for step in (10, 20, 30):
+        stopped.on_metrics(line(step, 0.75))
+    stopped.on_end(None)
+    resumed = TensorBoard(tmp_path)
+    resumed.on_metrics(line(20, 0.5))
+    resumed.on_end(None)
+    assert read_back(tmp_path)["train/loss"] == [(10, 0.75), (20, 0.5)]
+
+
+def test_a_run_without_records_leaves_nothing(tmp_path, read_back):
+    board = TensorBoard(tmp_path / "empty")
+    board.on_end(None)
+    board.on_end(None)
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install girih\[tensorboard\]"):
+        TensorBoard(tmp_path)
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path, read_back):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot hold TensorBoard's files"):
+        TensorBoard(tmp_path / "file" / "below")
+
+
+def test_a_callback_writes_only_what_it_uses():
+    class Losses(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_metrics(self, record):
+            self.seen.append(record["loss"])
+
+    losses = Losses()
+    losses.on_metrics(line(1, 0.5))
+    losses.on_evaluation({"step": 1, "split": "valid"})
+    losses.on_end(None)
+    assert losses.seen == [0.5]
