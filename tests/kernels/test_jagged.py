@@ -33,6 +33,13 @@ def test_single_values_are_gathered() -> None:
     assert out.tolist() == [2.5, 1.5, 2.5]
 
 
+def test_rows_are_gathered() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    out = np.zeros((2, 2), dtype=np.float32)
+    jagged.gather_rows(values, np.array([2, 0]), out)
+    assert out.tolist() == [[4, 5], [0, 1]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(BAGS, st.integers(1, 6))
 def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:

@@ -57,7 +57,5 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
 
 
 def _table(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.Table:
-    table = batch.kept if batch.kept is not None else pa.table({})
-    for column, name in enumerate(names):
-        table = table.append_column(name, pa.array(probabilities[:, column]))
-    return table
+    columns = {} if batch.kept is None else dict(zip(batch.kept.column_names, batch.kept.columns, strict=True))
+    return pa.table(columns | {name: pa.array(probabilities[:, i]) for i, name in enumerate(names)})

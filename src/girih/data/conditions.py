@@ -22,7 +22,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_PATTERN = re.compile(r"^\s*(.+?)\s*(?:(==|!=|<=|>=|<|>)|\s(in)\b)\s*(.+?)\s*$", re.DOTALL)
+_PATTERN = re.compile(r"^\s*([^=<>!]+?)\s*(?:(==|!=|<=|>=|<|>)|\s(in)\b)\s*(.+?)\s*$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

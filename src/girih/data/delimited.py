@@ -113,7 +113,11 @@ class DelimitedSource:
             if columns is None:
                 raise DataError(f"{file.address}: the header is not UTF-8 text") from None
             text = head.line.decode("latin-1")
-        cells = self._cells(text)
+        try:
+            cells = self._cells(text)
+        except csv.Error:
+            trouble = "the first line cannot be split; lines end in \\n or \\r\\n"
+            raise DataError(f"{file.address}: {trouble}") from None
         if columns is None:
             self._has_rows |= head.has_rest
             return _Layout(cells, head.rest_byte, head.rest_number)

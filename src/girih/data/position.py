@@ -67,7 +67,7 @@ class Position:
 def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     """A permutation of ``size`` that depends on the key alone: the same in every version of every library.
 
-    Rows are sorted by their place in the splitmix64 sequence that the key seeds.
+    Places are sorted by the splitmix64 sequence that the key seeds; it never repeats, so there are no ties.
 
     Returns:
         int64[size].
@@ -75,7 +75,7 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     state = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state += np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-    return np.argsort(mixed(state), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(mixed(state)).astype(np.int64, copy=False)
 
 
 def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -17,6 +17,8 @@ from girih.data.batch import Batch
 from girih.errors import DataError
 from girih.kernels.cpu import jagged
 
+MAX_IDS = 2**31 - 1
+
 
 class Bags(NamedTuple):
     """One feature of R rows.
@@ -90,8 +92,8 @@ class Rows:
             ids=ids,
             offsets=offsets,
             weights=weights,
-            numeric=self.numeric[index],
-            labels=self.labels[index],
+            numeric=_gather_rows(self.numeric, index),
+            labels=_gather_rows(self.labels, index),
             example_weights=None if self.example_weights is None else self.example_weights[index],
             kept=None if self.kept is None else self.kept.take(pa.array(index)),
         )
@@ -103,7 +105,7 @@ class Rows:
         for number, bags in enumerate(self.bags):
             first = starts[-1]
             count = size if bags.offsets is None else int(jagged.count_bags(_sealed(bags.offsets), index))
-            if first + count > np.iinfo(np.int32).max:
+            if first + count > MAX_IDS:
                 raise DataError(
                     f"a batch of {size} rows has more than 2³¹ ids; lower batch_size, or set max_length"
                 )
@@ -154,6 +156,12 @@ def _gather(
         jagged.gather(_sealed(values), index, out)
     else:
         jagged.gather_bags(_sealed(values), _sealed(offsets), index, out)
+
+
+def _gather_rows(values: NDArray[np.float32], index: NDArray[np.int64]) -> NDArray[np.float32]:
+    out = np.empty((len(index), values.shape[1]), dtype=np.float32)
+    jagged.gather_rows(_sealed(values), index, out)
+    return out
 
 
 def _sealed(array: NDArray[Any]) -> NDArray[Any]:

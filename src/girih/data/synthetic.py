@@ -124,7 +124,7 @@ class _Log:
 
     def traits(self, purpose: str, keys: NDArray[Any]) -> NDArray[np.float64]:
         """float64[R] of mean 0 and variance 1, the same for the same key."""
-        return (_unit(self._hash(purpose, keys)) - 0.5) * _SCALE
+        return np.asarray((_unit(self._hash(purpose, keys)) - 0.5) * _SCALE)
 
     def uniform(self, purpose: str) -> NDArray[np.float64]:
         """float64[R] in (0, 1), one a row."""

@@ -19,16 +19,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Block(NamedTuple):
-    """Whole lines of a file, with the byte of its (decompressed) text and the line, from 1, they begin at."""
+    """Whole lines of a file, blank ones included; ``byte`` (of the decompressed text) and ``line``, from 1,
+    are where they begin.
+    """
 
     data: bytes
     byte: int
     line: int
-
-    @property
-    def num_lines(self) -> int:
-        """Lines, blank ones included."""
-        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
+    num_lines: int
 
 
 class Head(NamedTuple):
@@ -86,9 +84,9 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
                 if found or not more:
                     cut = len(data) + found
                 data += more
-            block = Block(data[:cut], byte, line)
-            yield block
-            byte, line, data = byte + cut, line + block.num_lines, data[cut:]
+            num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
+            yield Block(data[:cut], byte, line, num_lines)
+            byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += text.read(block_bytes - len(data))
 
 

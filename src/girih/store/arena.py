@@ -200,7 +200,7 @@ class Arena:
             self._header[_WRITING_AT] = 0
 
     def close(self) -> None:
-        """Writes all out, marks the arena closed and lets others attach. Its arrays must not be written any more."""
+        """Writes all out, marks the arena closed and lets others attach; its arrays are not to be written."""
         if self._descriptor is not None:
             self._memory.flush()
             self._header[_CLOSED_AT] = 1
@@ -336,13 +336,14 @@ def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
         )
     if header[_WRITING_AT]:
         raise ConfigError(
-            f"{where}: its writer died amid a change, so rows may be torn; remove it and restore from a checkpoint"
+            f"{where}: its writer died amid a change, so rows may be torn; remove it and restore from a"
+            " checkpoint"
         )
     boot = mapping.boot_number()
     if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
         raise ConfigError(
-            f"{where}: the machine went down before it was closed, so parts may be missing; remove it and restore"
-            " from a checkpoint"
+            f"{where}: the machine went down before it was closed, so parts may be missing; remove it and"
+            " restore from a checkpoint"
         )
     arena = Arena(memory, descriptor, shape.regions(int(header[_ROWS_AT]), len(text)), where)
     if arena._places["end"][0] > size:
@@ -353,7 +354,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
 
 
 def difference(found: Any, expected: Any, path: str = "") -> str:
-    """The first place at which two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
+    """The first place where two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in {**expected, **found}:
             text = difference(found.get(key), expected.get(key), f"{path}.{key}" if path else str(key))

@@ -112,8 +112,8 @@ def check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
     for segment in spec.segments:
         if segment.name in _RESERVED_NAMES or "." in segment.name or segment.dim < 1:
             raise ConfigError(
-                f"{where}: segment {segment.name!r} of dim {segment.dim}: expected dim ≥ 1 and a name without dots"
-                f" that is not one of {', '.join(_RESERVED_NAMES)}"
+                f"{where}: segment {segment.name!r} of dim {segment.dim}: expected dim ≥ 1 and a name without"
+                f" dots that is not one of {', '.join(_RESERVED_NAMES)}"
             )
     for table in spec.tables:
         if len(table.initializers) != len(spec.segments):

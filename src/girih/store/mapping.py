@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib
 import mmap
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from girih.errors import ConfigError, StorageFullError
 
@@ -78,9 +80,7 @@ def unlock(descriptor: int) -> None:
 
 def shared_opener(name: str) -> Callable[[int], int]:
     """Opens POSIX shared memory by name, given the flags of ``os.open``."""
-    import _posixshmem  # multiprocessing's own; its SharedMemory would unlink what should outlive us
-
-    return lambda flags: _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
+    return lambda flags: int(_posixshmem().shm_open(f"/{name}", flags, mode=0o600))
 
 
 def unlink_shared(name: str) -> None:
@@ -89,14 +89,17 @@ def unlink_shared(name: str) -> None:
     Raises:
         FileNotFoundError: there is none.
     """
-    import _posixshmem
-
-    _posixshmem.shm_unlink(f"/{name}")
+    _posixshmem().shm_unlink(f"/{name}")
 
 
 def file_opener(path: str) -> Callable[[int], int]:
     """Opens a file, given the flags of ``os.open``."""
     return lambda flags: os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _posixshmem() -> Any:
+    """What multiprocessing itself calls; its ``SharedMemory`` would unlink what should outlive us."""
+    return importlib.import_module("_posixshmem")
 
 
 def room_bytes(descriptor: int | None) -> int:

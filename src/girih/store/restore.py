@@ -29,8 +29,8 @@ def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimize
     """What :meth:`Store.restore` does.
 
     The list of a table comes out as it was if there is one source, else ordered by last use, then by source.
-    Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's size
-    changed: then they begin anew. Counters are carried over by shard 0 if the number of shards changed.
+    Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
+    size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
     for source in sources:
         check_source(store, source, optimizer_state)
@@ -132,8 +132,8 @@ def _load_chunk(
     store.space.grow_rows(len(kept))
     store.space.grow_index(len(kept))
     arrays, layout = store.space.arrays, store.layout
-    meta = [np.ascontiguousarray(chunk[name][kept]) for name in ("last_used", "counts", "versions")]
-    transfer.load_keys(arrays, layout.kernel, ids, tables, *meta, rows)
+    last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
+    transfer.load_keys(arrays, layout.kernel, ids, tables, last_used, counts, versions, rows)
     weights = arrays.values if store.spec.dtype == "float32" else arrays.halves
     for number, segment in enumerate(store.spec.segments):
         first = int(layout.kernel.segments[number, at.FIRST_COLUMN])
@@ -199,7 +199,7 @@ def _latest(sources: Sequence[Source]) -> dict[tuple[int, int], Source]:
 
 
 def _shrink_to_bounds(store: Store) -> None:
-    """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than where rows come from."""
+    """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
     arrays, rules = store.space.arrays, store.layout.kernel.rules
     for table in np.flatnonzero(rules[:, at.EVICTION] != at.EVICT_NONE):
         surplus = store.num_rows_of(int(table)) - int(rules[table, at.MAX_ROWS])

@@ -25,7 +25,7 @@ def shard_of(ids: NDArray[np.int64], tables: NDArray[np.int32], num_shards: int)
     """
     if ids.dtype != np.int64 or tables.dtype != np.int32 or ids.ndim != 1 or ids.shape != tables.shape:
         raise ConfigError(
-            f"shard_of: received ids {ids.dtype}{list(ids.shape)} and tables {tables.dtype}{list(tables.shape)};"
+            f"shard_of: received ids {ids.dtype}{list(ids.shape)}, tables {tables.dtype}{list(tables.shape)};"
             " expected int64[U] and int32[U]"
         )
     if not 1 <= num_shards < 1 << 31:

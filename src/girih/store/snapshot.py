@@ -230,7 +230,7 @@ def write_snapshot(source: Store | Snapshot, path: str | os.PathLike[str]) -> di
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> SnapshotFile:
-    """Opens a file of :func:`write_snapshot` and checks its form; :meth:`SnapshotFile.verify` checks its content.
+    """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
 
     Raises:
         MissingFileError: no such file.

@@ -135,8 +135,8 @@ class Store:
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
 
-        ``rows``, int32[U] from :meth:`lookup`, saves the search. Each is checked against its key: where another
-        key lives now, the key is searched, and one without a row drops its gradient.
+        ``rows``, int32[U] from :meth:`lookup`, saves the search. Each is checked against its key: where
+        another key lives now, the key is searched, and one without a row drops its gradient.
 
         Args:
             ids, tables: the keys, as in :meth:`lookup`.
@@ -192,8 +192,8 @@ class Store:
         if (rows < 0).any():
             table = int(tables[np.argmin(rows)])
             raise ConfigError(
-                f"table {self.spec.tables[table].name!r}: full at {self._rules[table, at.MAX_ROWS]:,} rows in this"
-                f" shard; {int((rows < 0).sum()):,} of {len(ids):,} keys were not assigned; raise max_rows"
+                f"table {self.spec.tables[table].name!r}: full at {self._rules[table, at.MAX_ROWS]:,} rows"
+                f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
             )
 
     def evict(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> int:
@@ -223,15 +223,15 @@ class Store:
         """Replaces everything by what snapshots hold for this shard.
 
         Args:
-            sources: snapshots or their files, of any number of shards; where a key is in several (a delta after
-                its base), the last one counts.
-            keep: given int64[K] ids and int32[K] table numbers of this store, the bool[K] mask of keys to take;
-                by default those that :func:`shard_of` gives to this shard.
+            sources: snapshots or their files, of any number of shards; where a key is in several (a delta
+                after its base), the last one counts.
+            keep: given int64[K] ids and int32[K] table numbers of this store, the bool[K] mask of keys to
+                take; by default those that :func:`shard_of` gives to this shard.
             optimizer_state: False takes the embeddings alone and begins the optimizer anew.
 
         Raises:
-            CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The store is
-                as before.
+            CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The
+                store is as before.
             StorageFullError: no memory; the store holds a part.
         """
         self.space.check_open()
@@ -285,7 +285,7 @@ class Store:
     # Inside.
 
     def evict_least_used(self, table: int, step: int, wanted: int) -> int:
-        """Removes the least counted rows, of those the least recently used; none of ``step``; returns how many."""
+        """Removes the least counted rows, ties by last use, none used at ``step``; returns how many."""
         arrays = self.space.arrays
         rows = np.empty(self.num_rows_of(table), np.int32)
         counts, last_used = np.empty_like(rows), np.empty_like(rows)
@@ -382,7 +382,7 @@ class Store:
             or not out.flags.writeable
         ):
             raise ConfigError(
-                f"out: received {out.dtype}{list(out.shape)}; expected a contiguous float32{list(shape)} to write to"
+                f"out: received {out.dtype}{list(out.shape)}; expected contiguous, writable float32{list(shape)}"
             )
 
 

@@ -86,7 +86,7 @@ class TensorWriter:
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
         """Appends rows to one tensor."""
-        data = memoryview(np.ascontiguousarray(rows)).cast("B") if rows.size else memoryview(b"")
+        data = _bytes_of(rows)
         self._write(data, self._at[name])
         self._at[name] += len(data)
         self._left[name] -= len(data)
@@ -196,7 +196,7 @@ class TensorFile:
         """
         for name, array in self.arrays.items():
             crc = 0
-            data = memoryview(array.reshape(-1)).cast("B") if array.size else memoryview(b"")
+            data = _bytes_of(array)
             for start in range(0, len(data), _PIECE):
                 crc = zlib.crc32(data[start : start + _PIECE], crc)
             if self._checksums.get(name) != f"{crc:08x}":
@@ -222,3 +222,7 @@ class TensorFile:
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: damaged: {what}; use another checkpoint")
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -2,7 +2,8 @@
 
 Hashes are unsigned 64-bit: ``np.uint64`` under the JIT, Python integers without it (NumPy scalars
 would warn when they overflow). Code that holds one only passes it to the functions here, which take
-and give either kind, and ``^`` may join two. Results are part of the file format (routing, initial values): they never change.
+and give either kind; ``^`` may join two. Results decide routing and initial values, which are part of
+what checkpoints mean: they never change.
 
 U unique keys.
 """

@@ -1,9 +1,9 @@
 """Reading rows: for training, which marks use and makes new rows, and for evaluation, which changes nothing.
 
-A training read goes in three passes: :func:`expire` drops what is too old, :func:`read_known` finds the keys
-that have rows and marks them used, :func:`read_new` admits the others. So no new key of a batch can push out a
-row of the same batch. :func:`read_new` stops where it needs what only Python can give (memory, an LFU pass) and
-is called again from there.
+A training read goes in three passes: :func:`expire` drops what is too old, :func:`read_known` finds the
+keys that have rows and marks them used, :func:`read_new` admits the others. So no new key of a batch can
+push out a row of the same batch. :func:`read_new` stops where it needs what only Python can give (memory,
+an LFU pass) and is called again from there.
 
 Shapes: U unique keys, W columns of a row, T tables.
 """
@@ -24,7 +24,6 @@ from girih.kernels.cpu.layout import (
     COUNT,
     EVICT_LFU,
     EVICT_LRU,
-    EVICT_NONE,
     EVICT_TTL,
     EVICTED,
     EVICTION,
@@ -59,7 +58,7 @@ from girih.kernels.cpu.rows import (
     write_row,
 )
 
-DONE, NEED_ROWS, NEED_INDEX, NEED_LFU = 0, 1, 2, 3
+DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
 _AHEAD = 8
 _MOST = 2**31 - 1
 
@@ -96,7 +95,7 @@ def read_known(
         counts: int32[U], how often each key occurs in the batch; or of length 0 where all occur once.
         now: int64[T]: the step, or the second for tables that count in seconds.
         homes: scratch, int64[U].
-        touched: int64[T], adds the rows that this call has marked used, for tables with a list.
+        touched: int64[T], adds the rows that this call has marked used.
         out: float32[U, W], written where there is a row; ``out_bits`` is the same memory as uint32.
     """
     index.find_all(shard.slots, ids, tables, homes, rows)
@@ -114,7 +113,7 @@ def read_known(
             continue
         count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
         shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), now[table])
-        shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, _MOST)
+        shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
         if listed:
             recency.touch(shard.meta, shard.tables, table, row)
             touched[table] += 1
@@ -144,6 +143,43 @@ def may_evict(shard: Shard, layout: Layout, table: Any, step: Any, touched: NDAr
         return False
     oldest = shard.tables[table, OLDEST]
     return layout.rules[table, IN_SECONDS] != 0 or shard.meta[oldest, LAST_USED] < step
+
+
+@njit_lean
+def make_room(
+    shard: Shard,
+    layout: Layout,
+    key_id: Any,
+    table: Any,
+    count: Any,
+    step: Any,
+    forced: Any,
+    touched: NDArray[np.int64],
+    stuck: NDArray[np.uint8],
+) -> Any:
+    """DONE where a key without a row may take one now; else REFUSE, or what is needed first."""
+    rules = layout.rules[table]
+    counted = rules[ADMISSION] == ADMIT_MIN_COUNT and not forced
+    if not (forced or admits(shard, layout, key_id, table, count, step)):
+        if counted:
+            admission.add(shard.cells, layout.bloom, key_id, table, count)
+        shard.tables[table, REFUSED] += 1
+        return REFUSE
+    if shard.tables[table, TABLE_ROWS] >= rules[MAX_ROWS]:
+        if rules[EVICTION] == EVICT_LFU and stuck[table] == 0:
+            return NEED_LFU
+        if not may_evict(shard, layout, table, step, touched):
+            shard.tables[table, FULL] += 1
+            return REFUSE
+        drop_row(shard, layout, shard.tables[table, OLDEST])
+        shard.tables[table, EVICTED] += 1
+    elif shard.state[FREE_ROW] < 0 and shard.state[ROWS_EVER] >= shard.state[ROWS_COMMITTED]:
+        return NEED_ROWS
+    if 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]:
+        return NEED_INDEX
+    if counted:
+        admission.add(shard.cells, layout.bloom, key_id, table, count)
+    return DONE
 
 
 @njit_lean
@@ -178,42 +214,23 @@ def read_new(
         if rows[i] >= 0:
             continue
         key_id, table = ids[i], np.int64(tables[i])
+        count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
         twin = index.find(shard.slots, key_id, table)
         if twin >= 0:  # the caller sent a key twice: it must not get two rows
             rows[i] = twin
             read_row(shard, layout, twin, out[i], out_bits[i])
             continue
-        count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-        if not (forced or admits(shard, layout, key_id, table, count, step)):
-            if layout.rules[table, ADMISSION] == ADMIT_MIN_COUNT:
-                admission.add(shard.cells, layout.bloom, key_id, table, count)
-            shard.tables[table, REFUSED] += 1
-            read_initial(shard, layout, key_id, table, out[i], out_bits[i])
-            continue
-        if shard.tables[table, TABLE_ROWS] >= layout.rules[table, MAX_ROWS]:
-            if layout.rules[table, EVICTION] == EVICT_LFU and stuck[table] == 0:
-                return i, NEED_LFU
-            if may_evict(shard, layout, table, step, touched):
-                drop_row(shard, layout, shard.tables[table, OLDEST])
-                shard.tables[table, EVICTED] += 1
-            else:
-                shard.tables[table, FULL] += 1
-                read_initial(shard, layout, key_id, table, out[i], out_bits[i])
-                continue
-        elif shard.state[FREE_ROW] < 0 and shard.state[ROWS_EVER] >= shard.state[ROWS_COMMITTED]:
-            return i, NEED_ROWS
-        if 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]:
-            return i, NEED_INDEX
-        if layout.rules[table, ADMISSION] == ADMIT_MIN_COUNT and not forced:
-            admission.add(shard.cells, layout.bloom, key_id, table, count)
-        row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
-        if layout.rules[table, EVICTION] != EVICT_NONE:
-            touched[table] += 1
-        shard.tables[table, NEW] += 1
+        need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
+        if need != DONE and need != REFUSE:
+            return i, need
         read_initial(shard, layout, key_id, table, out[i], out_bits[i])
-        write_row(shard, layout, row, out[i], out_bits[i])
-        begin_state(shard, layout, row, out[i], hyper)
-        rows[i] = row
+        if need == DONE:
+            row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
+            rows[i] = row
+            write_row(shard, layout, row, out[i], out_bits[i])
+            begin_state(shard, layout, row, out[i], hyper)
+            shard.tables[table, NEW] += 1
+            touched[table] += 1
     return ids.shape[0], DONE
 
 

@@ -69,4 +69,4 @@ def relink(shard: Shard, table: Any, rows: NDArray[np.int32]) -> None:
 def add_cells(mine: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> None:
     """Adds counts of one Bloom filter to another, cell by cell, saturating."""
     for i in range(mine.shape[0]):
-        mine[i] = min(np.int64(mine[i]) + np.int64(theirs[i]), 255)
+        mine[i] = min(np.int64(mine[i]) + np.int64(theirs[i]), np.int64(255))

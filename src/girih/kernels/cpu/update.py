@@ -89,7 +89,7 @@ def apply_gradients(
                 dropped += 1
                 continue
         shard.tables[table, UPDATES] += 1
-        shard.meta[row, VERSION] = max(np.int64(shard.meta[row, VERSION]), step)
+        shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(step))
         if layout.dtype == FLOAT32:
             update_segments(shard, layout, row, shard.values[row, :num_columns], grads[i], hyper)
         else:
@@ -122,7 +122,7 @@ def assign(
             continue
         row = np.int64(rows[i])
         write_row(shard, layout, row, values[i], value_bits[i])
-        shard.meta[row, VERSION] = max(np.int64(shard.meta[row, VERSION]), version)
+        shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(version))
         for segment in range(layout.segments.shape[0]):
             first = layout.segments[segment, FIRST_COLUMN]
             start = layout.segments[segment, STATE_START]
@@ -135,9 +135,7 @@ def assign(
 
 
 @njit_lean
-def begin_states(
-    shard: Shard, layout: Layout, rows: NDArray[np.int32], hyper: NDArray[np.float64]
-) -> None:
+def begin_states(shard: Shard, layout: Layout, rows: NDArray[np.int32], hyper: NDArray[np.float64]) -> None:
     """Writes a new optimizer state for rows, int32[K], that have their W columns."""
     for i in range(rows.shape[0]):
         read_row(shard, layout, rows[i], shard.scratch, shard.scratch_bits)

@@ -1,8 +1,8 @@
 """The sparse optimizers, one file each, and the one place that tells them apart.
 
-Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in Python's
-float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic is float32,
-in torch's order. Gradients of equal keys come summed.
+Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
+Python's float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic
+is float32, in torch's order. Gradients of equal keys come summed.
 """
 
 from __future__ import annotations

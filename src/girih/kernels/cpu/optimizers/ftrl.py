@@ -3,9 +3,10 @@
     σ ← (√(n + g²) - √n) / α        z ← z + g - σ·w        n ← n + g²
     w ← 0 where |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
 
-α is ``lr``. The paper computes w when it predicts; here it is kept, computed after each update. A row that does
-not start at 0, or is assigned, gets the z whose closed form gives its value (with β = λ₂ = 0 and n = 0 there is
-none but 0, and such a row returns to the closed form at its first update). State: z and n, 2 · ``dim`` floats.
+α is ``lr``. The paper computes w when it predicts; here it is kept, computed after each update. A row that
+does not start at 0, or is assigned, gets the z whose closed form gives its value (with β = λ₂ = 0 and n = 0
+there is none but 0, and such a row goes over to the closed form at its first update). State: z and n,
+2 · ``dim`` floats.
 """
 
 from __future__ import annotations

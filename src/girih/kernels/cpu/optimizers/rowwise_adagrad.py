@@ -1,4 +1,4 @@
-"""Row-wise Adagrad: one accumulator a row, the mean of g² over its columns (as FBGEMM's ``EXACT_ROWWISE_ADAGRAD``).
+"""Row-wise Adagrad: one accumulator a row, the mean of g² over its columns (as in FBGEMM).
 
     g ← g + λ·row        s ← s + mean(g²)        row ← row - lr / (√s + eps) · g
 

@@ -2,7 +2,7 @@
 
     g ← g + λ·row        v ← momentum · v + g        row ← row - lr · v
 
-State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0, so that the first step has v = g.
+State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0, so the first step has v = g.
 """
 
 from __future__ import annotations

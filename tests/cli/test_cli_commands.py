@@ -1,0 +1,259 @@
+"""The command line as a user meets it: files in, files out, statuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from girih import cli
+
+
+def run(*words):
+    return cli.run([str(word) for word in words])
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def trained(log_directory):
+    """A finished run of two epochs."""
+    path = log_directory / "run"
+    assert run("train", log_directory / "config.toml", "--run", path, "--set", "train.epochs=2") == 0
+    return path
+
+
+def test_train_writes_what_the_contract_lists(trained, capsys):
+    summary = json.loads((trained / "summary.json").read_text())
+    for key in (
+        "auc", "logloss", "samples_per_s", "num_examples", "num_rows", "staleness_max", "staleness_mean",
+        "lost_updates", "wire_bytes", "strategy", "precision", "seed", "by_label",
+    ):  # fmt: skip
+        assert key in summary
+    assert summary["strategy"] == "local"
+    assert summary["staleness_max"] == 0
+    assert summary["num_examples"] == 6000
+    assert set(summary["wire_bytes"]) == {"ids", "embeddings", "gradients", "partials", "dense"}
+    records = lines_of(trained / "metrics.jsonl")
+    training = [r for r in records if "split" not in r]
+    assert {"step", "examples", "loss", "samples_per_s"} <= set(training[0])
+    assert [r["step"] for r in training] == [*range(5, 46, 5), 48]
+    evaluations = [r for r in records if "split" in r]
+    assert [(r["split"], r["step"]) for r in evaluations] == [("valid", 24), ("valid", 48)]
+    events = json.loads((trained / "timeline.json").read_text())["traceEvents"]
+    assert {"read", "pull", "forward", "backward", "push", "apply"} <= {event["name"] for event in events}
+    assert [p.name for p in (trained / "checkpoints").iterdir()] == ["step-00000048"]
+
+
+def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
+    summary = json.loads((trained / "summary.json").read_text())
+    assert run("evaluate", trained) == 0
+    assert f"{summary['auc']:.5f}" in capsys.readouterr().out
+    out = log_directory / "scores.parquet"
+    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", out, "--keep", "user", "--keep", "click") == 0
+    table, original = pq.read_table(out), pq.read_table(log_directory / "test.parquet")
+    assert table.column_names == ["user", "click", "prediction"]
+    assert table["user"].equals(original["user"])
+    labels, predictions = table["click"].to_numpy(), table["prediction"].to_numpy()
+    assert roc_auc_score(labels, predictions) == pytest.approx(summary["auc"], abs=1e-6)
+    assert log_loss(labels, predictions.astype(float)) == pytest.approx(summary["logloss"], rel=1e-5)
+
+
+def test_predict_needs_no_labels(trained, log_directory):
+    unlabelled = log_directory / "new.parquet"
+    pq.write_table(pq.read_table(log_directory / "test.parquet").drop_columns(["click"]), unlabelled)
+    assert run("predict", trained, "--data", unlabelled, "--out", log_directory / "a.parquet") == 0
+    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", log_directory / "b.parquet") == 0
+    assert pq.read_table(log_directory / "a.parquet") == pq.read_table(log_directory / "b.parquet")
+
+
+def test_inspect_report_and_info(trained, capsys):
+    assert run("inspect", trained) == 0
+    shown = capsys.readouterr().out
+    for word in ("step 48", "user", "item", "tags", "dense.safetensors"):
+        assert word in shown
+    assert run("inspect", trained / "checkpoints" / "step-00000048") == 0
+    assert run("report", trained) == 0
+    assert "<svg" in (trained / "report.html").read_text()
+    assert run("info") == 0
+    assert "torch" in capsys.readouterr().out
+
+
+def test_resume_of_a_finished_run_changes_nothing(trained, log_directory, capsys):
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in trained.rglob("*") if p.is_file()}
+    assert run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=2") == 0
+    assert "finished" in capsys.readouterr().out
+    after = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in trained.rglob("*") if p.is_file()}
+    assert before == after
+
+
+def test_resume_with_more_epochs_equals_one_run(trained, log_directory):
+    whole = log_directory / "whole"
+    assert run("train", log_directory / "config.toml", "--run", whole, "--set", "train.epochs=3") == 0
+    assert run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=3") == 0
+    one, other = (json.loads((path / "summary.json").read_text()) for path in (whole, trained))
+    assert one["auc"] == other["auc"]
+    assert one["logloss"] == other["logloss"]
+    losses = [[(r["step"], r["loss"]) for r in lines_of(p / "metrics.jsonl") if r["step"] % 5 == 0 and "loss" in r] for p in (whole, trained)]
+    assert [step for step, _ in losses[0]] == [step for step, _ in losses[1]]
+
+
+def test_resume_without_a_checkpoint_starts_afresh(log_directory):
+    assert run("train", log_directory / "config.toml", "--run", log_directory / "fresh", "--resume") == 0
+
+
+def test_strategy_replaces_the_section_whatever_the_order_of_arguments(log_directory):
+    config = log_directory / "config.toml"
+    config.write_text(config.read_text() + '\n[strategy]\nname = "no such thing"\n')
+    assert run("train", config, "--run", log_directory / "a", "--strategy", "local") == 0
+    assert run("train", "--strategy", "local", config, "--run", log_directory / "b") == 0
+    assert run("train", config, "--run", log_directory / "c") == 2
+
+
+def start(log_directory, path, *more):
+    words = [sys.executable, "-m", "girih", "train", log_directory / "config.toml", "--run", path]
+    words += ["--set", "train.epochs=400", "--set", "checkpoint.every_steps=10", *more]
+    process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list((path / "checkpoints").glob("step-*")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
+    path = log_directory / "run"
+    process = start(log_directory, path)
+    process.send_signal(number)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    assert "--resume" in shown
+    assert "Traceback" not in shown
+    assert not (path / "summary.json").exists()
+    newest = sorted((path / "checkpoints").iterdir())[-1]
+    step = int(newest.name.removeprefix("step-"))
+    assert run("train", log_directory / "config.toml", "--run", path, "--resume", "--set", f"train.max_steps={step + 3}", "--set", "train.epochs=400") == 0
+    assert json.loads((path / "summary.json").read_text())["steps"] == step + 3
+
+
+def test_killed_at_any_moment_the_last_complete_checkpoint_loads(log_directory):
+    path = log_directory / "run"
+    for _ in range(3):
+        process = start(log_directory, path, "--resume")
+        time.sleep(0.3)
+        process.kill()
+        process.communicate()
+        for checkpoint in (path / "checkpoints").glob("step-*"):
+            assert run("inspect", checkpoint) == 0
+    assert run("evaluate", path) == 0
+    assert all("step" not in p.name or (p / "manifest.json").is_file() for p in (path / "checkpoints").iterdir())
+
+
+def test_two_runs_cannot_share_a_directory(log_directory, capsys):
+    path = log_directory / "run"
+    process = start(log_directory, path)
+    try:
+        assert run("train", log_directory / "config.toml", "--run", path, "--resume") == 2
+        assert "another process" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_file_named(trained, capsys):
+    checkpoint = trained / "checkpoints" / "step-00000048"
+    for name in [p.relative_to(checkpoint) for p in checkpoint.rglob("*") if p.is_file()]:
+        file = checkpoint / name
+        content = file.read_bytes()
+        for damaged in (content[:-1], content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]):
+            file.write_bytes(damaged)
+            status, error = run("evaluate", trained), capsys.readouterr().err
+            if damaged != content and not (name.name == "manifest.json" and json_equal(damaged, content)):
+                assert status == 2, name
+                assert file.name in error
+                assert error.count("\n") == 1
+        file.unlink()
+        assert run("evaluate", trained) == 2
+        assert file.name in capsys.readouterr().err
+        file.write_bytes(content)
+    assert run("evaluate", trained) == 0
+
+
+def json_equal(one, other):
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+def test_rotation_keeps_the_last_and_the_best(log_directory):
+    path = log_directory / "run"
+    options = ["checkpoint.every_steps=7", "checkpoint.keep=2", "train.epochs=8", "sparse_optimizer.lr=0.1",
+               "train.early_stopping={metric='logloss', patience=2}"]  # fmt: skip
+    words = [word for option in options for word in ("--set", option)]
+    assert run("train", log_directory / "config.toml", "--run", path, *words) == 0
+    summary = json.loads((path / "summary.json").read_text())
+    steps = sorted(int(p.name.removeprefix("step-")) for p in (path / "checkpoints").iterdir())
+    assert len(steps) == 3
+    assert summary["checkpoint_step"] in steps
+    assert run("evaluate", path) == 0
+
+
+def test_non_finite_is_status_1_with_the_step(log_directory, capsys):
+    words = ["train", log_directory / "config.toml", "--run", log_directory / "run", "--set", "sparse_optimizer={name='sgd', lr=1e30}"]
+    assert run(*words, "--set", "first_order_optimizer={name='sgd', lr=1e30}") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "step" in error
+    assert "on_nonfinite" in error
+
+
+def test_tensorboard_events_are_written(log_directory):
+    pytest.importorskip("tensorboard")
+    path = log_directory / "run"
+    assert run("train", log_directory / "config.toml", "--run", path, "--set", "train.tensorboard=true") == 0
+    assert list((path / "tensorboard").glob("events*"))
+
+
+def test_every_format_trains_the_same_model(log_directory):
+    """CSV of the same rows gives the same ids, so the same run."""
+    table = pq.read_table(log_directory / "train.parquet").drop_columns(["tags"])
+    import pyarrow.csv
+
+    for name in ("train", "valid", "test"):
+        table = pq.read_table(log_directory / f"{name}.parquet").drop_columns(["tags"])
+        pq.write_table(table, log_directory / f"{name}.parquet")
+        pa.csv.write_csv(table, log_directory / f"{name}.csv")
+    config = log_directory / "config.toml"
+    text = config.read_text().replace('[[features]]\nname = "tags"\nkind = "categorical"\ndim = 4\n', "")
+    config.write_text(text)
+    other = log_directory / "csv.toml"
+    other.write_text(text.replace(".parquet", ".csv").replace("[data]", '[data]\nformat = "csv"\nshuffle = false'))
+    assert run("train", config, "--run", log_directory / "a", "--set", "data.shuffle=false") == 0
+    assert run("train", other, "--run", log_directory / "b") == 0
+    one, two = (json.loads((log_directory / n / "summary.json").read_text()) for n in ("a", "b"))
+    assert one["auc"] == two["auc"]
+    assert one["num_rows"] == two["num_rows"]
+
+
+def test_module_runs_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "girih", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for command in ("train", "evaluate", "predict", "inspect", "report", "info"):
+        assert command in done.stdout
+    assert subprocess.run([sys.executable, "-m", "girih"], capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_told(trained, log_directory, capsys):
+    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", "/dev/full/x.parquet") == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,74 @@
+"""The config section [data]."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from girih import config
+from girih.data import DataOptions, open_dataset
+from girih.errors import ConfigError, MissingFileError
+from girih.schema import Categorical, Schema
+
+SCHEMA = Schema([Categorical(name="c")], "y")
+
+
+def build(**mapping):
+    return config.build(DataOptions, mapping, "config.toml: [data]")
+
+
+@pytest.fixture
+def place(tmp_path):
+    for split in ("train", "valid"):
+        pq.write_table(pa.table({"c": [1, 2, 3], "y": [0, 1, 0]}), tmp_path / f"{split}.parquet")
+    (tmp_path / "train.tsv").write_text("5\t1\n6\t0\n")
+    return tmp_path
+
+
+def test_it_is_registered():
+    assert config.SECTIONS["data"] is DataOptions
+
+
+def test_splits_are_relative_to_the_config_and_only_train_is_shuffled(place):
+    options = build(train=["train.parquet", f"{place}/train.parquet"], valid="valid.parquet")
+    train = open_dataset(options, SCHEMA, base_dir=place, seed=4)
+    assert (train.num_examples, train.shuffle, train.seed, train.batch_size) == (6, True, 4, 4096)
+    valid = open_dataset(options, SCHEMA, split="valid", base_dir=place)
+    assert (valid.num_examples, valid.shuffle) == (3, False)
+    named = open_dataset(options, SCHEMA, paths=place / "valid.parquet", with_labels=False, keep=["y"])
+    assert (named.num_examples, named.shuffle) == (3, False)
+    with pytest.raises(ConfigError, match=r"\[data\] has no test"):
+        open_dataset(options, SCHEMA, split="test", base_dir=place)
+    with pytest.raises(MissingFileError):
+        open_dataset(options, SCHEMA, base_dir="/nowhere", split="valid")
+
+
+def test_csv_options_reach_the_reader(place):
+    options = build(format="csv", train="train.tsv", separator="\t", columns=["c", "y"], shuffle=False)
+    (batch,) = list(open_dataset(options, SCHEMA, base_dir=place))
+    assert batch.ids.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({}, "key 'train' is missing"),
+        ({"train": "a", "trian": "b"}, "unknown key 'trian'; did you mean 'train'"),
+        ({"train": "a", "format": "parket"}, "expected one of 'parquet'"),
+        ({"train": ""}, "train = ''"),
+        ({"train": []}, "train = ()"),
+        ({"train": "a", "valid": [""]}, "valid = "),
+        ({"train": 3}, "expected a string"),
+        ({"train": "a", "batch_size": 0}, "batch_size = 0"),
+        ({"train": "a", "batch_size": "big"}, "expected an integer"),
+        ({"train": "a", "shuffle_rows": -1}, "shuffle_rows = -1"),
+        ({"train": "a", "read_ahead": 0}, "read_ahead = 0"),
+        ({"train": "a", "on_bad_row": "warn"}, "expected one of 'error', 'skip'"),
+        ({"train": "a", "separator": ";"}, "separator: only format csv has it"),
+        ({"train": "a", "format": "criteo", "columns": ["a"]}, "columns: only format csv has it"),
+    ],
+)
+def test_options_that_cannot_be_used(mapping, message):
+    with pytest.raises(ConfigError) as caught:
+        build(**mapping)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("config.toml: [data]")
