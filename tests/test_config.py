@@ -73,7 +73,12 @@ def test_unreadable_files_are_named(tmp_path):
 
 def test_overrides_read_toml_values_and_fall_back_to_strings():
     mapping = {"train": {"epochs": 1}}
-    for assignment in ("train.epochs=3", "model.hidden=[4, 4]", "data.train=x/*.parquet", "strategy.name=hybrid"):
+    for assignment in (
+        "train.epochs=3",
+        "model.hidden=[4, 4]",
+        "data.train=x/*.parquet",
+        "strategy.name=hybrid",
+    ):
         config.apply_override(mapping, assignment)
     assert mapping == {
         "train": {"epochs": 3},

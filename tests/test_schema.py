@@ -6,7 +6,8 @@ from girih.errors import ConfigError
 
 def test_shared_table_takes_the_dim_that_one_feature_gives():
     schema = girih.Schema(
-        [girih.Categorical(name="video", dim=8), girih.Sequence(name="history", table="video")], labels="click"
+        [girih.Categorical(name="video", dim=8), girih.Sequence(name="history", table="video")],
+        labels="click",
     )
     assert [t.name for t in schema.tables] == ["video"]
     assert [schema.dim_of(f) for f in schema.sparse] == [8, 8]

@@ -28,7 +28,9 @@ def assert_same_state(one, other):
     assert rows_a.keys() == rows_b.keys()
     for name in rows_a:
         for column in rows_a[name]:
-            np.testing.assert_array_equal(rows_a[name][column], rows_b[name][column], err_msg=f"{name} {column}")
+            np.testing.assert_array_equal(
+                rows_a[name][column], rows_b[name][column], err_msg=f"{name} {column}"
+            )
     for name in dense_a:
         np.testing.assert_array_equal(dense_a[name], dense_b[name], err_msg=name)
 
@@ -99,7 +101,10 @@ def test_checkpoint_loads_on_any_number_of_shards(log_directory, tmp_path):
 
 def test_early_stopping_puts_the_best_weights_back(log_directory):
     settings = settings_of(
-        log_directory, "train.epochs=12", "sparse_optimizer.lr=0.1", "train.early_stopping={metric='logloss', patience=1}"
+        log_directory,
+        "train.epochs=12",
+        "sparse_optimizer.lr=0.1",
+        "train.early_stopping={metric='logloss', patience=1}",
     )
     with settings.trainer() as trainer:
         trainer.fit(settings.dataset("train"), settings.dataset("valid"))
@@ -180,7 +185,7 @@ class BadGradient(torch.nn.Module):
 def test_non_finite_gradient_names_the_feature_and_moves_nothing(log_directory):
     settings = settings_of(log_directory)
     with girih.Trainer(BadGradient(settings.schema)) as trainer:
-        with pytest.raises(NonFiniteError, match="step 1: .*feature 'item'"):
+        with pytest.raises(NonFiniteError, match=r"step 1: .*feature 'item'"):
             trainer.fit(settings.dataset("train"))
         assert trainer.sparse.counters()["updates"] == 0
         assert trainer.model.bias.item() == 0.0
@@ -225,7 +230,7 @@ def test_options_that_do_not_go_together_are_refused(log_directory):
         girih.Trainer("deepfm", schema=schema)
     with pytest.raises(ConfigError, match=r"girih\.optim"):
         girih.Trainer(model, sparse_optimizer=torch.optim.Adam(model.parameters()))
-    with pytest.raises(ConfigError, match="CUDA|expected"):
+    with pytest.raises(ConfigError, match=r"CUDA|expected"):
         girih.Trainer(model, options=girih.TrainOptions(device="tpu9"))
 
 
@@ -237,11 +242,17 @@ def test_other_schemas_and_models_are_refused(log_directory, tmp_path):
         trainer.load(path)
     text = (log_directory / "config.toml").read_text()
     (log_directory / "config.toml").write_text(text.replace("dim = 4", "dim = 8"))
-    with settings_of(log_directory).trainer() as trainer:
-        with pytest.raises(CheckpointError, match="'user' has dim 4 in the checkpoint, 8 in the configuration"):
-            trainer.load(path)
-    (log_directory / "config.toml").write_text(text.replace('name = "adam"\nlr = 0.01', 'name = "adagrad"\nlr = 0.01'))
-    with settings_of(log_directory).trainer() as trainer, pytest.raises(CheckpointError, match="adagrad|adam"):
+    with settings_of(log_directory).trainer() as trainer, pytest.raises(
+        CheckpointError, match="'user' has dim 4 in the checkpoint, 8 in the configuration"
+    ):
+        trainer.load(path)
+    (log_directory / "config.toml").write_text(
+        text.replace('name = "adam"\nlr = 0.01', 'name = "adagrad"\nlr = 0.01')
+    )
+    with (
+        settings_of(log_directory).trainer() as trainer,
+        pytest.raises(CheckpointError, match=r"adagrad|adam"),
+    ):
         trainer.load(path)
 
 

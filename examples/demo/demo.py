@@ -28,7 +28,9 @@ PART = 100_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--examples", type=int, default=600_000, help="of the training data")
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="replaced, if this demo made it")
     arguments = parser.parse_args()

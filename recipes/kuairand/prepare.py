@@ -20,18 +20,33 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 HISTORY = 50
-LOG_COLUMNS = ["user_id", "video_id", "date", "hourmin", "time_ms", "is_click", "is_like", "long_view", "duration_ms", "tab"]
+LOG_COLUMNS = [
+    "user_id",
+    "video_id",
+    "date",
+    "hourmin",
+    "time_ms",
+    "is_click",
+    "is_like",
+    "long_view",
+    "duration_ms",
+    "tab",
+]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     target = parser.parse_args().directory
     source = Path(os.environ.get("GIRIH_DATA", "../shared/data")) / "kuairand_pure"
     target.mkdir(parents=True, exist_ok=True)
     users = _integers(pq.read_table(source / "user_features.parquet"))
     videos = _integers(pq.read_table(source / "video_features_basic.parquet"))
-    videos = videos.select(["video_id", "author_id", "video_type", "upload_dt", "upload_type", "music_id", "music_type", "tag"])
+    videos = videos.select(
+        ["video_id", "author_id", "video_type", "upload_dt", "upload_type", "music_id", "music_type", "tag"]
+    )
     before = pq.read_table(source / "user_history_until_0424.parquet", columns=["user_id", "watch_seq"])
     watched = {row["user_id"]: row["watch_seq"] for row in before.to_pylist()}
     histories: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=HISTORY))
@@ -82,8 +97,12 @@ def _join(log: pa.Table, features: pa.Table, key: str) -> pa.Table:
 def _derive(table: pa.Table) -> pa.Table:
     hours = pc.divide(table.column("hourmin"), 100)
     days = [
-        None if uploaded is None else (date(day // 10000, day // 100 % 100, day % 100) - date.fromisoformat(uploaded)).days
-        for day, uploaded in zip(table.column("date").to_pylist(), table.column("upload_dt").to_pylist(), strict=True)
+        None
+        if uploaded is None
+        else (date(day // 10000, day // 100 % 100, day % 100) - date.fromisoformat(uploaded)).days
+        for day, uploaded in zip(
+            table.column("date").to_pylist(), table.column("upload_dt").to_pylist(), strict=True
+        )
     ]
     table = table.append_column("hour", hours).append_column("video_age_days", pa.array(days, pa.int64()))
     return table.drop_columns(["upload_dt", "hourmin", "date"])

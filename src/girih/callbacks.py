@@ -21,12 +21,15 @@ class Callback(Protocol):
 
     def on_metrics(self, record: Record) -> None:
         """A training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
+        return
 
     def on_evaluation(self, record: Record) -> None:
         """An evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more."""
+        return
 
     def on_end(self, summary: Record | None) -> None:
         """Once, last: ``summary.json``, or None where the run was stopped before its end."""
+        return
 
 
 class TensorBoard(Callback):

@@ -135,7 +135,9 @@ def build(cls: Any, value: Any, where: str) -> Any:
     return _build_scalar(cls, value, where)
 
 
-def check_call(function: Callable[..., Any], options: Mapping[str, Any], where: str, *, skip: int = 1) -> dict[str, Any]:
+def check_call(
+    function: Callable[..., Any], options: Mapping[str, Any], where: str, *, skip: int = 1
+) -> dict[str, Any]:
     """Checks keyword options against a callable's signature; the first ``skip`` parameters are not options.
 
     Raises:
@@ -143,7 +145,7 @@ def check_call(function: Callable[..., Any], options: Mapping[str, Any], where: 
     """
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     known = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
+    target: Any = function.__init__ if inspect.isclass(function) else function
     try:
         hints = typing.get_type_hints(target)
     except (NameError, TypeError):  # hints that only a type checker can read
@@ -185,7 +187,9 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         if key == tag:
             continue
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, [*known, *([tag] if tag else [])])}")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest(key, [*known, *([tag] if tag else [])])}"
+            )
         arguments[key] = build(hints[key], item, f"{where} {key}")
     for key, field in known.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -203,7 +207,11 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     classes = [member for member in members if dataclasses.is_dataclass(member)]
     if isinstance(value, tuple(c for c in classes if isinstance(c, type))):
         return value
-    tags = {_tag_key(c): {getattr(o, _tag_key(o) or ""): o for o in classes if _tag_key(o)} for c in classes if _tag_key(c)}
+    tags = {
+        _tag_key(c): {getattr(o, _tag_key(o) or ""): o for o in classes if _tag_key(o)}
+        for c in classes
+        if _tag_key(c)
+    }
     if tags and (isinstance(value, Mapping | str) or not any(m in (str, int, float, bool) for m in members)):
         tag, by_name = next(iter(tags.items()))
         if isinstance(value, str):
@@ -234,7 +242,10 @@ def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[An
         return tuple(build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if len(value) != len(arguments):
         raise ConfigError(f"{where} = {value!r}: expected a list of {len(arguments)}")
-    return tuple(build(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(arguments, value, strict=True)))
+    return tuple(
+        build(kind, item, f"{where}[{i}]")
+        for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
 
 
 def _build_scalar(cls: Any, value: Any, where: str) -> Any:
@@ -244,7 +255,9 @@ def _build_scalar(cls: Any, value: Any, where: str) -> Any:
         return float(value)
     if isinstance(cls, type) and isinstance(value, cls) and not (isinstance(value, bool) and cls is not bool):
         return value
-    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(cls, str(cls))
+    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(
+        cls, str(cls)
+    )
     raise ConfigError(f"{where} = {value!r}: expected {expected}")
 
 

@@ -27,7 +27,10 @@ class LearningRate:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any] | None, where: str = "lr_schedule"
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        options: Mapping[str, Any] | None,
+        where: str = "lr_schedule",
     ) -> None:
         if optimizer is None:
             optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -46,10 +49,14 @@ class LearningRate:
         if cls is torch.optim.lr_scheduler.ReduceLROnPlateau:
             self.metric = str(options.pop("metric", "auc"))
             if self.metric not in DIRECTIONS:
-                raise ConfigError(f"{where}: metric = {self.metric!r}: expected one of {', '.join(DIRECTIONS)}")
+                raise ConfigError(
+                    f"{where}: metric = {self.metric!r}: expected one of {', '.join(DIRECTIONS)}"
+                )
             mode = "max" if DIRECTIONS[self.metric] > 0 else "min"
             if options.setdefault("mode", mode) != mode:
-                raise ConfigError(f"{where}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal")
+                raise ConfigError(
+                    f"{where}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal"
+                )
         else:
             self.interval = str(options.pop("interval", "epoch"))
             if self.interval not in ("epoch", "step"):

@@ -71,7 +71,9 @@ class Loop:
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[Step[Position]]:
         timed = self.spans.each("read", batches)
-        steps = self.schedule(timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans)
+        steps = self.schedule(
+            timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans
+        )
         while True:
             start = time.perf_counter()
             step = next(steps, None)

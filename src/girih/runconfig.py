@@ -53,9 +53,7 @@ class RunConfig:
     dense_optimizer: OptimizerFactory
 
     @classmethod
-    def load(
-        cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None
-    ) -> RunConfig:
+    def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
         """Reads and checks a whole config file.
 
         Args:
@@ -95,7 +93,9 @@ class RunConfig:
             strategy=_strategy(mapping.get("strategy", {}), f"{where}: [strategy]"),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
-            dense_optimizer=optimizer_factory(mapping.get("dense_optimizer", {}), f"{where}: [dense_optimizer]"),
+            dense_optimizer=optimizer_factory(
+                mapping.get("dense_optimizer", {}), f"{where}: [dense_optimizer]"
+            ),
         )
 
     def with_absolute_paths(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The directory of a run: who may write there, and what lies where.
 
-    config.toml  metrics.jsonl  summary.json  timeline.json  report.html
-    checkpoints/step-00012000/
+config.toml  metrics.jsonl  summary.json  timeline.json  report.html
+checkpoints/step-00012000/
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ class RunDirectory:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise StorageFullError(f"{path}: no space left on the disk for a run directory") from None
-            raise RunDirectoryError(f"{path}: cannot be written ({error.strerror}); choose another --run") from None
+            raise RunDirectoryError(
+                f"{path}: cannot be written ({error.strerror}); choose another --run"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise RunDirectoryError(f"{path}: another process is writing this run; wait for it or stop it") from None
+            raise RunDirectoryError(
+                f"{path}: another process is writing this run; wait for it or stop it"
+            ) from None
 
     @property
     def config(self) -> Path:

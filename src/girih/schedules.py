@@ -73,7 +73,9 @@ def in_step(
                 value = mean_loss.item()
             if not math.isfinite(value):
                 feature = embeddings.first_nonfinite()
-                raise NonFiniteError(f"the loss is {value}" + (f", and so is feature {feature!r}" if feature else ""))
+                raise NonFiniteError(
+                    f"the loss is {value}" + (f", and so is feature {feature!r}" if feature else "")
+                )
             with spans("backward"):
                 dense.backward(gradient)
             with spans("push"):

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -77,9 +78,13 @@ class Categorical(_Sparse):
         if self.bucketize is not None:
             object.__setattr__(self, "bucketize", tuple(float(edge) for edge in self.bucketize))
             if list(self.bucketize) != sorted(set(self.bucketize)) or not self.bucketize:
-                raise ConfigError(f"feature {self.name!r}: bucketize = {list(self.bucketize)}: expected rising boundaries")
+                raise ConfigError(
+                    f"feature {self.name!r}: bucketize = {list(self.bucketize)}: expected rising boundaries"
+                )
             if self.separator or self.weights:
-                raise ConfigError(f"feature {self.name!r}: bucketize makes one id of one number; drop separator and weights")
+                raise ConfigError(
+                    f"feature {self.name!r}: bucketize makes one id of one number; drop separator and weights"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,7 @@ class Labels:
     weight: str | None = None
 
     def __post_init__(self) -> None:
-        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        names: tuple[str, ...] = _strings(self.names)
         object.__setattr__(self, "names", names)
         if not names:
             raise ConfigError("labels: names is empty; expected at least one label")
@@ -172,7 +177,9 @@ class Schema:
         _refuse_duplicates("table", [t.name for t in tables])
         for feature in self.features:
             if feature.source in self.labels.names and feature.source not in self.labels.derive:
-                raise ConfigError(f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer")
+                raise ConfigError(
+                    f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer"
+                )
         object.__setattr__(self, "tables", self._resolve(tuple(tables)))
 
     def _resolve(self, given: tuple[Table, ...]) -> tuple[Table, ...]:
@@ -182,7 +189,9 @@ class Schema:
             name = feature.table_name
             table = used.get(name) or by_name.get(name) or Table(name=name)
             if table.dim is not None and feature.dim not in (None, table.dim):
-                raise ConfigError(f"table {name!r} has dim {table.dim}, feature {feature.name!r} has dim {feature.dim}")
+                raise ConfigError(
+                    f"table {name!r} has dim {table.dim}, feature {feature.name!r} has dim {feature.dim}"
+                )
             used[name] = table if feature.dim is None else replace(table, dim=feature.dim)
         for name in by_name:
             if name not in used:
@@ -229,7 +238,9 @@ class Schema:
         """Builds a schema from the sections ``features``, ``labels`` and ``tables`` of a config."""
         for key in ("features", "labels"):
             if key not in mapping:
-                raise ConfigError(f"{where}: section [{'[features]' if key == 'features' else key}] is missing")
+                raise ConfigError(
+                    f"{where}: section [{'[features]' if key == 'features' else key}] is missing"
+                )
         if not isinstance(mapping["features"], list | tuple):
             raise ConfigError(f"{where}: features: expected [[features]], a list of tables")
         features = [
@@ -239,7 +250,9 @@ class Schema:
         tables = mapping.get("tables", ())
         if not isinstance(tables, list | tuple):
             raise ConfigError(f"{where}: tables: expected [[tables]], a list of tables")
-        built = [config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}:") for i, t in enumerate(tables)]
+        built = [
+            config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}:") for i, t in enumerate(tables)
+        ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
         try:
             return cls(features, labels, built)
@@ -254,6 +267,10 @@ class Schema:
 
 def _name_of(item: Any, index: int) -> str:
     return str(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
+
+
+def _strings(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _refuse_duplicates(what: str, names: Seq[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ class Spans:
     """Times named phases; keeps the first ``max_events`` as a timeline, and all as totals in seconds."""
 
     def __init__(self, max_events: int = 4000) -> None:
-        self.totals_s: Counter[str] = Counter()
+        self.totals_s: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, float, float]] = []
         self._max_events = max_events
         self._origin = time.perf_counter()
@@ -47,7 +47,14 @@ class Spans:
     def write(self, path: Path) -> None:
         """Writes the timeline in Chrome's trace format: open it in Perfetto, or see it in the report."""
         events = [
-            {"name": name, "ph": "X", "pid": 0, "tid": 0, "ts": round(start * 1e6), "dur": round(seconds * 1e6)}
+            {
+                "name": name,
+                "ph": "X",
+                "pid": 0,
+                "tid": 0,
+                "ts": round(start * 1e6),
+                "dur": round(seconds * 1e6),
+            }
             for name, start, seconds in self._events
         ]
         totals = {name: round(seconds, 6) for name, seconds in self.totals_s.items()}

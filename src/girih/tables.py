@@ -83,9 +83,13 @@ class MinCount:
 
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= 255:
-            raise ConfigError(f"admission min_count: count = {self.count!r}: expected an integer from 1 to 255")
+            raise ConfigError(
+                f"admission min_count: count = {self.count!r}: expected an integer from 1 to 255"
+            )
         if isinstance(self.cells, bool) or not isinstance(self.cells, int) or not 64 <= self.cells <= 1 << 40:
-            raise ConfigError(f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2⁴⁰")
+            raise ConfigError(
+                f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2⁴⁰"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,9 @@ class Table:
             raise ConfigError(f"table: name = {self.name!r}: expected a non-empty string")
         check_dim(f"table {self.name!r}", self.dim)
         if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"table {self.name!r}: dtype = {self.dtype!r}: expected float32, bfloat16 or float16")
+            raise ConfigError(
+                f"table {self.name!r}: dtype = {self.dtype!r}: expected float32, bfloat16 or float16"
+            )
 
 
 def check_dim(owner: str, dim: int | None) -> None:

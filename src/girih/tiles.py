@@ -49,8 +49,8 @@ class SparseHalf(Protocol):
         """Reads for evaluation: no new rows, no mark of use."""
         ...
 
-    def push(self, pulled: Pulled, lr_scale: float) -> Pending:
-        """Starts to apply the gradients that the pulled embeddings collected.
+    def push(self, pulled: Any, lr_scale: float) -> Pending:
+        """Starts to apply the gradients that embeddings from this tile's own :meth:`pull` collected.
 
         Raises:
             NonFiniteError: a gradient is NaN or infinite; names the feature; nothing was applied.

@@ -29,8 +29,8 @@ from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
 from girih.runlog import RunLog, rewind
 from girih.schema import Schema
-from girih.sparse.options import StoreOptions
 from girih.spans import Spans
+from girih.sparse.options import StoreOptions
 from girih.state import RunState
 from girih.strategies import Local, Strategy
 
@@ -72,7 +72,9 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"model = {model!r}: expected a torch.nn.Module, as girih.models.DeepFM(schema)")
+            raise ConfigError(
+                f"model = {model!r}: expected a torch.nn.Module, as girih.models.DeepFM(schema)"
+            )
         self.model = model
         self.schema = _schema_of(model, schema)
         self.options = options or TrainOptions()
@@ -282,7 +284,9 @@ class Trainer:
             return self.moments
         empty = Moments.empty(self.schema)
         if empty.features:
-            raise ConfigError(f"feature {empty.features[0]!r} is standardized by the training data: fit or load first")
+            raise ConfigError(
+                f"feature {empty.features[0]!r} is standardized by the training data: fit or load first"
+            )
         return empty
 
     def _open_log(self) -> RunLog:
@@ -310,7 +314,9 @@ class Trainer:
 def _schema_of(model: nn.Module, schema: Schema | None) -> Schema:
     schema = schema or getattr(model, "schema", None)
     if not isinstance(schema, Schema):
-        raise ConfigError(f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)")
+        raise ConfigError(
+            f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
+        )
     return schema
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
@@ -58,7 +58,21 @@ def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
     assert run("evaluate", trained) == 0
     assert f"{summary['auc']:.5f}" in capsys.readouterr().out
     out = log_directory / "scores.parquet"
-    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", out, "--keep", "user", "--keep", "click") == 0
+    assert (
+        run(
+            "predict",
+            trained,
+            "--data",
+            log_directory / "test.parquet",
+            "--out",
+            out,
+            "--keep",
+            "user",
+            "--keep",
+            "click",
+        )
+        == 0
+    )
     table, original = pq.read_table(out), pq.read_table(log_directory / "test.parquet")
     assert table.column_names == ["user", "click", "prediction"]
     assert table["user"].equals(original["user"])
@@ -71,7 +85,12 @@ def test_predict_needs_no_labels(trained, log_directory):
     unlabelled = log_directory / "new.parquet"
     pq.write_table(pq.read_table(log_directory / "test.parquet").drop_columns(["click"]), unlabelled)
     assert run("predict", trained, "--data", unlabelled, "--out", log_directory / "a.parquet") == 0
-    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", log_directory / "b.parquet") == 0
+    assert (
+        run(
+            "predict", trained, "--data", log_directory / "test.parquet", "--out", log_directory / "b.parquet"
+        )
+        == 0
+    )
     assert pq.read_table(log_directory / "a.parquet") == pq.read_table(log_directory / "b.parquet")
 
 
@@ -89,7 +108,10 @@ def test_inspect_report_and_info(trained, capsys):
 
 def test_resume_of_a_finished_run_changes_nothing(trained, log_directory, capsys):
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in trained.rglob("*") if p.is_file()}
-    assert run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=2") == 0
+    assert (
+        run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=2")
+        == 0
+    )
     assert "finished" in capsys.readouterr().out
     after = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in trained.rglob("*") if p.is_file()}
     assert before == after
@@ -98,11 +120,17 @@ def test_resume_of_a_finished_run_changes_nothing(trained, log_directory, capsys
 def test_resume_with_more_epochs_equals_one_run(trained, log_directory):
     whole = log_directory / "whole"
     assert run("train", log_directory / "config.toml", "--run", whole, "--set", "train.epochs=3") == 0
-    assert run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=3") == 0
+    assert (
+        run("train", log_directory / "config.toml", "--run", trained, "--resume", "--set", "train.epochs=3")
+        == 0
+    )
     one, other = (json.loads((path / "summary.json").read_text()) for path in (whole, trained))
     assert one["auc"] == other["auc"]
     assert one["logloss"] == other["logloss"]
-    losses = [[(r["step"], r["loss"]) for r in lines_of(p / "metrics.jsonl") if r["step"] % 5 == 0 and "loss" in r] for p in (whole, trained)]
+    losses = [
+        [(r["step"], r["loss"]) for r in lines_of(p / "metrics.jsonl") if r["step"] % 5 == 0 and "loss" in r]
+        for p in (whole, trained)
+    ]
     assert [step for step, _ in losses[0]] == [step for step, _ in losses[1]]
 
 
@@ -121,7 +149,9 @@ def test_strategy_replaces_the_section_whatever_the_order_of_arguments(log_direc
 def start(log_directory, path, *more):
     words = [sys.executable, "-m", "girih", "train", log_directory / "config.toml", "--run", path]
     words += ["--set", "train.epochs=400", "--set", "checkpoint.every_steps=10", *more]
-    process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 120
     while not list((path / "checkpoints").glob("step-*")):
         assert process.poll() is None, process.stderr.read()
@@ -142,7 +172,20 @@ def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
     assert not (path / "summary.json").exists()
     newest = sorted((path / "checkpoints").iterdir())[-1]
     step = int(newest.name.removeprefix("step-"))
-    assert run("train", log_directory / "config.toml", "--run", path, "--resume", "--set", f"train.max_steps={step + 3}", "--set", "train.epochs=400") == 0
+    assert (
+        run(
+            "train",
+            log_directory / "config.toml",
+            "--run",
+            path,
+            "--resume",
+            "--set",
+            f"train.max_steps={step + 3}",
+            "--set",
+            "train.epochs=400",
+        )
+        == 0
+    )
     assert json.loads((path / "summary.json").read_text())["steps"] == step + 3
 
 
@@ -156,7 +199,9 @@ def test_killed_at_any_moment_the_last_complete_checkpoint_loads(log_directory):
         for checkpoint in (path / "checkpoints").glob("step-*"):
             assert run("inspect", checkpoint) == 0
     assert run("evaluate", path) == 0
-    assert all("step" not in p.name or (p / "manifest.json").is_file() for p in (path / "checkpoints").iterdir())
+    assert all(
+        "step" not in p.name or (p / "manifest.json").is_file() for p in (path / "checkpoints").iterdir()
+    )
 
 
 def test_two_runs_cannot_share_a_directory(log_directory, capsys):
@@ -210,7 +255,14 @@ def test_rotation_keeps_the_last_and_the_best(log_directory):
 
 
 def test_non_finite_is_status_1_with_the_step(log_directory, capsys):
-    words = ["train", log_directory / "config.toml", "--run", log_directory / "run", "--set", "sparse_optimizer={name='sgd', lr=1e30}"]
+    words = [
+        "train",
+        log_directory / "config.toml",
+        "--run",
+        log_directory / "run",
+        "--set",
+        "sparse_optimizer={name='sgd', lr=1e30}",
+    ]
     assert run(*words, "--set", "first_order_optimizer={name='sgd', lr=1e30}") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert "step" in error
@@ -227,17 +279,17 @@ def test_tensorboard_events_are_written(log_directory):
 def test_every_format_trains_the_same_model(log_directory):
     """CSV of the same rows gives the same ids, so the same run."""
     table = pq.read_table(log_directory / "train.parquet").drop_columns(["tags"])
-    import pyarrow.csv
-
     for name in ("train", "valid", "test"):
         table = pq.read_table(log_directory / f"{name}.parquet").drop_columns(["tags"])
         pq.write_table(table, log_directory / f"{name}.parquet")
-        pa.csv.write_csv(table, log_directory / f"{name}.csv")
+        pyarrow.csv.write_csv(table, log_directory / f"{name}.csv")
     config = log_directory / "config.toml"
     text = config.read_text().replace('[[features]]\nname = "tags"\nkind = "categorical"\ndim = 4\n', "")
     config.write_text(text)
     other = log_directory / "csv.toml"
-    other.write_text(text.replace(".parquet", ".csv").replace("[data]", '[data]\nformat = "csv"\nshuffle = false'))
+    other.write_text(
+        text.replace(".parquet", ".csv").replace("[data]", '[data]\nformat = "csv"\nshuffle = false')
+    )
     assert run("train", config, "--run", log_directory / "a", "--set", "data.shuffle=false") == 0
     assert run("train", other, "--run", log_directory / "b") == 0
     one, two = (json.loads((log_directory / n / "summary.json").read_text()) for n in ("a", "b"))
@@ -246,7 +298,9 @@ def test_every_format_trains_the_same_model(log_directory):
 
 
 def test_module_runs_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "girih", "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "girih", "--help"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     for command in ("train", "evaluate", "predict", "inspect", "report", "info"):
         assert command in done.stdout
@@ -255,5 +309,7 @@ def test_module_runs_as_a_program():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_output_that_cannot_be_written_is_told(trained, log_directory, capsys):
-    assert run("predict", trained, "--data", log_directory / "test.parquet", "--out", "/dev/full/x.parquet") == 2
+    assert (
+        run("predict", trained, "--data", log_directory / "test.parquet", "--out", "/dev/full/x.parquet") == 2
+    )
     assert capsys.readouterr().err.count("\n") == 1

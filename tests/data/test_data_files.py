@@ -314,6 +314,13 @@ def test_a_dataset_refuses_a_bad_batch_size_and_unknown_features(tmp_path):
         dataset.select(["usr"])
 
 
+def test_a_parquet_file_that_goes_away_is_reported(tmp_path):
+    dataset = read_parquet(write(tmp_path / "a.parquet"), SCHEMA)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(MissingFileError, match="has gone since it was listed"):
+        list(dataset)
+
+
 def test_a_file_that_goes_away_is_reported(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("user,price,click\n1,2,1\n")

@@ -386,6 +386,29 @@ def test_dictionary_reading_changes_nothing(tmp_path):
     assert one.ids[:8].tolist() == [xxh64(word.encode()) for word in words[:8]]
 
 
+def test_dictionaries_that_overflow_and_those_of_pandas(tmp_path):
+    words = [f"w{i % 5}" for i in range(9000)] + [f"unique-{i}" for i in range(1000)]
+    columns = {
+        "c": words,
+        "k": pa.array(words).dictionary_encode(),
+        "l": [[word] for word in words],
+        "y": [0] * 10_000,
+    }
+    options = {"dictionary_pagesize_limit": 500, "row_group_size": 4000, "data_page_size": 500}
+    schema = Schema([Categorical(name="c"), Categorical(name="k"), Categorical(name="l")], "y")
+    dataset = read_parquet(
+        parquet(tmp_path / "a.parquet", columns, **options), schema, keep=["k"], batch_size=6000
+    )
+    want = [xxh64(word.encode()) for word in words]
+    begin = 0
+    for batch in dataset:
+        end = begin + batch.num_examples
+        assert batch.ids.tolist() == want[begin:end] * 3
+        assert batch.kept["k"].to_pylist() == words[begin:end]
+        begin = end
+    assert begin == 10_000
+
+
 def test_positions_survive_json(tmp_path):
     from girih.data import Position
 

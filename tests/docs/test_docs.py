@@ -119,7 +119,11 @@ def test_console_lines_run(page, workplace, capsys):
         for line, following in zip(lines, [*lines[1:], ""], strict=True):
             if not line.startswith("$ girih "):
                 continue
-            words = [w for word in shlex.split(line[2:], comments=True) for w in (sorted(glob.glob(word)) or [word])]
+            words = [
+                w
+                for word in shlex.split(line[2:], comments=True)
+                for w in (sorted(glob.glob(word)) or [word])
+            ]
             status = cli.run(_repeat_data(words[1:]))
             if following.startswith("girih: "):
                 assert status == 2
@@ -148,5 +152,12 @@ def test_readme_starts_with_commands_that_exist():
     if make is None:
         pytest.skip("make is not installed")
     for target in ("demo", "test", "lint", "bench", "docs"):
-        assert subprocess.run([make, "-n", target], cwd=ROOT, capture_output=True, check=False).returncode == 0
-    assert subprocess.run([sys.executable, "-m", "girih", "--version"], capture_output=True, check=False).returncode == 0
+        assert (
+            subprocess.run([make, "-n", target], cwd=ROOT, capture_output=True, check=False).returncode == 0
+        )
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "girih", "--version"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )

@@ -6,6 +6,7 @@ not to the bit.
 """
 
 import copy
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -55,7 +56,9 @@ def make_batches(*, every_id: bool, seed: int = 1):
                 ids[feature * size : feature * size + IDS] = rng.permutation(IDS)
             ids[2 * size : 2 * size + IDS] = rng.permutation(IDS)
         numeric = rng.normal(size=(size, 1)).astype(np.float32)
-        labels = (rng.random((size, 1)) < 1 / (1 + np.exp(-(ids[:size] % 5 - 2.0)))[:, None]).astype(np.float32)
+        labels = (rng.random((size, 1)) < 1 / (1 + np.exp(-(ids[:size] % 5 - 2.0)))[:, None]).astype(
+            np.float32
+        )
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(np.int32)
         yield Batch(ids=ids, offsets=offsets, numeric=numeric, labels=labels)
 
@@ -63,8 +66,8 @@ def make_batches(*, every_id: bool, seed: int = 1):
 class Reference:
     """The same model over torch's own embedding bags."""
 
-    TABLES = {"user": "user", "item": "item", "tags": "tags", "history": "item"}
-    MODES = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
+    TABLES: ClassVar = {"user": "user", "item": "item", "tags": "tags", "history": "item"}
+    MODES: ClassVar = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
 
     def __init__(self, module, sparse_tile, make_rows_optimizer, make_optimizer, *, sparse):
         self.module = module
@@ -85,7 +88,11 @@ class Reference:
 
     def _bag(self, feature, segment, ids, offsets):
         return torch.nn.functional.embedding_bag(
-            ids, self.tables[self.TABLES[feature], segment], offsets[:-1], mode=self.MODES[feature], sparse=self.sparse
+            ids,
+            self.tables[self.TABLES[feature], segment],
+            offsets[:-1],
+            mode=self.MODES[feature],
+            sparse=self.sparse,
         )
 
     def step(self, batch):
@@ -99,17 +106,23 @@ class Reference:
             chosen = [name for name in names if kind in self.needs.get(name, ())]
             if not chosen:
                 return ()
-            return (Block(tuple(chosen), torch.stack([self._bag(n, segment, *parts[n]) for n in chosen], dim=1)),)
+            return (
+                Block(tuple(chosen), torch.stack([self._bag(n, segment, *parts[n]) for n in chosen], dim=1)),
+            )
 
         sequences = {
             name: Jagged(
-                torch.nn.functional.embedding(parts[name][0], self.tables["item", "embedding"], sparse=self.sparse),
+                torch.nn.functional.embedding(
+                    parts[name][0], self.tables["item", "embedding"], sparse=self.sparse
+                ),
                 parts[name][1],
             )
             for name in names
             if "sequence" in self.needs.get(name, ())
         }
-        embeddings = Embeddings(blocks("embedding", "embedding"), sequences, blocks("first_order", "first_order"))
+        embeddings = Embeddings(
+            blocks("embedding", "embedding"), sequences, blocks("first_order", "first_order")
+        )
         logits = self.module(torch.from_numpy(batch.numeric), embeddings)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
         loss.backward()

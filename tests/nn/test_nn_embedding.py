@@ -46,7 +46,9 @@ def test_weights(mode):
     ours, theirs = bag_pair(mode)
     ids, weights = torch.tensor([[1, 2, 2], [4, 5, 6]]), torch.rand(2, 3)
     scale = {"sum": 1.0, "mean": 1 / 3, "sqrtn": 3**-0.5}[mode]
-    expected = torch.nn.functional.embedding_bag(ids, theirs.weight, mode="sum", per_sample_weights=weights) * scale
+    expected = (
+        torch.nn.functional.embedding_bag(ids, theirs.weight, mode="sum", per_sample_weights=weights) * scale
+    )
     out = ours(ids, per_sample_weights=weights)
     torch.testing.assert_close(out, expected)
     before = theirs.weight.detach().clone()
@@ -80,7 +82,9 @@ def test_padding_counts_as_absent():
     out.sum().backward()
     assert embedding.num_rows == 1
     theirs = torch.nn.Embedding(5, 4, padding_idx=2)
-    torch.testing.assert_close(girih.nn.Embedding.from_torch(theirs)(torch.arange(5)), theirs(torch.arange(5)))
+    torch.testing.assert_close(
+        girih.nn.Embedding.from_torch(theirs)(torch.arange(5)), theirs(torch.arange(5))
+    )
 
 
 def test_any_id_gets_a_row_and_initial_values_do_not_depend_on_order():
@@ -179,7 +183,9 @@ def test_state_dict_round_trip_goes_on_the_same(tmp_path, shards):
 def test_inside_a_users_own_model_and_loop():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    model = torch.nn.Sequential(girih.nn.Embedding(8, optimizer=girih.optim.Adagrad(lr=0.1)), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(
+        girih.nn.Embedding(8, optimizer=girih.optim.Adagrad(lr=0.1)), torch.nn.Linear(8, 1)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(100):
@@ -198,16 +204,24 @@ def test_inside_a_users_own_model_and_loop():
     [
         (lambda: girih.nn.EmbeddingBag(0), "dim = 0"),
         (lambda: girih.nn.EmbeddingBag(4, "max"), "mode = 'max'"),
-        (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1.0]), torch.tensor([0])), "expected a tensor of int64"),
+        (
+            lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1.0]), torch.tensor([0])),
+            "expected a tensor of int64",
+        ),
         (lambda: girih.nn.EmbeddingBag(4)([1, 2]), "expected a tensor of int64"),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1])), "offsets: missing"),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[1]]), torch.tensor([0])), "drop offsets"),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1]), torch.tensor([1])), "expected to rise from 0"),
-        (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1, 2]), torch.tensor([0, 3])), "expected to rise from 0"),
+        (
+            lambda: girih.nn.EmbeddingBag(4)(torch.tensor([1, 2]), torch.tensor([0, 3])),
+            "expected to rise from 0",
+        ),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[[1]]])), "3 dimensions"),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[1, 2]]), None, torch.ones(3)), "shape"),
         (
-            lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[1, 2]]), None, torch.ones(1, 2, requires_grad=True)),
+            lambda: girih.nn.EmbeddingBag(4)(
+                torch.tensor([[1, 2]]), None, torch.ones(1, 2, requires_grad=True)
+            ),
             "detach",
         ),
         (lambda: girih.nn.Embedding(4).assign(torch.tensor([1, 1]), torch.zeros(2, 4)), "repeated"),

@@ -48,7 +48,9 @@ def batches(draw):
     small = st.sampled_from([0, -1, 1, 7, 2**63 - 1, -(2**63)])
     ids = np.array(draw(st.lists(small, min_size=num_ids, max_size=num_ids)), np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tables = np.array(sorted(draw(st.lists(st.integers(0, 2), min_size=num_features, max_size=num_features))), np.int32)
+    tables = np.array(
+        sorted(draw(st.lists(st.integers(0, 2), min_size=num_features, max_size=num_features))), np.int32
+    )
     features = np.array(draw(st.permutations(range(num_features))), np.int64)
     weighted = draw(st.booleans())
     weights = np.linspace(-1, 2, num_ids, dtype=np.float32) if weighted else np.empty(0, np.float32)
@@ -62,7 +64,11 @@ def test_there_and_back(batch, random):
     scratch, num_ids = np.zeros((256, 2), np.int64), len(ids)
     for round_ in (1, 10, 20):  # the scratch table is used again without being cleared
         inverse = np.full(num_ids, -1, np.int32)
-        keys, key_tables, counts = np.zeros(num_ids, np.int64), np.zeros(num_ids, np.int32), np.zeros(num_ids, np.int32)
+        keys, key_tables, counts = (
+            np.zeros(num_ids, np.int64),
+            np.zeros(num_ids, np.int32),
+            np.zeros(num_ids, np.int32),
+        )
         found = dedup_kernels.dedup(
             ids, offsets, SIZE, features, tables, scratch, round_, inverse, keys, key_tables, counts
         )
@@ -77,14 +83,18 @@ def test_there_and_back(batch, random):
     out = np.full((SIZE, len(features), DIM), np.nan, np.float32)
     for begin, end in ((0, 2), (2, SIZE)):
         pool_kernels.pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, out)
-    np.testing.assert_allclose(out, plain_pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, DIM), atol=1e-5)
+    np.testing.assert_allclose(
+        out, plain_pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, DIM), atol=1e-5
+    )
 
     # The way back is the transpose: <pool(rows), g> = <rows, scatter(g)>.
     gradients = rng.normal(size=out.shape).astype(np.float32)
     back = np.zeros((found, COLUMNS), np.float32)
     middle = found // 2
     for first, last in ((0, middle), (middle, found)):
-        pool_kernels.scatter(gradients, 1, inverse, offsets, weights, SIZE, features, modes, first, last, back)
+        pool_kernels.scatter(
+            gradients, 1, inverse, offsets, weights, SIZE, features, modes, first, last, back
+        )
     assert (back[:, 0] == 0).all()
     assert (back[:, 1 + DIM :] == 0).all()
     assert np.vdot(out.astype(float), gradients) == pytest.approx(np.vdot(rows.astype(float), back), abs=1e-3)

@@ -70,7 +70,9 @@ def save(
         shutil.rmtree(writing, ignore_errors=True)
         code = getattr(error, "errno", None)
         if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise StorageFullError(f"{root}: no space left for a checkpoint; free some, then --resume") from None
+            raise StorageFullError(
+                f"{root}: no space left for a checkpoint; free some, then --resume"
+            ) from None
         raise
     return final
 
@@ -114,7 +116,11 @@ def check_schema(manifest: Manifest, schema: Schema, path: Path) -> None:
                 f"{schema.dim_of(ours)} in the configuration; set dim = {theirs.dim_of(match)} or start a new run"
             )
     got, expected = [f.name for f in theirs.features], [f.name for f in schema.features]
-    what = f"features {got} instead of {expected}" if got != expected else "features of other kinds, tables or transforms"
+    what = (
+        f"features {got} instead of {expected}"
+        if got != expected
+        else "features of other kinds, tables or transforms"
+    )
     raise CheckpointError(f"{path}: was trained with {what}; use its own configuration or start a new run")
 
 
@@ -128,7 +134,9 @@ def _write_dense(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
 def _read_dense(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     content = path.read_bytes()
     if zlib.crc32(content) != facts["crc32"][""]:
-        raise CheckpointError(f"{path}: damaged (its checksum differs); delete {path.parent.name} to use an older one")
+        raise CheckpointError(
+            f"{path}: damaged (its checksum differs); delete {path.parent.name} to use an older one"
+        )
     return parse(content)
 
 

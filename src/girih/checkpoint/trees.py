@@ -40,5 +40,3 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     return tree
-
-

@@ -28,7 +28,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from girih.cli import commands  # noqa: F401  (registers them; imports torch, so only now)
 
     try:
-        status = cli.main(list(arguments) if arguments is not None else None, prog_name="girih", standalone_mode=False)
+        status = cli.main(
+            list(arguments) if arguments is not None else None, prog_name="girih", standalone_mode=False
+        )
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:
@@ -45,7 +47,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(f"no space left on the disk{f' for {error.filename}' if error.filename else ''}; free some", 2)
+            return _fail(
+                f"no space left on the disk{f' for {error.filename}' if error.filename else ''}; free some", 2
+            )
         if isinstance(error, PermissionError):
             return _fail(f"{error.filename}: permission denied; check who owns it, or write elsewhere", 2)
         raise

@@ -11,14 +11,16 @@ from girih.cli import cli
 from girih.cli.show import metrics_table
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
-from girih.rundir import read_summary
 from girih.runconfig import RunConfig
+from girih.rundir import read_summary
 from girih.trainer import Trainer
 
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out.")
+@click.option(
+    "--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out."
+)
 def evaluate(run: Path, paths: tuple[str, ...]) -> int:
     """Evaluate a run's final weights."""
     settings = open_config(run)

@@ -30,9 +30,13 @@ def info() -> int:
         "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use",
-        "bfloat16": "in hardware" if _has("avx512_bf16") or _has("bf16") else "emulated: slow on this processor",
+        "bfloat16": "in hardware"
+        if _has("avx512_bf16") or _has("bf16")
+        else "emulated: slow on this processor",
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
-        "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free" if Path("/dev/shm").is_dir() else "none",
+        "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free"
+        if Path("/dev/shm").is_dir()
+        else "none",
     }
     for name, value in rows.items():
         click.echo(f"{name:14} {value}")
@@ -54,12 +58,16 @@ def _cpuinfo() -> str:
 
 
 def _processor() -> str:
-    names = [line.partition(":")[2].strip() for line in _cpuinfo().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip() for line in _cpuinfo().splitlines() if line.startswith("model name")
+    ]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def _has(flag: str) -> bool:
-    return any(flag in line.split() for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features")))
+    return any(
+        flag in line.split() for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features"))
+    )
 
 
 def _selected(path: str) -> str:

@@ -24,7 +24,9 @@ def inspect(path: Path) -> int:
     schema = Schema.from_dict(manifest.schema, str(newest))
     state = manifest.state["run"]
     console = Console()
-    console.print(f"{newest}: complete, format {manifest.format}, written by girih {manifest.girih}", highlight=False)
+    console.print(
+        f"{newest}: complete, format {manifest.format}, written by girih {manifest.girih}", highlight=False
+    )
     console.print(
         f"step {count(manifest.step)}, {count(state['examples'])} examples, {count(state['epoch'])} epochs done, "
         f"strategy {manifest.state['strategy']}, schema {manifest.fingerprint}",

@@ -17,9 +17,13 @@ from girih.errors import ConfigError
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable.")
+@click.option(
+    "--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable."
+)
 @click.option("--out", metavar="FILE.parquet", type=click.Path(path_type=Path), required=True)
-@click.option("--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable.")
+@click.option(
+    "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
+)
 def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...]) -> int:
     """Write a run's predictions for new data, in input order."""
     settings = open_config(run)
@@ -57,5 +61,7 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
 
 
 def _table(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.Table:
-    columns = {} if batch.kept is None else dict(zip(batch.kept.column_names, batch.kept.columns, strict=True))
+    columns = (
+        {} if batch.kept is None else dict(zip(batch.kept.column_names, batch.kept.columns, strict=True))
+    )
     return pa.table(columns | {name: pa.array(probabilities[:, i]) for i, name in enumerate(names)})

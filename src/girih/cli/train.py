@@ -19,15 +19,19 @@ from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
 from girih.report.progress import Progress
-from girih.rundir import RunDirectory, read_summary
 from girih.runconfig import RunConfig
+from girih.rundir import RunDirectory, read_summary
 from girih.trainer import Trainer
 
 
 @cli.command()
 @click.argument("config_file", metavar="CONFIG.toml", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable.")
-@click.option("--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="Where the run is written.")
+@click.option(
+    "--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable."
+)
+@click.option(
+    "--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="Where the run is written."
+)
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
 @click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
 def train(
@@ -47,9 +51,7 @@ def train(
         return _train(settings, datasets, run, newest)
 
 
-def _train(
-    settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory, newest: Path | None
-) -> int:
+def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory, newest: Path | None) -> int:
     start = time.perf_counter()
     total = datasets["train"].num_examples
     with (
@@ -60,21 +62,20 @@ def _train(
         if newest is not None:
             trainer.load(newest)
             progress.message(f"resumed from {newest.name}")
+        final = datasets.get("test") or datasets.get("valid")
         with stopping(trainer):
-            trainer.fit(
-                datasets["train"], datasets.get("valid"), epochs=max(0, settings.train.epochs - trainer.state.epoch)
-            )
-            if trainer.stop_requested:
-                trainer.end(None)
-                progress.message(f"stopped at step {trainer.state.step}; go on with: --run {run.path} --resume")
-                return 130
-            final = datasets.get("test") or datasets.get("valid")
-            metrics = None if final is None else trainer.evaluate(final)
+            remaining = max(0, settings.train.epochs - trainer.state.epoch)
+            trainer.fit(datasets["train"], datasets.get("valid"), epochs=remaining)
+            metrics = None if final is None or trainer.stop_requested else trainer.evaluate(final)
         if trainer.stop_requested:
+            trainer.end(None)
+            progress.message(f"stopped at step {trainer.state.step}; go on with: --run {run.path} --resume")
             return 130
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
         summary["evaluated_on"] = None if final is None else ("test" if "test" in datasets else "valid")
-        summary["skipped_rows"] = {name: data.num_skipped for name, data in datasets.items() if data.num_skipped}
+        summary["skipped_rows"] = {
+            name: data.num_skipped for name, data in datasets.items() if data.num_skipped
+        }
         run.write_summary(summary)
         trainer.end(summary)
     results(summary, run.path)
@@ -92,13 +93,13 @@ def _is_finished(newest: Path, run: Path, settings: RunConfig) -> bool:
     state = checkpoint.Manifest.read(newest).state["run"]
     options = settings.train
     steps_done = options.max_steps is not None and state["step"] >= options.max_steps
-    return state["epoch"] >= options.epochs or steps_done or state["stopped_early"]
+    return bool(state["epoch"] >= options.epochs or steps_done or state["stopped_early"])
 
 
 @contextmanager
 def stopping(trainer: Trainer) -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the run after the step under way; the second one at once."""
-    previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()

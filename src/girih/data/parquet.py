@@ -17,7 +17,7 @@ from girih.data.paths import File, one_line
 from girih.data.plan import Plan
 from girih.data.position import Cursor
 from girih.data.units import Unit
-from girih.errors import DataError
+from girih.errors import DataError, UserError
 
 OPEN_FILES = 16
 DICTIONARY_BYTES = 8.0  # below so many bytes a value, a dictionary repeats itself enough to be worth keeping
@@ -39,7 +39,6 @@ class ParquetSource:
 
     def __init__(self, files: tuple[File, ...]) -> None:
         self._files = files
-        self._open: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
         self._footers = [self._footer(file) for file in files]
         self._schemas = [self._arrow_schema(number) for number in range(len(files))]
         self._groups: list[_RowGroup] = []
@@ -88,27 +87,30 @@ class ParquetSource:
 
     def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the row groups in the order given, from ``start.part`` on."""
-        names = tuple(plan.columns)
-        for part in range(start.part, len(order)):
-            group = self._groups[order[part]]
-            file = self._files[group.file]
-            try:
-                dictionaries = self._dictionaries(group, plan)
-                table = self._opened(group.file, dictionaries).read_row_group(
-                    group.group, columns=list(names)
+        names = list(plan.columns)
+        opened: OrderedDict[Any, Any] = OrderedDict()  # of this pass alone: passes may overlap
+        try:
+            for part in range(start.part, len(order)):
+                group = self._groups[order[part]]
+                file = self._files[group.file]
+                try:
+                    table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
+                except UserError:
+                    raise
+                except (OSError, pa.ArrowException) as error:
+                    trouble = f"row group {group.group + 1} cannot be read: {one_line(error)}"
+                    raise DataError(f"{file.address}: {trouble}") from None
+                yield Unit(
+                    table,
+                    file.address,
+                    "row",
+                    first=group.first_row + 1,
+                    after=Cursor(part + 1),
+                    suffix=f" (row group {group.group + 1})",
                 )
-            except (OSError, pa.ArrowException) as error:
-                raise DataError(
-                    f"{file.address}: row group {group.group + 1} cannot be read: {one_line(error)}"
-                ) from None
-            yield Unit(
-                table,
-                file.address,
-                "row",
-                first=group.first_row + 1,
-                after=Cursor(part + 1),
-                suffix=f" (row group {group.group + 1})",
-            )
+        finally:
+            for reader in opened.values():
+                reader.close(force=True)
 
     def _footer(self, file: File) -> Any:
         if file.size == 0:
@@ -116,6 +118,8 @@ class ParquetSource:
         try:
             with file.open() as opened:
                 return pq.read_metadata(opened)
+        except UserError:
+            raise
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file.address}: not a readable Parquet file: {one_line(error)}") from None
 
@@ -142,17 +146,20 @@ class ParquetSource:
                 names.append(name)
         return tuple(names)
 
-    def _opened(self, number: int, dictionaries: tuple[str, ...]) -> Any:
-        key = (number, dictionaries)
-        if key not in self._open:
-            while len(self._open) >= OPEN_FILES:
-                self._open.popitem(last=False)[1].close(force=True)
-            source = self._files[number].open()
-            self._open[key] = pq.ParquetFile(
-                source, metadata=self._footers[number], read_dictionary=list(dictionaries), pre_buffer=True
+    def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: Plan) -> Any:
+        """The reader of a row group's file; the one unused for longest is closed when there are too many."""
+        key = (group.file, self._dictionaries(group, plan))
+        if key not in opened:
+            while len(opened) >= OPEN_FILES:
+                opened.popitem(last=False)[1].close(force=True)
+            opened[key] = pq.ParquetFile(
+                self._files[group.file].open(),
+                metadata=self._footers[group.file],
+                read_dictionary=list(key[1]),
+                pre_buffer=True,
             )
-        self._open.move_to_end(key)
-        return self._open[key]
+        opened.move_to_end(key)
+        return opened[key]
 
 
 def _count(files: int) -> str:

@@ -129,7 +129,9 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         np.concatenate([part.numeric for part in parts]),
         np.concatenate([part.labels for part in parts]),
         np.concatenate(weights) if weights else None,
-        None if parts[0].kept is None else pa.concat_tables([part.kept for part in parts]).combine_chunks(),
+        None
+        if parts[0].kept is None
+        else pa.concat_tables([part.kept for part in parts], promote_options="default").combine_chunks(),
     )
 
 

@@ -106,5 +106,7 @@ def _to(embeddings: Embeddings, device: torch.device) -> Embeddings:
         embeddings,
         blocks=tuple(Block(b.features, b.values.to(device)) for b in embeddings.blocks),
         first_order=tuple(Block(b.features, b.values.to(device)) for b in embeddings.first_order),
-        sequences={k: Jagged(v.values.to(device), v.offsets.to(device)) for k, v in embeddings.sequences.items()},
+        sequences={
+            k: Jagged(v.values.to(device), v.offsets.to(device)) for k, v in embeddings.sequences.items()
+        },
     )

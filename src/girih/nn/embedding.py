@@ -33,7 +33,6 @@ from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
 
 
-
 class RowOptions(TypedDict, total=False):
     """Options that both modules share; see :class:`EmbeddingBag`."""
 
@@ -76,6 +75,7 @@ class _Growing(nn.Module):
 
     rows: _Rows
     tile: GroupTile
+    dim: int
 
     def __init__(
         self,
@@ -137,7 +137,9 @@ class _Growing(nn.Module):
         if gradients is None:
             return
         if self.tile.first_nonfinite(pulled, gradients, batch) is not None:
-            raise NonFiniteError(f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied")
+            raise NonFiniteError(
+                f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied"
+            )
         self.rows.step += 1
         self.tile.apply(pulled, gradients, self.rows.step, self.lr_scale)
 
@@ -228,7 +230,9 @@ class EmbeddingBag(_Growing):
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Pools bags.
 
         Args:
@@ -254,7 +258,9 @@ class EmbeddingBag(_Growing):
         weights = per_sample_weights
         if weights is not None:
             if weights.shape != ids.shape:
-                raise ConfigError(f"per_sample_weights: shape {tuple(weights.shape)}, expected {tuple(ids.shape)}")
+                raise ConfigError(
+                    f"per_sample_weights: shape {tuple(weights.shape)}, expected {tuple(ids.shape)}"
+                )
             if weights.requires_grad:
                 raise ConfigError("per_sample_weights: their gradient is not computed; give weights.detach()")
             weights = weights.flatten().float()
@@ -271,7 +277,7 @@ class EmbeddingBag(_Growing):
         **rows: Unpack[RowOptions],
     ) -> EmbeddingBag:
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come."""
-        own = getattr(module, "mode", "mean")
+        own: Any = getattr(module, "mode", "mean")
         bag = cls(module.embedding_dim, mode or own, padding_idx=module.padding_idx, **rows)
         _take_weights(bag, module)
         return bag

@@ -106,14 +106,18 @@ class GroupTile:
         self._each_shard(scatter_shard)
         return result
 
-    def first_nonfinite(self, pulled: GroupPulled, gradients: NDArray[np.float32], batch: Batch) -> int | None:
+    def first_nonfinite(
+        self, pulled: GroupPulled, gradients: NDArray[np.float32], batch: Batch
+    ) -> int | None:
         """A feature (its index in the batch) that has a NaN or an infinite gradient, if any."""
         key = pool_kernels.first_nonfinite(gradients)
         if key < 0:
             return None
         size = batch.num_examples
         for feature in self.group.features:
-            if (pulled.inverse[batch.offsets[feature * size] : batch.offsets[(feature + 1) * size]] == key).any():
+            if (
+                pulled.inverse[batch.offsets[feature * size] : batch.offsets[(feature + 1) * size]] == key
+            ).any():
                 return int(feature)
         return None
 
@@ -152,7 +156,9 @@ class GroupTile:
             self._scratch[:] = 0
             self._round = 1
 
-    def _route(self, batch: Batch, keys: Any, tables: Any, counts: Any, inverse: Any) -> tuple[Any, Any, Any, Any]:
+    def _route(
+        self, batch: Batch, keys: Any, tables: Any, counts: Any, inverse: Any
+    ) -> tuple[Any, Any, Any, Any]:
         num_shards = len(self.shards)
         order = np.empty(len(keys), np.int64)
         bounds = np.empty(num_shards + 1, np.int64)
@@ -167,7 +173,10 @@ class GroupTile:
     ) -> NDArray[np.float32]:
         size = batch.num_examples
         if output.whole:
-            start, end = batch.offsets[output.features[0] * size], batch.offsets[(output.features[0] + 1) * size]
+            start, end = (
+                batch.offsets[output.features[0] * size],
+                batch.offsets[(output.features[0] + 1) * size],
+            )
             whole = np.empty((end - start, output.segment.dim), np.float32)
             pool_kernels.spread(values, output.first_column, inverse, start, whole)
             return whole

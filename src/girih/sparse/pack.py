@@ -78,7 +78,9 @@ def pack(
     groups: list[Group] = []
     for (segments, dtype), tables in packed.items():
         name, taken = _name(segments, dtype), {group.spec.name for group in groups}
-        unique = next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(packed) + 2))) if n not in taken)
+        unique = next(
+            n for n in (name, *(f"{name}-{i}" for i in range(2, len(packed) + 2))) if n not in taken
+        )
         groups.append(_group(unique, segments, dtype, tables, features_of, needs, seed))
     return tuple(groups)
 
@@ -107,7 +109,8 @@ def _group(
         TableSpec(
             name=table.name,
             initializers=tuple(
-                (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros() for segment in segments
+                (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros()
+                for segment in segments
             ),
             admission=table.admission,
             eviction=table.eviction,
@@ -120,7 +123,9 @@ def _group(
         spec=spec,
         features=np.array([i for i, _, _ in members], np.int64),
         tables=np.array([number for _, _, number in members], np.int32),
-        outputs=tuple(_outputs(segments, sorted(((i, f) for i, f, _ in members), key=lambda member: member[0]), needs)),
+        outputs=tuple(
+            _outputs(segments, sorted(((i, f) for i, f, _ in members), key=lambda member: member[0]), needs)
+        ),
     )
 
 
@@ -138,7 +143,11 @@ def _outputs(
         if pooled:
             outputs.append(_output(segment, column, pooled, whole=False))
         if segment.name == EMBEDDING:
-            outputs += [_output(segment, column, [(i, f)], whole=True) for i, f in members if SEQUENCE in needs[f.name]]
+            outputs += [
+                _output(segment, column, [(i, f)], whole=True)
+                for i, f in members
+                if SEQUENCE in needs[f.name]
+            ]
         column += segment.dim
     return outputs
 

@@ -382,7 +382,7 @@ class Store:
             or not out.flags.writeable
         ):
             raise ConfigError(
-                f"out: received {out.dtype}{list(out.shape)}; expected contiguous, writable float32{list(shape)}"
+                f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
             )
 
 

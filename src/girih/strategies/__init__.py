@@ -6,3 +6,5 @@ from girih.strategies.local import Local
 
 Strategy = Local
 BY_NAME: dict[str, type[Strategy]] = {Local.name: Local}
+
+__all__ = ["BY_NAME", "Local", "Strategy"]

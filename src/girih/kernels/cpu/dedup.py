@@ -9,15 +9,30 @@ Shapes: B examples, F features of the group, N ids in the batch, U unique keys.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.kernels.cpu.hashing import key_hash
 from girih.kernels.cpu.jit import njit
 
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
 ROUND_BITS = 31
 
 
 @njit
-def dedup(ids, offsets, num_examples, features, tables, scratch, first_round, inverse, keys, key_tables, counts):
+def dedup(
+    ids: I64,
+    offsets: I32,
+    num_examples: int,
+    features: I64,
+    tables: I32,
+    scratch: I64,
+    first_round: int,
+    inverse: I32,
+    keys: I64,
+    key_tables: I32,
+    counts: I32,
+) -> int:
     """Finds the unique keys of some features of a batch.
 
     Args:
@@ -65,7 +80,7 @@ def dedup(ids, offsets, num_examples, features, tables, scratch, first_round, in
 
 
 @njit
-def order_by_shard(shards, num_shards, order, bounds):
+def order_by_shard(shards: I32, num_shards: int, order: I64, bounds: I64) -> None:
     """Counting sort: ``order`` int64[U] lists keys shard by shard, shard s has ``order[bounds[s]:bounds[s+1]]``."""
     bounds[:] = 0
     for u in range(len(shards)):
@@ -82,7 +97,7 @@ def order_by_shard(shards, num_shards, order, bounds):
 
 
 @njit
-def renumber(inverse, offsets, num_examples, features, position):
+def renumber(inverse: I32, offsets: I32, num_examples: int, features: I64, position: I32) -> None:
     """Replaces key numbers by ``position[number]`` for the ids of some features, in place."""
     for f in range(len(features)):
         start = offsets[features[f] * num_examples]

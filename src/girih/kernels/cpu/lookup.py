@@ -159,9 +159,8 @@ def make_room(
 ) -> Any:
     """DONE where a key without a row may take one now; else REFUSE, or what is needed first."""
     rules = layout.rules[table]
-    counted = rules[ADMISSION] == ADMIT_MIN_COUNT and not forced
     if not (forced or admits(shard, layout, key_id, table, count, step)):
-        if counted:
+        if rules[ADMISSION] == ADMIT_MIN_COUNT:
             admission.add(shard.cells, layout.bloom, key_id, table, count)
         shard.tables[table, REFUSED] += 1
         return REFUSE
@@ -177,8 +176,6 @@ def make_room(
         return NEED_ROWS
     if 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]:
         return NEED_INDEX
-    if counted:
-        admission.add(shard.cells, layout.bloom, key_id, table, count)
     return DONE
 
 

@@ -9,15 +9,21 @@ D columns of the output's segment.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit
 
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
 SUM, MEAN, SQRTN = 0, 1, 2
 
 
 @njit
-def _bag_scale(mode, length):
+def _bag_scale(mode: Any, length: Any) -> Any:
     if mode == MEAN:
         return np.float32(1.0) / np.float32(length)
     if mode == SQRTN:
@@ -26,7 +32,19 @@ def _bag_scale(mode, length):
 
 
 @njit
-def pool(rows, first_column, inverse, offsets, weights, num_examples, features, modes, begin, end, out):
+def pool(
+    rows: F32,
+    first_column: int,
+    inverse: I32,
+    offsets: I32,
+    weights: F32,
+    num_examples: int,
+    features: I64,
+    modes: NDArray[np.int8],
+    begin: int,
+    end: int,
+    out: F32,
+) -> None:
     """Pools the bags of examples ``begin`` to ``end``.
 
     Args:
@@ -64,8 +82,18 @@ def pool(rows, first_column, inverse, offsets, weights, num_examples, features, 
 
 @njit
 def scatter(
-    gradients, first_column, inverse, offsets, weights, num_examples, features, modes, first_key, last_key, out
-):
+    gradients: F32,
+    first_column: int,
+    inverse: I32,
+    offsets: I32,
+    weights: F32,
+    num_examples: int,
+    features: I64,
+    modes: NDArray[np.int8],
+    first_key: int,
+    last_key: int,
+    out: F32,
+) -> None:
     """Adds the gradients of pooled bags onto the keys ``first_key`` to ``last_key`` (others are passed over).
 
     Args:
@@ -91,7 +119,7 @@ def scatter(
 
 
 @njit
-def spread(rows, first_column, inverse, start, out):
+def spread(rows: F32, first_column: int, inverse: I32, start: int, out: F32) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
     dim = out.shape[1]
     for i in range(len(out)):
@@ -101,7 +129,9 @@ def spread(rows, first_column, inverse, start, out):
 
 
 @njit
-def gather_spread(gradients, first_column, inverse, start, first_key, last_key, out):
+def gather_spread(
+    gradients: F32, first_column: int, inverse: I32, start: int, first_key: int, last_key: int, out: F32
+) -> None:
     """The way back of :func:`spread`: adds float32[L, D] onto the keys ``first_key`` to ``last_key``."""
     dim = gradients.shape[1]
     for i in range(len(gradients)):
@@ -114,7 +144,7 @@ def gather_spread(gradients, first_column, inverse, start, first_key, last_key, 
 
 
 @njit
-def first_nonfinite(values):
+def first_nonfinite(values: F32) -> int:
     """The first row of float32[U, W] that has a NaN or an infinity; -1 where none has."""
     for u in range(values.shape[0]):
         total = np.float32(0.0)
