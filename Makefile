@@ -20,11 +20,11 @@ lint: setup
 
 test: setup
 	$(BIN)/pytest -m "not heavy"
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -m "not heavy" tests/kernels tests/store
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -m "not heavy" tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test-all: setup
 	$(BIN)/pytest
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/kernels tests/store
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 bench: setup
 	$(BIN)/python benchmarks/kernels.py

@@ -1,4 +1,4 @@
-"""Plain twins of kernels: slow, obviously right, one key or one row at a time. Each room keeps its own block."""
+"""Plain twins of kernels: slow, obviously right, one key at a time. Each room keeps a block."""
 
 import hashlib
 import math
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# --- store -------------------------------------------------------------------------------------------------
+# --- store ---
 # One shard as a dictionary. Everything is done one key at a time, in the order in which the docstrings say it.
 
 MASK = (1 << 64) - 1

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union
 import tomli_w
 
 from girih.errors import ConfigError, MissingFileError, nearest
+from girih.files import write_whole
 
 T = TypeVar("T")
 SECTIONS: dict[str, Any] = {}
@@ -60,7 +61,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
     """Writes a mapping, its ``None`` values left out, as TOML that :func:`read_toml` gives back."""
-    path.write_text(tomli_w.dumps(plain(mapping)), encoding="utf-8")
+    write_whole(path, tomli_w.dumps(plain(mapping)))
 
 
 def _expand(value: Any, where: str) -> Any:

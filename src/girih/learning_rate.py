@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from girih import config
 from girih.dense.options import schedule_class
-from girih.errors import ConfigError
+from girih.errors import CheckpointError, ConfigError
 from girih.metrics import DIRECTIONS, LabelMetrics
 
 
@@ -33,10 +34,11 @@ class LearningRate:
         where: str = "lr_schedule",
     ) -> None:
         if optimizer is None:
-            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+            optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=1.0)
         self._optimizer = optimizer
+        self._where = where
         self._base_lr = float(optimizer.param_groups[0]["lr"])
-        self._scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        self._scheduler: Any = None  # an LRScheduler; each kind has a step() of its own
         self.interval = "epoch"
         self.metric: str | None = None
         if options is not None:
@@ -61,11 +63,28 @@ class LearningRate:
             self.interval = str(options.pop("interval", "epoch"))
             if self.interval not in ("epoch", "step"):
                 raise ConfigError(f"{where}: interval = {self.interval!r}: expected 'epoch' or 'step'")
+        if "last_epoch" in options:
+            raise ConfigError(f"{where}: option 'last_epoch' is what --resume knows by itself; drop it")
         checked = config.check_call(cls, options, where)
         try:
+            self._try_out(cls, checked)
             self._scheduler = cls(self._optimizer, **checked)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: torch refuses these options: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        except Exception as error:
+            raise ConfigError(f"{where}: torch refuses these options: {_told(error)}") from None
+
+    def _try_out(self, cls: type[Any], options: Mapping[str, Any]) -> None:
+        """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
+        if not type(self._optimizer).__module__.startswith("torch.optim"):
+            return
+        groups = [{**group, "params": [Parameter(torch.zeros(1))]} for group in self._optimizer.param_groups]
+        kind: Callable[..., torch.optim.Optimizer] = type(self._optimizer)
+        stand_in = kind(groups)
+        scheduler = cls(stand_in, **options)
+        stand_in.step()
+        scheduler.step() if self.metric is None else scheduler.step(0.5)
+        _check_rate(float(stand_in.param_groups[0]["lr"]))
 
     def scale(self) -> float:
         """Today's dense rate over the first: what multiplies the sparse rates."""
@@ -75,29 +94,70 @@ class LearningRate:
 
     def after_step(self) -> None:
         """Moves a schedule that counts steps."""
-        if self._scheduler is not None and self.metric is None and self.interval == "step":
-            self._scheduler.step()
+        if self.metric is None and self.interval == "step":
+            self._move()
 
     def after_epoch(self) -> None:
         """Moves a schedule that counts epochs."""
-        if self._scheduler is not None and self.metric is None and self.interval == "epoch":
-            self._scheduler.step()
+        if self.metric is None and self.interval == "epoch":
+            self._move()
 
     def after_evaluation(self, metrics: LabelMetrics) -> None:
         """Moves a schedule that watches a metric."""
-        if self._scheduler is not None and self.metric is not None:
+        if self.metric is not None:
             value = getattr(metrics, self.metric)
             if value is not None:
-                self._scheduler.step(value)
+                self._move(value)
+
+    @property
+    def _name(self) -> str | None:
+        return None if self._scheduler is None else type(self._scheduler).__name__
+
+    def _move(self, *metric: float) -> None:
+        if self._scheduler is None:
+            return
+        group = self._optimizer.param_groups[0]
+        before = group["lr"]
+        try:
+            self._scheduler.step(*metric)
+            _check_rate(float(group["lr"]))
+        except (ArithmeticError, ValueError) as error:
+            group["lr"] = before
+            raise ConfigError(f"{self._where}: {type(self._scheduler).__name__}: {_told(error)}") from None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         scheduler = {} if self._scheduler is None else self._scheduler.state_dict()
-        return {"base_lr": self._base_lr, "lr": self._optimizer.param_groups[0]["lr"], "scheduler": scheduler}
+        return {
+            "base_lr": self._base_lr,
+            "lr": self._optimizer.param_groups[0]["lr"],
+            "name": self._name,
+            "scheduler": scheduler,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`; the rates themselves come back with the dense optimizer's state."""
+        """The inverse of :meth:`state`; a schedule where there was none begins now.
+
+        Raises:
+            CheckpointError: the state of another schedule.
+        """
+        if state["scheduler"] and state["name"] != self._name:
+            raise CheckpointError(
+                f"{self._where}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
+                "resume with that one, or start a new run"
+            )
         self._base_lr = state["base_lr"]
         self._optimizer.param_groups[0]["lr"] = state["lr"]
         if self._scheduler is not None and state["scheduler"]:
             self._scheduler.load_state_dict(state["scheduler"])
+
+
+def _check_rate(rate: float) -> None:
+    most = torch.finfo(torch.float32).max
+    if not 0.0 <= rate <= most:
+        raise ConfigError(f"the learning rate becomes {rate:g}; expected a number from 0 to {most:.3g}")
+
+
+def _told(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    return text if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {text}"

@@ -75,3 +75,19 @@ class TrainOptions:
             raise ConfigError(f"on_nonfinite = {self.on_nonfinite!r}: expected 'stop' or 'skip'")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed = {self.seed!r}: expected an integer from 0 to 2⁶³ - 1")
+        watching = {
+            "early_stopping": self.early_stopping and self.early_stopping.metric,
+            "lr_schedule": self.lr_schedule and self.lr_schedule.get("metric"),
+        }
+        for name, metric in watching.items():
+            if metric == "gauc" and self.gauc_by is None:
+                raise ConfigError(f"{name}: metric = 'gauc' needs gauc_by, the feature that groups examples")
+
+    @property
+    def needs_valid(self) -> str | None:
+        """The option that does nothing without validation data, if there is one."""
+        if self.early_stopping is not None:
+            return "early_stopping"
+        if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
+            return "lr_schedule ReduceLROnPlateau"
+        return None if self.evaluate_every_steps is None else "evaluate_every_steps"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,19 @@ class RunConfig:
         def section(name: str, kind: Any, default: Any) -> Any:
             return config.build(kind, mapping[name], f"{where}: [{name}]") if name in mapping else default
 
+        directory = path.resolve().parent
+        store = section("store", StoreOptions, StoreOptions())
+        if store.directory is not None:
+            store = replace(store, directory=relative_to(directory, store.directory))
         return cls(
             mapping=mapping,
             where=where,
-            directory=path.resolve().parent,
+            directory=directory,
             schema=Schema.from_dict(mapping, where),
             data=section("data", DataOptions, None),
             train=section("train", TrainOptions, TrainOptions()),
             checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
-            store=section("store", StoreOptions, StoreOptions()),
+            store=store,
             strategy=_strategy(mapping.get("strategy", {}), f"{where}: [strategy]"),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
@@ -110,6 +114,8 @@ class RunConfig:
         name = str(mapping["model"]["name"])
         if ".py:" in name:
             mapping["model"]["name"] = relative_to(self.directory, name)
+        if self.store.directory is not None:
+            mapping["store"]["directory"] = self.store.directory
         return mapping
 
     def model(self) -> nn.Module:
@@ -121,31 +127,40 @@ class RunConfig:
 
     def dataset(self, split: Split, paths: Sequence[str] = (), **options: Any) -> Dataset:
         """One split of the data, or other files read the same way (their paths start at the current directory)."""
-        return open_dataset(
-            self.data,
-            self.schema,
-            split=split,
-            paths=list(paths) or None,
-            base_dir=None if paths else self.directory,
-            seed=self.train.seed,
-            **options,
-        )
+        try:
+            return open_dataset(
+                self.data,
+                self.schema,
+                split=split,
+                paths=list(paths) or None,
+                base_dir=None if paths else self.directory,
+                seed=self.train.seed,
+                **options,
+            )
+        except ConfigError as error:
+            if paths:
+                raise
+            raise ConfigError(f"{self.where}: {error}") from None
 
     def trainer(self, *, run: Path | None = None, callbacks: Sequence[Any] = ()) -> Trainer:
-        """The trainer of this configuration."""
-        return Trainer(
-            self.model(),
-            sparse_optimizer=self.sparse_optimizer,
-            dense_optimizer=self.dense_optimizer,
-            first_order_optimizer=self.first_order_optimizer,
-            strategy=self.strategy,
-            schema=self.schema,
-            options=self.train,
-            store=self.store,
-            checkpoints=self.checkpoint,
-            run=run,
-            callbacks=callbacks,
-        )
+        """The trainer of this configuration; without a ``run`` it writes nothing."""
+        model = self.model()
+        try:
+            return Trainer(
+                model,
+                sparse_optimizer=self.sparse_optimizer,
+                dense_optimizer=self.dense_optimizer,
+                first_order_optimizer=self.first_order_optimizer,
+                strategy=self.strategy,
+                schema=self.schema,
+                options=self.train if run is not None else replace(self.train, tensorboard=False),
+                store=self.store,
+                checkpoints=self.checkpoint,
+                run=run,
+                callbacks=callbacks,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
 
 
 def _strategy(options: Any, where: str) -> Strategy:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.callbacks import Callback
+from girih.files import append_line, write_whole
 from girih.metrics import Metrics
 from girih.schedules import Step
 from girih.state import RunState
@@ -85,8 +86,7 @@ class RunLog:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
+            append_line(self._path, json.dumps(record, allow_nan=False))
 
 
 def rewind(path: Path, step: int) -> None:
@@ -101,9 +101,7 @@ def rewind(path: Path, step: int) -> None:
             continue
         if record.get("step", 0) <= step:
             kept.append(line + "\n")
-    replacement = path.with_suffix(".jsonl.new")
-    replacement.write_text("".join(kept), encoding="utf-8")
-    os.replace(replacement, path)
+    write_whole(path, "".join(kept))
 
 
 def resident_bytes() -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import typing
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -49,7 +51,8 @@ class _Sparse(_Feature):
         check_dim(owner, self.dim)
         if self.pooling not in ("sum", "mean", "sqrtn"):
             raise ConfigError(f"{owner}: pooling = {self.pooling!r}: expected sum, mean or sqrtn")
-        if self.max_length is not None and (isinstance(self.max_length, bool) or self.max_length < 1):
+        length = self.max_length
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
             raise ConfigError(f"{owner}: max_length = {self.max_length!r}: expected an integer of at least 1")
         if self.separator is not None and not self.separator:
             raise ConfigError(f"{owner}: separator is empty; leave it out for columns that are lists already")
@@ -76,11 +79,7 @@ class Categorical(_Sparse):
     def __post_init__(self) -> None:
         _Sparse.__post_init__(self)
         if self.bucketize is not None:
-            object.__setattr__(self, "bucketize", tuple(float(edge) for edge in self.bucketize))
-            if list(self.bucketize) != sorted(set(self.bucketize)) or not self.bucketize:
-                raise ConfigError(
-                    f"feature {self.name!r}: bucketize = {list(self.bucketize)}: expected rising boundaries"
-                )
+            object.__setattr__(self, "bucketize", _boundaries(f"feature {self.name!r}", self.bucketize))
             if self.separator or self.weights:
                 raise ConfigError(
                     f"feature {self.name!r}: bucketize makes one id of one number; drop separator and weights"
@@ -109,7 +108,7 @@ class Numeric(_Feature):
 
     def __post_init__(self) -> None:
         _Feature.__post_init__(self)
-        steps = (self.transform,) if isinstance(self.transform, str) else tuple(self.transform)
+        steps = _strings(f"feature {self.name!r}: transform", self.transform)
         object.__setattr__(self, "transform", steps)
         for step in steps:
             if step not in ("log1p", "standardize"):
@@ -134,7 +133,7 @@ class Labels:
     weight: str | None = None
 
     def __post_init__(self) -> None:
-        names: tuple[str, ...] = _strings(self.names)
+        names: tuple[str, ...] = _strings("labels: names", self.names)
         object.__setattr__(self, "names", names)
         if not names:
             raise ConfigError("labels: names is empty; expected at least one label")
@@ -164,13 +163,12 @@ class Schema:
     def __init__(
         self, features: Seq[Feature], labels: Labels | str | Seq[str], tables: Seq[Table] = ()
     ) -> None:
+        _refuse_others("features", features, Categorical | Sequence | Numeric)
+        _refuse_others("tables", tables, Table)
         object.__setattr__(self, "features", tuple(features))
         if not isinstance(labels, Labels):
             labels = Labels(names=labels)  # type: ignore[arg-type]
         object.__setattr__(self, "labels", labels)
-        for feature in self.features:
-            if not isinstance(feature, Categorical | Sequence | Numeric):
-                raise ConfigError(f"features: {feature!r} is not a Categorical, Sequence or Numeric")
         if not self.features:
             raise ConfigError("features: the list is empty; expected at least one feature")
         _refuse_duplicates("feature", [f.name for f in self.features])
@@ -244,14 +242,14 @@ class Schema:
         if not isinstance(mapping["features"], list | tuple):
             raise ConfigError(f"{where}: features: expected [[features]], a list of tables")
         features = [
-            config.build(Feature, item, f"{where}: [[features]] {_name_of(item, index)}:")
+            config.build(Feature, item, f"{where}: [[features]] {_name_of(item, index)}")
             for index, item in enumerate(mapping["features"])
         ]
         tables = mapping.get("tables", ())
         if not isinstance(tables, list | tuple):
             raise ConfigError(f"{where}: tables: expected [[tables]], a list of tables")
         built = [
-            config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}:") for i, t in enumerate(tables)
+            config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}") for i, t in enumerate(tables)
         ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
         try:
@@ -266,11 +264,33 @@ class Schema:
 
 
 def _name_of(item: Any, index: int) -> str:
-    return str(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
+    return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
 
 
-def _strings(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _boundaries(owner: str, given: Any) -> tuple[float, ...]:
+    try:
+        edges = tuple(float(edge) for edge in given)
+    except (TypeError, ValueError):
+        edges = ()
+    if not edges or list(edges) != sorted(set(edges)) or not all(map(math.isfinite, edges)):
+        shown = list(given) if isinstance(given, tuple) else given
+        raise ConfigError(f"{owner}: bucketize = {shown!r}: expected rising, finite boundaries")
+    return edges
+
+
+def _strings(what: str, given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Seq) or not all(isinstance(item, str) for item in given):
+        raise ConfigError(f"{what} = {given!r}: expected a string, or a list of strings")
+    return tuple(given)
+
+
+def _refuse_others(what: str, given: Any, kind: Any) -> None:
+    others = [item for item in given if not isinstance(item, kind)] if isinstance(given, Seq) else [given]
+    if others:
+        names = ", ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))
+        raise ConfigError(f"{what}: {others[0]!r} is none of: {names}; expected a list of those")
 
 
 def _refuse_duplicates(what: str, names: Seq[str]) -> None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from girih.files import write_whole
+
 T = TypeVar("T")
 
 
@@ -58,4 +60,4 @@ class Spans:
             for name, start, seconds in self._events
         ]
         totals = {name: round(seconds, 6) for name, seconds in self.totals_s.items()}
-        path.write_text(json.dumps({"traceEvents": events, "totals_s": totals}), encoding="utf-8")
+        write_whole(path, json.dumps({"traceEvents": events, "totals_s": totals}))

@@ -113,7 +113,7 @@ class LRU:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _rows("lru", self.max_rows)
+        _whole("lru", "max_rows", self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class LFU:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _rows("lfu", self.max_rows)
+        _whole("lfu", "max_rows", self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +139,11 @@ class TTL:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
             raise ConfigError("eviction ttl: expected either steps or seconds")
-        positive("eviction ttl", "steps", self.steps)
-        positive("eviction ttl", "seconds", self.seconds)
+        for name in ("steps", "seconds"):
+            if getattr(self, name) is not None:
+                _whole("ttl", name, getattr(self, name))
         if self.max_rows is not None:
-            _rows("ttl", self.max_rows)
+            _whole("ttl", "max_rows", self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +154,12 @@ class Fixed:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _rows("none", self.max_rows)
+        _whole("none", "max_rows", self.max_rows)
 
 
-def _rows(owner: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"eviction {owner}: max_rows = {value!r}: expected an integer of at least 1")
+def _whole(owner: str, name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 62:
+        raise ConfigError(f"eviction {owner}: {name} = {value!r}: expected an integer from 1 to 2⁶² - 1")
 
 
 Initializer = Normal | Uniform | Zeros | Constant

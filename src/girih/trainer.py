@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -18,9 +19,10 @@ from torch import nn
 from girih import checkpoint, inference
 from girih.callbacks import Callback, TensorBoard
 from girih.checkpoint import CheckpointOptions
-from girih.data import Dataset, Moments
+from girih.data import Dataset, Moments, Position
 from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.errors import ConfigError
+from girih.errors import ConfigError, RunDirectoryError, StorageFullError
+from girih.files import named
 from girih.learning_rate import LearningRate
 from girih.loop import Loop
 from girih.metrics import Metrics
@@ -71,27 +73,26 @@ class Trainer:
         run: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if not isinstance(model, nn.Module):
+        _expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
+        _expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
+        _expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
+        _expect("strategy", strategy, Strategy | None, "a strategy, as girih.Local()")
+        _expect("schema", schema, Schema | None, "a girih.Schema")
+        _expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
+        _expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
+        _expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
+        if dense_optimizer is not None and not callable(dense_optimizer):
             raise ConfigError(
-                f"model = {model!r}: expected a torch.nn.Module, as girih.models.DeepFM(schema)"
+                f"dense_optimizer: a {type(dense_optimizer).__name__}; expected a function of parameters, "
+                "as lambda params: torch.optim.Adam(params, lr=1e-3)"
             )
         self.model = model
         self.schema = _schema_of(model, schema)
         self.options = options or TrainOptions()
         self.strategy = strategy or Local()
         self.checkpoints = checkpoints or CheckpointOptions()
-        if not isinstance(sparse_optimizer, SparseOptimizer | None):
-            raise ConfigError(f"sparse_optimizer = {sparse_optimizer!r}: expected one of girih.optim")
         if self.options.gauc_by is not None:
             inference.feature_index(self.schema, self.options.gauc_by)
-        self.sparse = self.strategy.sparse(
-            self.schema,
-            needs_of(model, self.schema),
-            optimizer=sparse_optimizer or Adagrad(),
-            first_order_optimizer=first_order_optimizer,
-            options=store,
-            seed=self.options.seed,
-        )
         self.dense = self.strategy.dense(
             model,
             dense_optimizer or optimizer_factory({"name": "adam"}),
@@ -112,6 +113,15 @@ class Trainer:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
         self._log: RunLog | None = None
+        self._resumed = False
+        self.sparse = self.strategy.sparse(  # last, when nothing can fail any more: it takes memory
+            self.schema,
+            needs_of(model, self.schema),
+            optimizer=sparse_optimizer or Adagrad(),
+            first_order_optimizer=first_order_optimizer,
+            options=store,
+            seed=self.options.seed,
+        )
 
     def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
         """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
@@ -120,12 +130,13 @@ class Trainer:
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; names the step.
+            ConfigError: data of another schema, or no ``valid`` where the options need it.
+            DataError: a bad row or a damaged file.
         """
         epochs = self.options.epochs if epochs is None else epochs
-        if self.options.early_stopping is not None and valid is None:
-            raise ConfigError("early_stopping needs validation data; give fit(train, valid) or data.valid")
-        if self.learning_rate.metric is not None and valid is None:
-            raise ConfigError("ReduceLROnPlateau needs validation data; give fit(train, valid) or data.valid")
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+            raise ConfigError(f"epochs = {epochs!r}: expected an integer of at least 0")
+        self.check(train, valid)
         if self.moments is None:
             self.moments = Moments.of(train)
         self.spans = Spans()
@@ -146,10 +157,11 @@ class Trainer:
         )
         try:
             loop.run(train, self.state.epoch + epochs)
-        finally:
-            loop.log.flush(self.state, self.learning_rate.scale(), self.sparse.counters)
-            if self._run is not None:
-                self.spans.write(self._run / "timeline.json")
+        except BaseException:
+            with contextlib.suppress(StorageFullError):  # the first error is the one to tell
+                self._note(loop.log)
+            raise
+        self._note(loop.log)
         if self._run is not None:
             self._save_into_run()
         if self.state.best_step is not None and not self._stop.is_set():
@@ -157,12 +169,39 @@ class Trainer:
             self._restore(best)
         return self.state
 
+    def check(self, train: Dataset, valid: Dataset | None = None) -> None:
+        """Refuses what :meth:`fit` would refuse, but writes nothing.
+
+        Raises:
+            ConfigError: data of another schema, data in which a loaded position has no meaning, or no
+                ``valid`` where the options need it.
+        """
+        self._check("train", train)
+        if valid is not None:
+            self._check("valid", valid)
+        elif (needing := self.options.needs_valid) is not None:
+            raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
+        if self.state.position is not None:
+            position = Position.from_dict(self.state.position)
+            train.batches(position.epoch, position)
+
     def evaluate(self, data: Dataset) -> Metrics:
-        """Exact metrics of every label."""
+        """Exact metrics of every label.
+
+        Raises:
+            ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
+            NonFiniteError: the model returned NaN or infinity.
+        """
+        self._check("data", data)
         return self._metrics(data)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T]."""
+        """Each batch in order, with its probabilities float32[B, T].
+
+        Raises:
+            ConfigError: as :meth:`evaluate`, but labels may be missing.
+        """
+        self._check("data", data, labels=False)
         for batch, logits in inference.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
             yield batch, torch.sigmoid(logits.double()).float().numpy()
 
@@ -202,8 +241,7 @@ class Trainer:
         self.state = RunState.from_dict(state["run"])
         self.learning_rate.restore(state["learning_rate"])
         torch.set_rng_state(state["random"])
-        if self._run is not None:
-            rewind(self._run / "metrics.jsonl", self.state.step)
+        self._resumed = True
 
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written; callable from a signal handler."""
@@ -262,6 +300,18 @@ class Trainer:
     ) -> None:
         self.close()
 
+    def _check(self, what: str, data: Dataset, *, labels: bool = True) -> None:
+        _expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+        _refuse_other_schema(what, data.schema, self.schema)
+        if labels and not data.with_labels:
+            raise ConfigError(f"{what}: read without labels; expected with_labels=True")
+
+    def _note(self, log: RunLog) -> None:
+        """Writes what was not yet written of the steps so far."""
+        log.flush(self.state, self.learning_rate.scale(), self.sparse.counters)
+        if self._run is not None:
+            self.spans.write(self._run / "timeline.json")
+
     def _metrics(self, data: Dataset) -> Metrics:
         return inference.evaluate(
             data,
@@ -293,7 +343,9 @@ class Trainer:
         if self._log is None:
             path = None if self._run is None else self._run / "metrics.jsonl"
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_directory(path.parent)
+                if self._resumed:
+                    rewind(path, self.state.step)
             self._log = RunLog(path, self._callbacks, self.options.log_every_steps)
         return self._log
 
@@ -311,13 +363,41 @@ class Trainer:
             checkpoint.rotate(root, self.checkpoints.keep, self.state.best_step)
 
 
+def _expect(name: str, value: object, kind: Any, expected: str) -> None:
+    if not isinstance(value, kind):
+        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+        raise ConfigError(f"{name} = {shown}: expected {expected}")
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if isinstance(named(error, path), StorageFullError):
+            raise named(error, path) from None
+        raise RunDirectoryError(f"{path}: cannot hold a run ({error.strerror}); give another run") from None
+
+
 def _schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    schema = schema or getattr(model, "schema", None)
+    own = getattr(model, "schema", None)
+    schema = schema or own
     if not isinstance(schema, Schema):
         raise ConfigError(
             f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
         )
+    if isinstance(own, Schema):
+        _refuse_other_schema("schema", schema, own)
     return schema
+
+
+def _refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
+    if found.fingerprint() == expected.fingerprint():
+        return
+    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
+    differs = f"features and labels {theirs} instead of {ours}"
+    if ours == theirs:
+        differs = "features of other kinds, dims, tables or transforms"
+    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
 
 
 def _device(name: str) -> torch.device:
@@ -325,8 +405,11 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {name!r}: torch finds no CUDA device here; use 'cpu' or 'auto'")
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise ConfigError(f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto'")
     return device

@@ -110,7 +110,7 @@ def test_unknown_names_get_the_nearest():
     assert "did you mean 'deepfm'" in refused("unknown model", "depfm", SCHEMA)
     refused("unknown model", "", SCHEMA)
     refused("unknown model", 3, SCHEMA)
-    with pytest.raises(ConfigError, match=r"^run.toml: \[model\]: unknown option"):
+    with pytest.raises(ConfigError, match=r"^run.toml: \[model\] dnn: unknown option"):
         create("dnn", SCHEMA, {"x": 1}, "run.toml: [model]")
 
 

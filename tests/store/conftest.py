@@ -1,11 +1,10 @@
-"""Groups of tables that the store's tests share."""
+"""Arenas of each kind, and an index that must grow soon."""
 
-import numpy as np
+import uuid
+
 import pytest
 
-from girih import optim
-from girih.store import File, GroupSpec, Heap, Segment, Shared, TableSpec, remove_arena
-from girih.tables import Normal
+from girih.store import File, Heap, Shared, remove_arena
 
 
 @pytest.fixture(params=["heap", "shared", "file"])
@@ -16,52 +15,12 @@ def arena(request, tmp_path):
     elif request.param == "file":
         yield File(path=str(tmp_path / "arena"), reserve_rows=20_000)
     else:
-        options = Shared(
-            segment=f"girih-test-{request.node.name.__hash__() & 0xFFFFFFFF:x}", reserve_rows=20_000
-        )
-        remove_arena(options)
+        options = Shared(segment=f"girih-test-{uuid.uuid4().hex[:12]}", reserve_rows=20_000)
         yield options
         remove_arena(options)
 
 
 @pytest.fixture
 def small_index(monkeypatch):
-    """Begins with an index of 16 slots, so that few keys suffice for rehashing and for probes around the end."""
+    """Begins with an index of 16 slots, so that few keys rehash it and probe around its end."""
     monkeypatch.setattr("girih.store.space._FIRST_SLOTS", 16)
-
-
-def group(tables=("t",), dim=4, optimizer=None, dtype="float32", seed=1, **rules):
-    """A group of tables of one segment; ``rules`` are those of every table."""
-    return GroupSpec(
-        name="group",
-        tables=tuple(TableSpec(name, (Normal(std=1.0),), **rules) for name in tables),
-        segments=(Segment("embedding", dim, optimizer or optim.SGD(lr=0.5)),),
-        dtype=dtype,
-        seed=seed,
-    )
-
-
-def keys_of(*ids, table=0):
-    """(int64[U], int32[U])."""
-    return np.array(ids, np.int64), np.full(len(ids), table, np.int32)
-
-
-def look(store, ids, tables, step, counts=None):
-    """A training read; returns rows and values."""
-    out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
-    counts = None if counts is None else np.asarray(counts, np.int32)
-    return store.lookup(ids, tables, counts, step, out), out
-
-
-def peek(store, ids, tables):
-    """The values of keys."""
-    out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
-    store.peek(ids, tables, out)
-    return out
-
-
-def contents(store):
-    """All rows by column, in the order of a snapshot."""
-    chunks = list(store.snapshot().chunks())
-    names = [tensor.name for tensor in store.snapshot().tensors() if not tensor.name.startswith("bloom.")]
-    return {name: np.concatenate([c[name] for c in chunks]) if chunks else np.zeros(0) for name in names}

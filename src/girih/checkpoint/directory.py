@@ -55,7 +55,10 @@ def find(path: Path, *, step: int | None = None) -> Path:
         return path
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if step is not None:
-        return root / name_of(step)
+        named = root / name_of(step)
+        if not named.is_dir():
+            raise CheckpointError(f"{named}: is gone, though it had the final weights; train with --resume")
+        return named
     newest = latest(root)
     if newest is None:
         raise CheckpointError(f"{path}: holds no complete checkpoint; train first, or name another directory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from typing import Any
 from girih.errors import CheckpointError
 
 NAME = "manifest.json"
+CHECKSUM = "crc32"
 FORMAT = 1
 
 
@@ -40,13 +42,18 @@ class Manifest:
     girih: str = version("girih")
 
     def write(self, directory: Path) -> None:
-        """Replaces the directory's manifest whole."""
+        """Replaces the directory's manifest whole; a checksum of all else in it comes first."""
         new = directory / (NAME + ".new")
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, directory / NAME)
+        text = json.dumps(asdict(self))
+        try:
+            with new.open("w", encoding="utf-8") as file:
+                file.write(json.dumps({CHECKSUM: zlib.crc32(text.encode())})[:-1] + ", " + text[1:])
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, directory / NAME)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -60,15 +67,19 @@ class Manifest:
             raise CheckpointError(f"{directory}: no {NAME}, so this is not a complete checkpoint")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
+            checksum = content.pop(CHECKSUM)
             if content["format"] != FORMAT:
                 raise CheckpointError(
                     f"{file}: format {content['format']}, written by girih {content['girih']}; this one reads {FORMAT}"
                 )
+            if zlib.crc32(json.dumps(content).encode()) != checksum:
+                raise ValueError("its checksum differs")
             manifest = cls(**content)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{file}: damaged ({error}); resume from an older checkpoint") from None
+        except CheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            told = f"damaged ({type(error).__name__}: {error})"
+            raise CheckpointError(f"{file}: {told}; delete {directory.name} to use an older one") from None
         for name, facts in manifest.files.items():
             part = directory / name
             actual = part.stat().st_size if part.is_file() else None

@@ -11,6 +11,11 @@ import click
 
 from girih.errors import GirihError, UserError
 
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+)  # fmt: skip
+"""What the system says of a path that is the user's to mend."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="girih", prog_name="girih")
@@ -50,8 +55,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _fail(
                 f"no space left on the disk{f' for {error.filename}' if error.filename else ''}; free some", 2
             )
-        if isinstance(error, PermissionError):
-            return _fail(f"{error.filename}: permission denied; check who owns it, or write elsewhere", 2)
+        if error.errno in UNUSABLE and error.filename:
+            told = os.strerror(error.errno).lower()
+            return _fail(f"{os.fspath(error.filename)}: {told}; check the path, or name another", 2)
         raise
     return status if isinstance(status, int) else 0
 

@@ -8,7 +8,7 @@ import click
 
 from girih import checkpoint
 from girih.cli import cli
-from girih.cli.show import metrics_table
+from girih.cli.show import metrics_table, skipped
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runconfig import RunConfig
@@ -30,9 +30,9 @@ def evaluate(run: Path, paths: tuple[str, ...]) -> int:
     data = settings.dataset(split, paths, shuffle=False)
     with load_trainer(run, settings) as trainer:
         metrics = trainer.evaluate(data)
-    metrics_table(metrics.as_dict(), f"{run} on {', '.join(paths) or split}")
-    if data.num_skipped:
-        click.echo(f"{data.num_skipped} bad rows were skipped", err=True)
+    shown = ", ".join(paths) or split
+    metrics_table(metrics.as_dict(), f"{run} on {shown}")
+    skipped(data, shown)
     return 0
 
 

@@ -23,18 +23,17 @@ def inspect(path: Path) -> int:
     manifest = checkpoint.Manifest.read(newest)
     schema = Schema.from_dict(manifest.schema, str(newest))
     state = manifest.state["run"]
-    console = Console()
-    console.print(
-        f"{newest}: complete, format {manifest.format}, written by girih {manifest.girih}", highlight=False
-    )
+    summary = read_summary(path) if path.is_dir() else None
+    console = Console(highlight=False, markup=False)
+    written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
+    console.print(f"{newest}: {written}", soft_wrap=True)
     console.print(
         f"step {count(manifest.step)}, {count(state['examples'])} examples, {count(state['epoch'])} epochs done, "
-        f"strategy {manifest.state['strategy']}, schema {manifest.fingerprint}",
-        highlight=False,
+        f"strategy {manifest.state['strategy']}, schema {manifest.fingerprint}"
     )
     others = [step for step, other in checkpoint.complete(newest.parent) if other != newest]
     if others:
-        console.print(f"older checkpoints: {', '.join(map(count, others))}", highlight=False)
+        console.print(f"older checkpoints: {', '.join(map(count, others))}")
     tables = Table(title="tables", title_justify="left")
     for column in ("table", "features", "dim", "rows", "dtype", "eviction", "admission"):
         tables.add_column(column, justify="right" if column in ("dim", "rows") else "left")
@@ -56,7 +55,6 @@ def inspect(path: Path) -> int:
     for name, facts in manifest.files.items():
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
-    summary = read_summary(path) if path.is_dir() else None
     if summary is not None:
-        console.print(f"finished: AUC {summary['auc']}, logloss {summary['logloss']}", highlight=False)
+        console.print(f"finished: AUC {summary.get('auc')}, logloss {summary.get('logloss')}")
     return 0

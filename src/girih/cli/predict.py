@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,8 +15,10 @@ import pyarrow.parquet as pq
 
 from girih.cli import cli
 from girih.cli.evaluate import load_trainer, open_config
+from girih.cli.show import skipped
 from girih.data import Batch
-from girih.errors import ConfigError
+from girih.errors import ConfigError, GirihError, StorageFullError
+from girih.files import named
 
 
 @cli.command()
@@ -38,26 +44,34 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
             raise ConfigError(f"--keep {name}: the column would be in the output twice")
     data = settings.dataset("test", paths, shuffle=False, with_labels=False, keep=keep)
     unfinished = out.with_name(f".{out.name}.unfinished")
-    num_examples = 0
-    try:
-        writer = None
-        with load_trainer(run, settings) as trainer:
-            for batch, probabilities in trainer.predictions(data):
-                table = _table(batch, probabilities, names)
-                if writer is None:
-                    writer = pq.ParquetWriter(unfinished, table.schema)
-                writer.write_table(table)
-                num_examples += batch.num_examples
-        if writer is None:
-            raise ConfigError(f"{', '.join(paths)}: no examples to predict")
-        writer.close()
-        unfinished.replace(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with load_trainer(run, settings) as trainer:
+        tables = (_table(batch, probabilities, names) for batch, probabilities in trainer.predictions(data))
+        try:
+            num_examples = _write(tables, unfinished)
+            unfinished.replace(out)
+        except OSError as error:
+            if isinstance(error, GirihError):
+                raise
+            if isinstance(named(error, out), StorageFullError):
+                raise named(error, f"--out {out}") from None
+            told = os.strerror(error.errno) if error.errno else error
+            raise ConfigError(f"--out {out}: cannot be written ({told}); name another file") from None
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
     click.echo(f"{num_examples:,} predictions in {out}")
-    if data.num_skipped:
-        click.echo(f"{data.num_skipped} bad rows were skipped: they have no prediction", err=True)
+    skipped(data, "without a prediction")
     return 0
+
+
+def _write(tables: Iterator[pa.Table], path: Path) -> int:
+    """Writes them below each other; returns how many rows they have."""
+    first, num_rows = next(tables), 0
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
+            num_rows += table.num_rows
+    return num_rows
 
 
 def _table(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.Table:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 
+from girih.data import Dataset
 from girih.report.text import count, fraction, short
 
 
@@ -28,6 +30,14 @@ def results(summary: dict[str, Any], run: Path) -> None:
         highlight=False,
     )
     console.print(f"next: girih report {run}", highlight=False, soft_wrap=True)
+
+
+def skipped(data: Dataset, what: str) -> None:
+    """Prints how many bad rows the last pass over some data dropped, if any."""
+    rows = data.skipped
+    if rows.count:
+        number = f"{count(rows.count)} bad {'row was' if rows.count == 1 else 'rows were'}"
+        click.echo(f"{what}: {number} skipped, the first: {rows.first}", err=True)
 
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str) -> None:

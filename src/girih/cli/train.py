@@ -14,7 +14,7 @@ import click
 
 from girih import checkpoint, config
 from girih.cli import cli
-from girih.cli.show import results
+from girih.cli.show import results, skipped
 from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
@@ -58,9 +58,11 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
         Progress(None if total is None else total * settings.train.epochs) as progress,
         settings.trainer(run=run.path, callbacks=[progress]) as trainer,
     ):
-        config.write_toml(run.config, settings.with_absolute_paths())
         if newest is not None:
             trainer.load(newest)
+        trainer.check(datasets["train"], datasets.get("valid"))
+        config.write_toml(run.config, settings.with_absolute_paths())
+        if newest is not None:
             progress.message(f"resumed from {newest.name}")
         final = datasets.get("test") or datasets.get("valid")
         with stopping(trainer):
@@ -79,6 +81,8 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
         run.write_summary(summary)
         trainer.end(summary)
     results(summary, run.path)
+    for name, data in datasets.items():
+        skipped(data, name)
     return 0
 
 

@@ -92,6 +92,11 @@ class Dataset:
         return self._source.num_rows
 
     @property
+    def with_labels(self) -> bool:
+        """Whether batches hold labels."""
+        return self._plan.with_labels
+
+    @property
     def skipped(self) -> SkippedRows:
         """The bad rows dropped so far in the pass begun last."""
         return self._skipped
@@ -107,8 +112,8 @@ class Dataset:
         return replace(self, batch_size=batch_size, _skipped=SkippedRows())
 
     def in_order(self) -> Dataset:
-        """The same rows, not shuffled."""
-        return replace(self, shuffle=False, _skipped=SkippedRows())
+        """The same rows, not shuffled; itself, where that is so already."""
+        return self if not self.shuffle else replace(self, shuffle=False, _skipped=SkippedRows())
 
     def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
         """The same rows in file order, without labels, with other columns carried along: for prediction.

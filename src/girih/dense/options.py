@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -24,19 +25,30 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
+GRAPH_ONLY = ("capturable", "differentiable")
 
-def optimizer_factory(options: Mapping[str, Any], where: str = "[dense_optimizer]") -> OptimizerFactory:
+
+def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_optimizer]") -> OptimizerFactory:
     """``{"name": "adam", "lr": 1e-3}`` to a function of parameters; options are those of ``torch.optim``.
 
     Raises:
         ConfigError: an unknown name or option, or a value that torch refuses.
     """
+    if isinstance(options, str):
+        options = {"name": options}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where} = {options!r}: expected a table of options, as in {{ name = 'adam' }}")
     rest = dict(options)
     name = rest.pop("name", "adam")
     if name not in OPTIMIZERS:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), OPTIMIZERS)}")
     cls = OPTIMIZERS[name]
     checked = config.check_call(cls, rest, where)
+    for key, value in checked.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}.{key} = {value}: expected a finite number")
+        if key in GRAPH_ONLY and value:
+            raise ConfigError(f"{where}.{key}: serves steps that torch records or differentiates; drop it")
     if "betas" in checked:
         checked["betas"] = tuple(checked["betas"])
     try:

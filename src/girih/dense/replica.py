@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from girih.data.batch import Batch
 from girih.dense.options import OptimizerFactory
-from girih.errors import NonFiniteError
+from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.models.user import blame
 
 
 class Replica:
@@ -38,7 +40,12 @@ class Replica:
         self.device = torch.device(device)
         self.module = module.to(self.device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = optimizer(self.parameters) if self.parameters else None
+        made: object = optimizer(self.parameters) if self.parameters else None
+        if not isinstance(made, torch.optim.Optimizer | None):
+            raise ConfigError(
+                f"dense_optimizer made a {type(made).__name__}; expected a torch.optim.Optimizer"
+            )
+        self.optimizer = made
         self._autocast = precision == "bfloat16"
         self._clip_norm = clip_norm
         self._logits: Tensor | None = None
@@ -50,11 +57,35 @@ class Replica:
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
         with torch.set_grad_enabled(train), autocast:
-            logits: Tensor = self.module(numeric, _to(embeddings, self.device))
+            logits = self._logits_of(numeric, _to(embeddings, self.device))
+        rows, labels = batch.num_examples, batch.labels.shape[1]  # without labels, columns are not known
+        if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
+            raise ConfigError(
+                f"{type(self.module).__name__}.forward returned logits of shape {list(logits.shape)}; "
+                f"expected {[rows, labels or 1]}: a row an example, a column a label"
+            )
         logits = logits.float()
         if train:
             self._logits = logits
         return logits.detach()
+
+    def _logits_of(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        kind = type(self.module)
+        try:
+            logits = self.module(numeric, embeddings)
+        except GirihError:
+            raise
+        except Exception as error:
+            if kind.__module__.startswith("girih."):
+                raise
+            file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+            raise ConfigError(f"{kind.__name__}.forward failed: {blame(error, file)}") from error
+        if not isinstance(logits, Tensor):
+            raise ConfigError(
+                f"{kind.__name__}.forward returned a {type(logits).__name__}; expected logits, "
+                "a tensor of a row an example and a column a label"
+            )
+        return logits
 
     def backward(self, logits_gradient: Tensor) -> None:
         """Adds to the parameters' gradients; the embeddings of the last forward collect theirs.
@@ -88,12 +119,23 @@ class Replica:
             parameter.grad = None
 
     def state(self) -> dict[str, Any]:
-        """``model`` and ``optimizer`` state dicts."""
+        """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
-        return {"model": self.module.state_dict(), "optimizer": optimizer}
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": optimizer,
+            "optimizer_name": type(self.optimizer).__name__,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
+        """The inverse of :meth:`state`.
+
+        Raises:
+            ValueError: of another optimizer, or another model's (then a RuntimeError).
+        """
+        found, expected = state["optimizer_name"], type(self.optimizer).__name__
+        if found != expected:
+            raise ValueError(f"its dense optimizer is {found}, the configuration's is {expected}")
         self.module.load_state_dict(state["model"])
         if self.optimizer is not None and state["optimizer"]:
             self.optimizer.load_state_dict(state["optimizer"])

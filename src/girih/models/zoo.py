@@ -67,14 +67,16 @@ def create(
         )
     cls = load_class(name, where, directory) if own else BY_NAME[name]
     with_schema = not own or takes_schema(cls)
-    checked = check_call(cls, options or {}, where, skip=1 if with_schema else 0)
+    checked = check_call(cls, options or {}, f"{where} {name}", skip=1 if with_schema else 0)
     try:
         return cls(schema, **checked) if with_schema else cls(**checked)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except Exception as error:
-        if not own:
+        if own:
+            reason = f"could not be built: {blame(error, inspect.getsourcefile(cls))}"
+        elif isinstance(error, MemoryError) or "allocate" in str(error) or "Overflow" in str(error):
+            reason = "of these options is larger than memory; lower its widths"
+        else:
             raise
-        raise ConfigError(
-            f"{where}: {name} could not be built: {blame(error, inspect.getsourcefile(cls))}"
-        ) from error
+        raise ConfigError(f"{where}: {name} {reason}") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from girih import config
-from girih.errors import ConfigError
+from girih.errors import ConfigError, StorageFullError
+from girih.files import named
 from girih.store import File, GroupSpec, Heap, Store
 from girih.tables import positive
 
@@ -20,7 +22,8 @@ class StoreOptions:
     Attributes:
         shards: parts of every table, by key, one thread each; results do not depend on their number.
         arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory.
-        directory: for arena "file": holds one file a group and shard, replaced at the start of a run.
+        directory: for arena "file": the disk whose room they take; they have no names there and end with
+            the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
     """
 
@@ -44,11 +47,23 @@ class StoreOptions:
         Raises:
             StorageFullError: no memory or disk to begin with.
         """
-        return Store(spec, shard=shard, num_shards=self.shards, arena=self._arena(spec, shard))
+        arena = self._arena(spec, shard)
+        store = Store(spec, shard=shard, num_shards=self.shards, arena=arena)
+        if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
+            os.unlink(arena.path)
+        return store
 
     def _arena(self, spec: GroupSpec, shard: int) -> Heap | File:
         if self.directory is None:
             return Heap(reserve_rows=self.reserve_rows)
         directory = Path(self.directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        return File(path=str(directory / f"{spec.name}-{shard:04d}.arena"), reserve_rows=self.reserve_rows)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if isinstance(named(error, directory), StorageFullError):
+                raise named(error, directory) from None
+            raise ConfigError(
+                f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
+            ) from None
+        name = f"{spec.name}-{shard:04d}-{os.getpid()}.arena"
+        return File(path=str(directory / name), reserve_rows=self.reserve_rows)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import CheckpointError, MissingFileError, StorageFullError
+from girih.errors import CheckpointError, ConfigError, MissingFileError, StorageFullError
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
@@ -60,6 +60,7 @@ class TensorWriter:
 
     Raises:
         StorageFullError: the disk is full; nothing is left behind.
+        MissingFileError, ConfigError: the directory is missing, or cannot be written.
     """
 
     def __init__(
@@ -82,7 +83,13 @@ class TensorWriter:
             self._file = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             raise MissingFileError(f"{self.path}: no such directory; make it first") from None
-        self._write(header, 0)
+        except PermissionError:
+            raise ConfigError(f"{self.path}: cannot be written; give a directory that can") from None
+        try:
+            self._write(header, 0)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
         """Appends rows to one tensor."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu.hashing import key_hash
-from girih.kernels.cpu.jit import njit
+from girih.kernels.cpu.hashing import key_hash, low_bits
+from girih.kernels.cpu.jit import njit_lean
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 ROUND_BITS = 31
 
 
-@njit
+@njit_lean
 def dedup(
     ids: I64,
     offsets: I32,
@@ -58,7 +58,7 @@ def dedup(
         end = offsets[(features[f] + 1) * num_examples]
         for i in range(start, end):
             id_ = ids[i]
-            slot = np.int64(key_hash(id_, table)) & mask
+            slot = low_bits(key_hash(id_, table), mask)
             while True:
                 entry = scratch[slot, 1]
                 if entry >> 32 != tag:
@@ -79,7 +79,7 @@ def dedup(
     return num_keys
 
 
-@njit
+@njit_lean
 def order_by_shard(shards: I32, num_shards: int, order: I64, bounds: I64) -> None:
     """Counting sort: ``order`` int64[U] lists keys shard by shard, shard s has ``order[bounds[s]:bounds[s+1]]``."""
     bounds[:] = 0
@@ -96,7 +96,7 @@ def order_by_shard(shards: I32, num_shards: int, order: I64, bounds: I64) -> Non
     bounds[0] = 0
 
 
-@njit
+@njit_lean
 def renumber(inverse: I32, offsets: I32, num_examples: int, features: I64, position: I32) -> None:
     """Replaces key numbers by ``position[number]`` for the ids of some features, in place."""
     for f in range(len(features)):

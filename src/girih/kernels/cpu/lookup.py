@@ -52,6 +52,7 @@ from girih.kernels.cpu.rows import (
     begin_state,
     drop_row,
     prefetch_row,
+    prefetch_values,
     read_initial,
     read_row,
     take_row,
@@ -247,7 +248,7 @@ def peek(
     num_keys = ids.shape[0]
     for i in range(num_keys):
         if i + _AHEAD < num_keys:
-            prefetch_row(shard, rows[i + _AHEAD])
+            prefetch_values(shard, rows[i + _AHEAD])
         if rows[i] == NO_ROW:
             read_initial(shard, layout, ids[i], tables[i], out[i], out_bits[i])
         else:

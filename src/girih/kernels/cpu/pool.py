@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu.jit import njit
+from girih.kernels.cpu.jit import njit_lean
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 SUM, MEAN, SQRTN = 0, 1, 2
+LARGEST = np.finfo(np.float32).max
 
 
-@njit
+@njit_lean
 def _bag_scale(mode: Any, length: Any) -> Any:
     if mode == MEAN:
         return np.float32(1.0) / np.float32(length)
@@ -31,7 +32,7 @@ def _bag_scale(mode: Any, length: Any) -> Any:
     return np.float32(1.0)
 
 
-@njit
+@njit_lean
 def pool(
     rows: F32,
     first_column: int,
@@ -80,7 +81,7 @@ def pool(
                     target[d] *= scale
 
 
-@njit
+@njit_lean
 def scatter(
     gradients: F32,
     first_column: int,
@@ -118,7 +119,7 @@ def scatter(
                     row[first_column + d] += factor * source[d]
 
 
-@njit
+@njit_lean
 def spread(rows: F32, first_column: int, inverse: I32, start: int, out: F32) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
     dim = out.shape[1]
@@ -128,7 +129,7 @@ def spread(rows: F32, first_column: int, inverse: I32, start: int, out: F32) -> 
             out[i, d] = row[first_column + d]
 
 
-@njit
+@njit_lean
 def gather_spread(
     gradients: F32, first_column: int, inverse: I32, start: int, first_key: int, last_key: int, out: F32
 ) -> None:
@@ -143,14 +144,14 @@ def gather_spread(
             row[first_column + d] += gradients[i, d]
 
 
-@njit
+@njit_lean
 def first_nonfinite(values: F32) -> int:
     """The first row of float32[U, W] that has a NaN or an infinity; -1 where none has."""
     for u in range(values.shape[0]):
-        total = np.float32(0.0)
         row = values[u]
+        bad = 0
         for d in range(values.shape[1]):
-            total += row[d] * np.float32(0.0)
-        if total != 0.0:
+            bad += not abs(row[d]) <= LARGEST
+        if bad:
             return u
     return -1

@@ -42,11 +42,17 @@ _LINE = 64
 
 
 @njit_lean
+def prefetch_values(shard: Shard, row: Any) -> None:
+    """Asks for the cache lines of a row's values; any number is safe."""
+    for byte in range(0, 4 * shard.values.shape[1], _LINE):
+        prefetch_at(shard.values, row, byte)
+
+
+@njit_lean
 def prefetch_row(shard: Shard, row: Any) -> None:
     """Asks for the cache lines of a row's meta and values; any number is safe."""
     prefetch(shard.meta, row)
-    for byte in range(0, 4 * shard.values.shape[1], _LINE):
-        prefetch_at(shard.values, row, byte)
+    prefetch_values(shard, row)
 
 
 @njit_lean

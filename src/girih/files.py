@@ -1,0 +1,53 @@
+"""Small text files, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from girih.errors import StorageFullError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file; where that fails, the old one stays and nothing is left beside it.
+
+    Raises:
+        StorageFullError: the disk is full.
+    """
+    new = path.with_name(f".{path.name}.unfinished")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise named(error, path) from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line; where that fails, the file stays as it was.
+
+    Raises:
+        StorageFullError: the disk is full.
+    """
+    data = (line + "\n").encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                file.truncate(start)
+                raise
+    except OSError as error:
+        raise named(error, path) from None
+
+
+def named(error: OSError, path: str | os.PathLike[str]) -> OSError:
+    """A :class:`StorageFullError` that names the path, where the disk is full; else the error itself."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageFullError(f"{os.fspath(path)}: no space left on the disk; free some and try again")
+    return error

@@ -1,0 +1,130 @@
+"""Words on the command line that cannot be used, and config files that cannot be read."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+USAGE = [
+    (["trian"], "No such command 'trian'"),
+    (["train"], "Missing argument 'CONFIG.toml'"),
+    (["train", "config.toml", "more.toml"], "unexpected extra argument"),
+    (
+        ["train", "config.toml", "--rnu", "run"],
+        "No such option '--rnu'. (Did you mean one of: '--resume', '--run'?)",
+    ),
+    (["train", "config.toml", "--run"], "Option '--run' requires an argument"),
+    (
+        ["train", "config.toml", "--resume"],
+        "--resume needs --run DIR, the directory of the run to go on with",
+    ),
+    (["train", "config.toml", "--strategy", "hybird"], "[strategy]: unknown name 'hybird'; valid: "),
+    (["evaluate"], "Missing argument 'RUN'"),
+    (["predict", "run"], "Missing option '--data'"),
+    (["predict", "run", "--data", "test.parquet"], "Missing option '--out'"),
+    (["inspect"], "Missing argument 'RUN|CHECKPOINT'"),
+    (["report"], "Missing argument 'RUN'"),
+    (["info", "all"], "unexpected extra argument"),
+]
+
+SETTINGS = [
+    ("train.epochs", "--set 'train.epochs': expected section.key=value, as in train.epochs=2"),
+    ("=2", "--set '=2': expected section.key=value"),
+    ("train.=2", "--set 'train.=2': expected section.key=value"),
+    ("epochs=2", "--set 'epochs=2': expected section.key=value"),
+    ("trian.epochs=2", "unknown section [trian]; did you mean 'train'?"),
+    ("train.epohcs=2", "[train]: unknown key 'epohcs'; did you mean 'epochs'?"),
+    ("train.epochs=two", "[train] epochs = 'two': expected an integer"),
+    ("train.seed.first=2", "--set 'train.seed.first=2': train.seed is not a table of options"),
+    ("features.user.dim=2", "--set 'features.user.dim=2': features is not a table of options; edit the file"),
+    ("model={name='nothing'}", "[model].name = 'nothing': unknown model; "),
+]
+
+BROKEN = {
+    "not TOML": (
+        b"[data\ntrain = 3",
+        "not valid TOML: Expected ']' at the end of a table declaration (at line 1",
+    ),
+    "a value without quotes": (b"[data]\ntrain = a.parquet\n", "not valid TOML: Invalid value (at line 2"),
+    "a key twice": (
+        b"[data]\ntrain = 'a'\ntrain = 'b'\n",
+        "not valid TOML: Cannot overwrite a value (at line 3",
+    ),
+    "empty": (b"", "section [data] is missing"),
+    "binary": (bytes(range(256)), "not UTF-8 text (invalid start byte at byte 128)"),
+    "Latin-1": ("[data]\ntrain = 'Müll'".encode("latin-1"), "not UTF-8 text (invalid start byte at byte 17)"),
+    "UTF-16": ("[data]\ntrain = 'a'".encode("utf-16"), "not UTF-8 text"),
+    "control characters": (bytes(range(128)), "not valid TOML: "),
+    "Parquet": (b"PAR1\x15\x04\xff\xff", "not UTF-8 text"),
+    "no name for a variable": (b"[data]\ntrain = '${}/a'\n", "${} is not set in the environment"),
+}
+
+
+@pytest.mark.parametrize(("words", "told"), USAGE, ids=[" ".join(words) for words, _ in USAGE])
+def test_usage(site, words, told):
+    assert told in site.told(*words)
+
+
+@pytest.mark.parametrize(("setting", "told"), SETTINGS, ids=[setting for setting, _ in SETTINGS])
+def test_overrides(site, setting, told):
+    assert told in site.told(*site.train("--set", setting))
+
+
+@pytest.mark.parametrize(("content", "told"), BROKEN.values(), ids=BROKEN)
+def test_config_files_that_cannot_be_read(site, content, told):
+    site.config_file.write_bytes(content)
+    line = site.told(*site.train())
+    assert line.startswith(f"{site.config_file}: ")
+    assert told in line
+
+
+def test_a_config_that_is_not_there(site):
+    told = site.told("train", site / "nothing.toml", "--run", site / "run")
+    assert told == f"{site / 'nothing.toml'}: no such config file; expected a TOML file"
+
+
+def test_a_config_that_is_a_directory(site):
+    told = site.told("train", site.directory, "--run", site / "run")
+    assert told == f"{site.directory}: no such config file (it is a directory); expected a TOML file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_config_that_may_not_be_read(site):
+    site.config_file.chmod(0)
+    assert f"{site.config_file}: not readable; check its permissions" in site.told(*site.train())
+
+
+def test_a_name_too_long_for_the_system(site):
+    told = site.told("train", site / ("x" * 300 + ".toml"), "--run", site / "run")
+    assert "file name too long; check the path" in told
+    told = site.told("train", site.config_file, "--run", site / ("x" * 300))
+    assert "File name too long" in told
+
+
+OUTSIDE = [
+    (["train", "nothing.toml"], "nothing.toml: no such config file; expected a TOML file"),
+    (["train", "config.toml", "--run", "run", "--set", "model.nmae=3"], "unknown option 'nmae'"),
+    (["evaluate", "nowhere"], "nowhere: no such run directory"),
+    (["report", "clicks.csv"], "clicks.csv: is a file; expected a run directory"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), OUTSIDE, ids=[" ".join(words) for words, _ in OUTSIDE])
+def test_the_program_itself(site, words, told):
+    words = [sys.executable, "-m", "girih", *words]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=site.directory)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("girih: ")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (site / "run").exists()
+
+
+def test_the_program_without_words_shows_its_commands(site):
+    done = subprocess.run([sys.executable, "-m", "girih"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    for command in ("train", "evaluate", "predict", "inspect", "report", "info"):
+        assert command in done.stderr
+    assert "Traceback" not in done.stderr

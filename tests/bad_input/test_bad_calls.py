@@ -1,0 +1,337 @@
+"""Calls of the Python API that cannot be served: the documented error, in one line that tells."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import girih
+from conftest import TRAINED, changed
+from girih import errors
+
+USER, PRICE = girih.Categorical(name="user", dim=4), girih.Numeric(name="price", transform="standardize")
+SCHEMA = girih.Schema([USER, PRICE], "click")
+OTHER = girih.Schema([girih.Categorical(name="user", dim=8), PRICE], "click")
+
+
+def read(site, schema=SCHEMA, **options):
+    return girih.read_parquet(site / "train.parquet", schema, **options)
+
+
+def trainer(schema=SCHEMA, **options):
+    return girih.Trainer(girih.models.LR(schema), **options)
+
+
+SCHEMAS = [
+    (lambda: girih.Schema([], "click"), "features: the list is empty"),
+    (lambda: girih.Schema(USER, "click"), "is none of: Categorical, Sequence, Numeric; expected a list"),
+    (lambda: girih.Schema(["user"], "click"), "features: 'user' is none of: Categorical, Sequence, Numeric"),
+    (lambda: girih.Schema([USER], "click", ["user"]), "tables: 'user' is none of: Table"),
+    (lambda: girih.Schema([USER], 5), "labels: names = 5: expected a string, or a list of strings"),
+    (lambda: girih.Schema([USER], []), "labels: names is empty; expected at least one label"),
+    (lambda: girih.Schema([USER, USER], "click"), "feature 'user' is listed 2 times; names must differ"),
+    (lambda: girih.Schema([USER], "user"), "feature 'user' reads the label 'user'"),
+    (
+        lambda: girih.Schema([USER], "click", [girih.Table(name="usr")]),
+        "table 'usr' is used by no feature; did",
+    ),
+    (lambda: girih.Categorical(name=""), "name = '': expected a non-empty string"),
+    (lambda: girih.Categorical(name="user", dim=0), "feature 'user': dim = 0: expected an integer from 1"),
+    (lambda: girih.Categorical(name="user", dim="4"), "feature 'user': dim = '4': expected an integer"),
+    (lambda: girih.Categorical(name="user", pooling="max"), "pooling = 'max': expected sum, mean or sqrtn"),
+    (
+        lambda: girih.Categorical(name="user", max_length="9"),
+        "max_length = '9': expected an integer of at least",
+    ),
+    (
+        lambda: girih.Categorical(name="user", bucketize="1,2"),
+        "bucketize = '1,2': expected rising, finite bound",
+    ),
+    (
+        lambda: girih.Categorical(name="user", bucketize=3),
+        "bucketize = 3: expected rising, finite boundaries",
+    ),
+    (
+        lambda: girih.Numeric(name="price", transform="sqrt"),
+        "transform 'sqrt': expected log1p or standardize",
+    ),
+    (
+        lambda: girih.Numeric(name="price", transform=3),
+        "transform = 3: expected a string, or a list of strings",
+    ),
+    (lambda: girih.Table(name="user", dtype="fp16"), "dtype = 'fp16': expected float32, bfloat16 or float16"),
+    (lambda: girih.optim.Adam(lr=-1.0), "adam.lr = -1.0: expected a finite number ≥ 0"),
+    (lambda: girih.optim.Adam(betas=0.9), "adam.betas = 0.9: expected two numbers, as in [0.9, 0.999]"),
+    (lambda: girih.optim.Adagrad(lr="fast"), "adagrad.lr = 'fast': expected a number"),
+    (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
+    (lambda: girih.TrainOptions(precision="fp16"), "precision = 'fp16': expected 'float32' or 'bfloat16'"),
+    (lambda: girih.EarlyStopping(patience=-1), "patience = -1: expected at least 0"),
+    (lambda: girih.CheckpointOptions(keep=0), "keep = 0: expected an integer of at least 1"),
+    (lambda: girih.StoreOptions(shards=0), "shards = 0: expected an integer from 1 to 256"),
+    (
+        lambda: girih.models.DNN(SCHEMA, hidden=(0,)),
+        "hidden = [0]: expected a list of integers of at least 1",
+    ),
+    (lambda: girih.models.DIN(SCHEMA), "din: the schema has no sequence feature"),
+]
+
+TRAINERS = [
+    (
+        lambda: girih.Trainer("deepfm"),
+        "model = 'deepfm': expected a torch.nn.Module, as girih.models.DeepFM(schema)",
+    ),
+    (
+        lambda: girih.Trainer(nn.Linear(1, 1)),
+        "Linear has no schema of its own; give Trainer(model, schema=schema)",
+    ),
+    (
+        lambda: girih.Trainer(nn.Linear(1, 1), schema="config.toml"),
+        "schema = 'config.toml': expected a girih.Sch",
+    ),
+    (
+        lambda: trainer(schema=SCHEMA, sparse_optimizer="adam"),
+        "sparse_optimizer = 'adam': expected one of girih.o",
+    ),
+    (
+        lambda: trainer(sparse_optimizer=torch.optim.SparseAdam),
+        "sparse_optimizer = a type: expected one of girih.",
+    ),
+    (
+        lambda: trainer(first_order_optimizer="ftrl"),
+        "first_order_optimizer = 'ftrl': expected one of girih.optim",
+    ),
+    (
+        lambda: trainer(dense_optimizer="adam"),
+        "dense_optimizer: a str; expected a function of parameters, as lambd",
+    ),
+    (
+        lambda: trainer(dense_optimizer=torch.optim.Adam([torch.zeros(1)])),
+        "dense_optimizer: a Adam; expected a fun",
+    ),
+    (lambda: trainer(dense_optimizer=list), "dense_optimizer made a list; expected a torch.optim.Optimizer"),
+    (lambda: trainer(strategy="local"), "strategy = 'local': expected a strategy, as girih.Local()"),
+    (lambda: trainer(options={"epochs": 3}), "options = a dict: expected girih.TrainOptions(...)"),
+    (lambda: trainer(store=4), "store = 4: expected girih.StoreOptions(...)"),
+    (lambda: trainer(checkpoints=4), "checkpoints = 4: expected girih.CheckpointOptions(...)"),
+    (
+        lambda: trainer(options=girih.TrainOptions(device="tpu")),
+        "device = 'tpu': expected 'auto', 'cpu' or 'cuda'",
+    ),
+    (
+        lambda: trainer(options=girih.TrainOptions(gauc_by="usr")),
+        "gauc_by = 'usr': no categorical feature of that",
+    ),
+    (
+        lambda: trainer(options=girih.TrainOptions(tensorboard=True)),
+        "tensorboard = true needs a run directory; giv",
+    ),
+    (
+        lambda: girih.Trainer(girih.models.LR(SCHEMA), schema=OTHER),
+        "schema: of another schema than the model: features of other kinds, dims, tables or transforms",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "told"), SCHEMAS, ids=[told for _, told in SCHEMAS])
+def test_descriptions(call, told):
+    with pytest.raises(errors.ConfigError, match=re.escape(told)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("call", "told"), TRAINERS, ids=[told for _, told in TRAINERS])
+def test_trainers(call, told):
+    with pytest.raises(errors.ConfigError, match=re.escape(told)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+READERS = [
+    ({"batch_size": 0}, errors.ConfigError, "batch_size = 0: expected an integer of at least 1"),
+    ({"batch_size": 2.5}, errors.ConfigError, "batch_size = 2.5: expected an integer of at least 1"),
+    ({"shuffle": 1}, errors.ConfigError, "shuffle = 1: expected true or false"),
+    ({"shuffle_rows": -1}, errors.ConfigError, "shuffle_rows = -1: expected an integer of at least 1"),
+    ({"seed": "seven"}, errors.ConfigError, "seed = 'seven': expected an integer"),
+    ({"on_bad_row": "ignore"}, errors.ConfigError, "on_bad_row = 'ignore': expected 'error' or 'skip'"),
+    ({"keep": ["usr"]}, errors.DataError, "no column 'usr' (keep); did you mean 'user'?"),
+    (
+        {"schema": girih.Schema([USER], "clik")},
+        errors.DataError,
+        "no column 'clik' (label 'clik'); did you mean",
+    ),
+    ({"paths": "nothing.parquet"}, errors.MissingFileError, "nothing.parquet: no such file"),
+    ({"paths": []}, errors.ConfigError, "paths: the list is empty; expected at least one file or pattern"),
+    ({"paths": [3]}, errors.ConfigError, "paths: 3 is not a path; expected strings such as"),
+    ({"paths": 3}, errors.ConfigError, "paths: 3 is not a path"),
+    ({"schema": "config.toml"}, errors.ConfigError, "schema = 'config.toml': expected a girih.Schema"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "told"), READERS, ids=[told for _, _, told in READERS])
+def test_readers(site, change, kind, told):
+    options = {"paths": site / "train.parquet", "schema": SCHEMA} | change
+    with pytest.raises(kind, match=re.escape(told)) as caught:
+        girih.read_parquet(**options)
+    assert isinstance(caught.value, errors.UserError)
+    assert "\n" not in str(caught.value)
+
+
+FITS = [
+    (
+        lambda t, site: t.fit(site / "train.parquet"),
+        "train = a PosixPath: expected a girih.Dataset, as girih.read",
+    ),
+    (
+        lambda t, site: t.fit([1, 2]),
+        "train = a list: expected a girih.Dataset, as girih.read_parquet(paths, schema)",
+    ),
+    (
+        lambda t, site: t.fit(read(site, OTHER)),
+        "train: of another schema than the model: features of other kinds,",
+    ),
+    (
+        lambda t, site: t.fit(read(site), read(site, OTHER)),
+        "valid: of another schema than the model: features of",
+    ),
+    (
+        lambda t, site: t.fit(read(site, with_labels=False)),
+        "train: read without labels; expected with_labels=True",
+    ),
+    (lambda t, site: t.fit(read(site), epochs=-1), "epochs = -1: expected an integer of at least 0"),
+    (lambda t, site: t.fit(read(site), epochs="2"), "epochs = '2': expected an integer of at least 0"),
+    (
+        lambda t, site: t.evaluate(read(site, OTHER)),
+        "data: of another schema than the model: features of other",
+    ),
+    (
+        lambda t, site: t.evaluate(read(site, with_labels=False)),
+        "data: read without labels; expected with_labels=",
+    ),
+    (
+        lambda t, site: t.evaluate(read(site)),
+        "'price' is standardized by the training data: fit or load first",
+    ),
+    (
+        lambda t, site: t.predict(read(site)),
+        "'price' is standardized by the training data: fit or load first",
+    ),
+    (
+        lambda t, site: t.predict(read(site, OTHER)),
+        "data: of another schema than the model: features of other",
+    ),
+    (
+        lambda t, site: t.fit(read(site, girih.Schema([girih.Categorical(name="item")], "click"))),
+        "features and labels ['item', 'click'] instead of ['user', 'price', 'click']; make both with one schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "told"), FITS, ids=[told for _, told in FITS])
+def test_data_that_does_not_go_with_the_trainer(site, call, told):
+    with trainer() as made, pytest.raises(errors.ConfigError, match=re.escape(told)) as caught:
+        call(made, site)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        girih.TrainOptions(early_stopping=girih.EarlyStopping()),
+        girih.TrainOptions(lr_schedule={"name": "ReduceLROnPlateau"}),
+        girih.TrainOptions(evaluate_every_steps=3),
+    ],
+    ids=["early stopping", "plateau", "evaluate"],
+)
+def test_options_that_need_validation_data(site, options):
+    with (
+        trainer(options=options) as made,
+        pytest.raises(errors.ConfigError, match=r"needs validation data; .*give fit\(train, valid\)"),
+    ):
+        made.fit(read(site))
+
+
+def test_checkpoints_that_do_not_fit(site, trained_plot):
+    run = trained_plot / "run"
+    with trainer() as made:
+        with pytest.raises(errors.CheckpointError, match="was trained with features"):
+            made.load(run)
+        with pytest.raises(errors.MissingFileError, match="no such run or checkpoint directory"):
+            made.load(site / "nowhere")
+        with pytest.raises(errors.CheckpointError, match="holds no complete checkpoint"):
+            made.load(site / "temporary")
+    schema = girih.Schema.from_dict(changed(TRAINED))
+    with girih.Trainer(girih.models.DeepFM(schema, hidden=(9,)), sparse_optimizer=girih.optim.Adam()) as made:
+        with pytest.raises(errors.CheckpointError, match="does not fit this model"):
+            made.load(run)
+    with girih.Trainer(girih.models.DeepFM(schema, hidden=(8,))) as made:
+        with pytest.raises(errors.CheckpointError, match="optimizer is adam with m, v"):
+            made.load(run)
+
+
+def test_a_run_that_is_a_file(site):
+    with (
+        trainer(run=site / "clicks.csv") as made,
+        pytest.raises(errors.RunDirectoryError, match="cannot hold a run"),
+    ):
+        made.fit(read(site))
+
+
+class Wrong(nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, numeric, embeddings):
+        return self.answer(numeric)
+
+
+WRONG = [
+    (lambda x: x[:, 0], errors.ConfigError, "Wrong.forward returned logits of shape [32]; expected [32, 1]"),
+    (lambda x: x.repeat(1, 3), errors.ConfigError, "returned logits of shape [32, 3]; expected [32, 1]"),
+    (lambda x: [x], errors.ConfigError, "Wrong.forward returned a list; expected logits"),
+    (lambda x: x.nothing, errors.ConfigError, "Wrong.forward failed: AttributeError: "),
+    (lambda x: x * float("nan"), errors.NonFiniteError, "step 1: the loss is nan; nothing was applied"),
+]
+
+
+@pytest.mark.parametrize(("answer", "kind", "told"), WRONG, ids=[told for _, _, told in WRONG])
+def test_models_that_answer_wrongly(site, answer, kind, told):
+    data = read(site, batch_size=32)
+    with girih.Trainer(Wrong(answer), schema=SCHEMA) as made, pytest.raises(kind, match=re.escape(told)):
+        made.fit(data)
+
+
+def test_a_model_that_fails_only_when_it_is_evaluated(site):
+    class Late(Wrong):
+        def forward(self, numeric, embeddings):
+            return embeddings["user"][:, :1] * (1.0 if self.training else float("inf"))
+
+    data = read(site, batch_size=32)
+    with girih.Trainer(Late(None), schema=SCHEMA) as made:
+        made.fit(data)
+        with pytest.raises(errors.NonFiniteError, match="inf"):
+            made.evaluate(data)
+
+
+MODULES = [
+    (lambda: girih.nn.EmbeddingBag(dim=0), "dim = 0: expected an integer from 1 to 4096"),
+    (lambda: girih.nn.EmbeddingBag(dim=4, mode="max"), "mode = 'max': expected 'sum', 'mean' or 'sqrtn'"),
+    (lambda: girih.nn.EmbeddingBag(dim=4)(torch.tensor([0.5])), "expected a tensor of int64"),
+    (lambda: girih.nn.EmbeddingBag(dim=4)([1, 2]), "expected a tensor of int64"),
+    (
+        lambda: girih.nn.EmbeddingBag(dim=4)(torch.tensor([1, 2])),
+        "offsets: missing; ids of one dimension need them",
+    ),
+    (lambda: girih.nn.EmbeddingBag(dim=4)(torch.tensor([1]), torch.tensor([5])), "expected to rise from 0"),
+    (lambda: girih.nn.Embedding(dim=4)(np.array([1])), "expected a tensor of int64"),
+]
+
+
+@pytest.mark.parametrize(("call", "told"), MODULES, ids=[told for _, told in MODULES])
+def test_modules(call, told):
+    with pytest.raises(errors.ConfigError, match=re.escape(told)):
+        call()

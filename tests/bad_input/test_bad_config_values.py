@@ -1,0 +1,297 @@
+"""A config whose values are out of range, or do not go together."""
+
+import pytest
+
+OUT_OF_RANGE = [
+    ("train.epochs = -1", "[train]: epochs = -1: expected an integer of at least 0"),
+    ("train.max_steps = 0", "max_steps = 0: expected a number above 0"),
+    ("train.seed = -1", "[train]: seed = -1: expected an integer from 0 to 2⁶³ - 1"),
+    ("train.seed = 9223372036854775808", "seed = 9223372036854775808: expected an integer from 0 to 2⁶³ - 1"),
+    ("train.clip_norm = 0.0", "clip_norm = 0.0: expected a number above 0"),
+    ("train.clip_norm = nan", "clip_norm = nan: expected a number above 0"),
+    ("train.evaluate_every_steps = -5", "evaluate_every_steps = -5: expected a number above 0"),
+    ("train.log_every_steps = 0", "log_every_steps = 0: expected a number above 0"),
+    ("train.early_stopping.patience = -1", "[train] early_stopping: early_stopping: patience = -1: expected"),
+    ("train.early_stopping.min_delta = nan", "min_delta = nan: expected at least 0"),
+    ("data.batch_size = 0", "[data]: batch_size = 0: expected an integer of at least 1"),
+    ("data.batch_size = -1", "[data]: batch_size = -1: expected an integer of at least 1"),
+    ("data.shuffle_rows = 0", "[data]: shuffle_rows = 0: expected an integer of at least 1"),
+    ("data.read_ahead = 0", "[data]: read_ahead = 0: expected an integer of at least 1"),
+    ("features.0.dim = 0", "feature 'user': dim = 0: expected an integer from 1 to 4096"),
+    ("features.0.dim = -4", "feature 'user': dim = -4: expected an integer from 1 to 4096"),
+    ("features.0.dim = 100000", "feature 'user': dim = 100000: expected an integer from 1 to 4096"),
+    ("features.2.max_length = 0", "feature 'tags': max_length = 0: expected an integer of at least 1"),
+    (
+        "features.2.separator = ''",
+        "feature 'tags': separator is empty; leave it out for columns that are lists",
+    ),
+    ("features.0.bucketize = [2.0, 1.0]", "bucketize = [2.0, 1.0]: expected rising, finite boundaries"),
+    ("features.0.bucketize = []", "bucketize = []: expected rising, finite boundaries"),
+    ("features.0.bucketize = [1.0, nan]", "bucketize = [1.0, nan]: expected rising, finite boundaries"),
+    ("features.4.transform = ['standardize', 'log1p']", "'price': standardize must be the last transform"),
+    (
+        "model = {name = 'dnn', hidden = [0]}",
+        "[model]: hidden = [0]: expected a list of integers of at least 1",
+    ),
+    (
+        "model = {name = 'dnn', hidden = [-8]}",
+        "[model]: hidden = [-8]: expected a list of integers of at least",
+    ),
+    (
+        "model = {name = 'dnn', hidden = []}",
+        "[model]: hidden = []: expected a list of integers of at least 1",
+    ),
+    (
+        "model = {name = 'dnn', hidden = [1000000000000]}",
+        "dnn of these options is larger than memory; lower its",
+    ),
+    (
+        "model = {name = 'dnn', dropout = 1.5}",
+        "[model]: dropout = 1.5: expected a number of at least 0, below 1",
+    ),
+    (
+        "model = {name = 'dnn', dropout = nan}",
+        "[model]: dropout = nan: expected a number of at least 0, below 1",
+    ),
+    ("model = {name = 'mmoe', num_experts = 0}", "num_experts = 0: expected an integer of at least 1"),
+    ("sparse_optimizer = {name = 'adagrad', lr = nan}", "adagrad.lr = nan: expected a finite number ≥ 0"),
+    ("sparse_optimizer = {name = 'adagrad', lr = -0.1}", "adagrad.lr = -0.1: expected a finite number ≥ 0"),
+    ("sparse_optimizer = {name = 'adagrad', l2 = -0.1}", "adagrad.l2 = -0.1: expected a finite number ≥ 0"),
+    (
+        "sparse_optimizer = {name = 'adam', betas = [0.9, 1.0]}",
+        "adam.betas = 1.0: expected a finite number ≥ 0",
+    ),
+    (
+        "sparse_optimizer = {name = 'sgd', momentum = 1.0}",
+        "sgd.momentum = 1.0: expected a finite number ≥ 0 and",
+    ),
+    ("first_order_optimizer = {name = 'ftrl', lr = 0.0}", "ftrl.lr = 0.0: expected a finite number > 0"),
+    ("dense_optimizer.lr = nan", "[dense_optimizer].lr = nan: expected a finite number"),
+    ("dense_optimizer.lr = inf", "[dense_optimizer].lr = inf: expected a finite number"),
+    ("dense_optimizer.lr = -1.0", "torch.optim.Adam refuses these options: Invalid learning rate: -1.0"),
+    ("dense_optimizer.betas = [2.0, 0.9]", "torch.optim.Adam refuses these options: Invalid beta parameter"),
+    (
+        "dense_optimizer.capturable = true",
+        "[dense_optimizer].capturable: serves steps that torch records or d",
+    ),
+    (
+        "dense_optimizer = {name = 'sgd', nesterov = true}",
+        "torch.optim.SGD refuses these options: Nesterov mom",
+    ),
+    ("checkpoint.keep = 0", "checkpoint: keep = 0: expected an integer of at least 1"),
+    ("checkpoint.every_steps = 0", "checkpoint: every_steps = 0: expected a number above 0"),
+    ("store.shards = 0", "store: shards = 0: expected an integer from 1 to 256"),
+    ("store.shards = 1000", "store: shards = 1000: expected an integer from 1 to 256"),
+    ("store.reserve_rows = -1", "store: reserve_rows = -1: expected a number above 0"),
+    ("store.reserve_rows = 99999999999", "reserve_rows = 99999999999: expected 1 to 2,147,483,646"),
+    (
+        "tables = [{name = 'user', initializer = {name = 'normal', std = -1.0}}]",
+        "normal: std = -1.0: expected ≥ 0",
+    ),
+    (
+        "tables = [{name = 'user', initializer = {name = 'constant', value = nan}}]",
+        "value = nan: expected a finite",
+    ),
+    (
+        "tables = [{name = 'user', initializer = {name = 'uniform', low = 1.0}}]",
+        "low = 1.0 is above high = 0.01",
+    ),
+    (
+        "tables = [{name = 'user', eviction = {name = 'lru', max_rows = 0}}]",
+        "lru: max_rows = 0: expected an integ",
+    ),
+    (
+        "tables = [{name = 'user', eviction = {name = 'ttl', steps = -1}}]",
+        "ttl: steps = -1: expected an integer",
+    ),
+    (
+        "tables = [{name = 'user', eviction = {name = 'lfu', max_rows = 9223372036854775808}}]",
+        "eviction lfu: max_rows = 9223372036854775808: expected an integer from 1 to 2⁶² - 1",
+    ),
+    (
+        "tables = [{name = 'user', admission = {name = 'min_count', count = 300}}]",
+        "count = 300: expected an integ",
+    ),
+    (
+        "tables = [{name = 'user', admission = {name = 'min_count', cells = 3}}]",
+        "cells = 3: expected an integer",
+    ),
+    (
+        "tables = [{name = 'user', admission = {name = 'probability', p = 1.5}}]",
+        "p = 1.5: expected above 0, at",
+    ),
+    (
+        "train.lr_schedule = {name = 'StepLR', step_size = 0}",
+        "torch refuses these options: ZeroDivisionError",
+    ),
+    (
+        "train.lr_schedule = {name = 'CosineAnnealingLR', T_max = 0}",
+        "torch refuses these options: ZeroDivision",
+    ),
+    ("train.lr_schedule = {name = 'OneCycleLR', max_lr = 0.1}", "You must define either total_steps OR"),
+    (
+        "train.lr_schedule = {name = 'ExponentialLR', gamma = -1.0}",
+        "the learning rate becomes -0.001; expected a",
+    ),
+    (
+        "train.lr_schedule = {name = 'ExponentialLR', gamma = nan}",
+        "the learning rate becomes nan; expected a num",
+    ),
+    (
+        "train.lr_schedule = {name = 'ReduceLROnPlateau', factor = 2.0}",
+        "torch refuses these options: Factor sho",
+    ),
+    (
+        "train.lr_schedule = {name = 'StepLR', step_size = 2, last_epoch = 4}",
+        "'last_epoch' is what --resume knows",
+    ),
+]
+
+AT_ODDS = [
+    (
+        "features.new = {name = 'user', kind = 'numeric'}",
+        "feature 'user' is listed 2 times; names must differ",
+    ),
+    ("labels.names = ['click', 'click']", "label 'click' is listed 2 times; names must differ"),
+    ("tables = [{name = 'user'}, {name = 'user'}]", "table 'user' is listed 2 times; names must differ"),
+    ("tables = [{name = 'usre'}]", "table 'usre' is used by no feature; did you mean 'user'?"),
+    ("tables = [{name = 'history'}]", "table 'history' is used by no feature; valid: item, tags, user"),
+    ("tables = [{name = 'user', dim = 8}]", "table 'user' has dim 8, feature 'user' has dim 4"),
+    ("features.3.dim = 8", "table 'item' has dim 4, feature 'history' has dim 8"),
+    ("features.0.name = 'click'", "feature 'click' reads the label 'click': the model would see the answer"),
+    ("features.0.column = 'click'", "feature 'user' reads the label 'click': the model would see the answer"),
+    (
+        "features.0 = {bucketize = [1.0], weights = 'w'}",
+        "bucketize makes one id of one number; drop separator",
+    ),
+    ("labels.derive.clik = 'rating > 3'", "derive has 'clik', which is not among names = ['click']"),
+    (
+        "labels.derive.click = 'rating'",
+        "derive 'click' = 'rating': expected a column, one of == != < <= > >= in",
+    ),
+    (
+        "labels.derive.click = 'rating ~ 3'",
+        "derive 'click' = 'rating ~ 3': expected a column, one of == != <",
+    ),
+    (
+        "labels.derive.click = 'rating > high'",
+        "'high' is not a value; expected a number, 'text' in quotes, or",
+    ),
+    ("labels.derive.click = 'rating in 3'", "'in' needs a list with values, as in 'tab in [1, 2]'"),
+    (
+        "labels.names = ['click', 'rating']",
+        "lr: 2 labels ['click', 'rating'], the model has one output; keep one",
+    ),
+    (
+        "model.name = 'fm'\nfeatures.0.dim = 8",
+        "features must have one dim, received 4 (as 'item'), 8 (as 'user')",
+    ),
+    (
+        "model.name = 'din'\nfeatures.3.kind = 'categorical'",
+        "din: the schema has no sequence feature; set kind =",
+    ),
+    (
+        "model.name = 'din'\nfeatures.3.table = 'history'",
+        "sequence 'history' shares its table 'history' with []",
+    ),
+    (
+        "model = {name = 'din', attention = {histroy = 'item'}}",
+        "'histroy' is not a sequence feature; did you",
+    ),
+    (
+        "model = {name = 'din', attention = {history = 'itme'}}",
+        "'itme': not a categorical feature; did you mean",
+    ),
+    (
+        "train.early_stopping.metric = 'gauc'",
+        "early_stopping: metric = 'gauc' needs gauc_by, the feature that",
+    ),
+    (
+        "train.lr_schedule = {name = 'ReduceLROnPlateau', metric = 'gauc'}",
+        "lr_schedule: metric = 'gauc' needs gau",
+    ),
+    ("train.lr_schedule = {name = 'ReduceLROnPlateau', mode = 'min'}", "but auc is better when maximal"),
+    (
+        "train.lr_schedule = {name = 'ReduceLROnPlateau', interval = 'step'}",
+        "unknown option 'interval'; valid: co",
+    ),
+    ("store.arena = 'file'", "arena = 'file' and directory belong together; give both or neither"),
+    ("store.directory = 'rows'", "arena = 'file' and directory belong together; give both or neither"),
+    ("store = {arena = 'file', directory = 'clicks.csv'}", "cannot be used (File exists); name another"),
+    ("data.separator = ';'", "separator: only format csv has it, and format is 'parquet'; drop one"),
+    ("data.columns = ['user']", "columns: only format csv has it, and format is 'parquet'; drop one"),
+    (
+        "data = {format = 'csv', separator = '||'}",
+        "separator = '||': expected one ASCII character, such as ','",
+    ),
+    (
+        "data = {format = 'csv', quote = ','}",
+        "quote = ',': expected one ASCII character other than the separator",
+    ),
+    (
+        "data = {format = 'csv', columns = ['a', 'a']}",
+        "columns = ('a', 'a'): expected a list of different names",
+    ),
+    (
+        "data.format = 'libsvm'\nfeatures.2.weights = 'w'",
+        "feature 'tags': weights does not go with libsvm: the i",
+    ),
+    ("data.format = 'libsvm'\nlabels.weight = 'w'", "weight = 'w': libsvm has no column for example weights"),
+    (
+        "data.train = '${NO_SUCH_VARIABLE}/a.parquet'",
+        "${NO_SUCH_VARIABLE} is not set in the environment; export",
+    ),
+    ("model.name = 'nothing.py:Model'", "[model].name = 'nothing.py:Model': no such file: "),
+    ("model.name = 'no_such_package.models:Model'", "no module 'no_such_package.models' on the import path"),
+    ("model.name = ':'", "expected path/to/file.py:Class or package.module:Class"),
+]
+
+NEEDS_VALID = [
+    ("train.early_stopping.metric = 'auc'", "early_stopping needs validation data; set data.valid"),
+    (
+        "train.lr_schedule.name = 'ReduceLROnPlateau'",
+        "ReduceLROnPlateau needs validation data; set data.valid",
+    ),
+    ("train.evaluate_every_steps = 2", "evaluate_every_steps needs validation data; set data.valid"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), OUT_OF_RANGE, ids=[change for change, _ in OUT_OF_RANGE])
+def test_a_value_out_of_range(site, change, told):
+    site.configure(change)
+    line = site.told(*site.train())
+    assert line.startswith(f"{site.config_file}: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(("change", "told"), AT_ODDS, ids=[change for change, _ in AT_ODDS])
+def test_values_that_do_not_go_together(site, change, told):
+    site.configure(change)
+    line = site.told(*site.train())
+    assert line.startswith(f"{site.config_file}: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(("change", "told"), NEEDS_VALID, ids=[change for change, _ in NEEDS_VALID])
+def test_an_option_that_does_nothing_without_validation_data(site, change, told):
+    site.configure(f"data.valid = 'GONE'\n{change}")
+    assert told in site.told(*site.train())
+
+
+def test_a_schedule_that_ends_before_the_run_does(site):
+    schedule = "{name = 'OneCycleLR', max_lr = 0.1, total_steps = 3, interval = 'step'}"
+    site.configure(f"train.lr_schedule = {schedule}")
+    line = site.told_after_writing(*site.train(), before=1)
+    assert line == "lr_schedule: OneCycleLR: Tried to step 4 times. The specified number of total steps is 3"
+
+
+def test_a_device_that_is_not_there(site, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    site.configure("train.device = 'cuda'")
+    assert "device = 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'" in site.told(*site.train())
+
+
+def test_tensorboard_that_is_not_installed(site, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    site.configure("train.tensorboard = true")
+    assert "not installed; pip install girih[tensorboard]" in site.told(*site.train())

@@ -1,0 +1,263 @@
+"""Run directories and checkpoints that cannot be used; what was there before stays as it was."""
+
+import fcntl
+import json
+import shutil
+
+import pytest
+
+from conftest import TRAINED
+
+
+def test_a_run_directory_that_is_taken(site):
+    (site / "run").mkdir()
+    (site / "run" / "notes.txt").write_text("mine")
+    told = site.told(*site.train())
+    assert (
+        told
+        == f"{site / 'run'}: not empty (it holds notes.txt); name another --run directory, or add --resume"
+    )
+
+
+def test_a_finished_run_is_not_trained_again(trained):
+    assert "not empty (it holds checkpoints); name another --run" in trained.told(*trained.train())
+
+
+def test_a_run_directory_that_is_a_file(site):
+    (site / "run").write_text("mine")
+    assert site.told(*site.train()) == f"{site / 'run'}: is a file; expected a directory to write the run to"
+
+
+def test_a_run_directory_below_a_file(site):
+    told = site.told("train", site.config_file, "--run", site / "clicks.csv" / "deep" / "run")
+    assert told == f"{site / 'clicks.csv'}: is a file; expected a directory to write the run to"
+
+
+@pytest.mark.parametrize("parent", ["/proc", "/proc/self/fd"])
+def test_a_place_where_nobody_can_write(site, parent):
+    told = site.told("train", site.config_file, "--run", f"{parent}/run")
+    assert told.startswith(f"{parent}/run: cannot be written (")
+    assert told.endswith("); choose another --run")
+
+
+def test_a_run_directory_in_use(site):
+    (site / "run").mkdir()
+    with (site / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = site.told(*site.train("--resume"))
+    assert told == f"{site / 'run'}: another process is writing this run; wait for it or stop it"
+    assert "AUC" in site.girih(*site.train())
+
+
+def test_directories_made_on_the_way_are_taken_away_again(site):
+    site.configure("model.name = 'deepmf'")
+    told = site.told("train", site.config_file, "--run", site / "a" / "b" / "run")
+    assert "did you mean 'deepfm'?" in told
+    assert not (site / "a").exists()
+
+
+RESUMED = [
+    (
+        "features.0.dim = 8\nfeatures.1.dim = 8\nfeatures.2.dim = 8",
+        "'user' has dim 4 in the checkpoint, 8 in the con",
+    ),
+    (
+        "features.0.name = 'rating'",
+        "was trained with features ['user', 'item', 'tags', 'history', 'price'] instead",
+    ),
+    ("features.4.transform = 'log1p'", "features of other kinds, tables or transforms"),
+    ("features.3 = {table = 'history', dim = 4}", "features of other kinds, tables or transforms"),
+    (
+        "labels.derive.rating = 'rating > 3'\nlabels.names = ['rating']",
+        "its labels are ['click'], the configurati",
+    ),
+    ("model.hidden = [16]", "dense.safetensors: does not fit this model: "),
+    ("model.hidden = [8, 8]", "dense.safetensors: does not fit this model: "),
+    ("model.name = 'dcn'", "dense.safetensors: does not fit this model: "),
+    ("dense_optimizer = {name = 'sgd'}", "its dense optimizer is Adam, the configuration's is SGD"),
+    ("sparse_optimizer.name = 'adagrad'", "optimizer is adam with "),
+    ("first_order_optimizer.name = 'ftrl'", "optimizer is adam"),
+    ("tables = [{name = 'user', dtype = 'bfloat16'}]", ""),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), RESUMED, ids=[change for change, _ in RESUMED])
+def test_resuming_with_another_configuration(trained, change, told):
+    trained.configure(TRAINED, change)
+    line = trained.told(*trained.train("--resume", "--set", "train.epochs=3"))
+    assert str(trained / "run" / "checkpoints" / "step-00000010") in line
+    assert told in line
+
+
+def test_resuming_amid_an_epoch_of_other_data(trained):
+    shutil.rmtree(trained / "run" / "checkpoints" / "step-00000010")
+    words = trained.train("--resume", "--set", "train.epochs=3")
+    told = trained.told(*words, "--set", "data.train=valid.parquet")
+    assert told == (
+        "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row; start the epoch anew"
+    )
+
+
+def test_resuming_with_another_schedule(site):
+    site.configure("train.lr_schedule = {name = 'StepLR', step_size = 1}")
+    site.girih(*site.train())
+    site.configure("train.lr_schedule = {name = 'ExponentialLR', gamma = 0.5}\ntrain.epochs = 2")
+    told = site.told(*site.train("--resume"))
+    assert (
+        "lr_schedule: the checkpoint is of StepLR, the configuration says ExponentialLR; resume with" in told
+    )
+
+
+def damaged_files(run):
+    checkpoint = run / "checkpoints" / "step-00000010"
+    return sorted(path.relative_to(run) for path in checkpoint.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "empty"])
+def test_resuming_from_a_damaged_checkpoint(trained, damage):
+    for name in damaged_files(trained / "run"):
+        file = trained / "run" / name
+        content = file.read_bytes()
+        middle = len(content) // 2
+        file.write_bytes(
+            {
+                "cut": content[:-1],
+                "flip": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+                "empty": b"",
+            }.get(damage, b"")
+        )
+        if damage == "gone":
+            file.unlink()
+        told = trained.told(*trained.train("--resume", "--set", "train.epochs=3"))
+        assert "step-00000010" in told
+        assert file.name in told
+        file.write_bytes(content)
+    assert "resumed from step-00000010" in trained.girih(
+        *trained.train("--resume", "--set", "train.epochs=3")
+    )
+
+
+NOT_RUNS = {
+    "missing": (lambda site: site / "nowhere", "nowhere: no such run"),
+    "empty": (lambda site: site / "temporary", "temporary: "),
+    "of something else": (lambda site: site.directory, "site: "),
+    "a file": (lambda site: site / "clicks.csv", "clicks.csv: "),
+}
+COMMANDS = {
+    "evaluate": [],
+    "predict": ["--data", "test.parquet", "--out", "out.parquet"],
+    "inspect": [],
+    "report": [],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("where", "told"), NOT_RUNS.values(), ids=NOT_RUNS)
+def test_what_is_not_a_run(site, where, told, command):
+    site.config_file.rename(site / "other.toml")
+    line = site.told(command, where(site), *COMMANDS[command])
+    assert told.removesuffix("no such run") in line
+    assert any(hint in line for hint in ("run directory", "no complete checkpoint", "no such run"))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "inspect"])
+def test_a_run_without_a_checkpoint(trained, command):
+    shutil.rmtree(trained / "run" / "checkpoints")
+    (trained / "run" / "summary.json").unlink()
+    told = trained.told(command, trained / "run", *COMMANDS[command])
+    assert told == f"{trained / 'run'}: holds no complete checkpoint; train first, or name another directory"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_summary_whose_checkpoint_is_gone(trained, command):
+    shutil.rmtree(trained / "run" / "checkpoints" / "step-00000010")
+    told = trained.told(command, trained / "run", *COMMANDS[command])
+    assert "step-00000010: is gone, though it had the final weights; train with --resume" in told
+
+
+CONFIGS = {
+    "cut short": lambda text: text[: len(text) // 2] + "[",
+    "of another version": lambda text: text + "\n[telemetry]\nurl = 'a'\n",
+    "not text": lambda text: "\0\1\2",
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize("damage", CONFIGS.values(), ids=CONFIGS)
+def test_a_run_whose_config_is_damaged(trained, command, damage):
+    config = trained / "run" / "config.toml"
+    config.write_text(damage(config.read_text()))
+    told = trained.told(command, trained / "run", *COMMANDS[command])
+    assert told.startswith(f"{config}: ")
+    assert "not valid TOML" in told or "unknown section [telemetry]" in told
+
+
+SUMMARIES = {
+    "cut short": lambda content: content[:-20],
+    "a list": lambda content: b"[]",
+    "without a step": lambda content: json.dumps({"auc": 0.5}).encode(),
+    "not text": lambda content: b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "inspect"])
+@pytest.mark.parametrize("damage", SUMMARIES.values(), ids=SUMMARIES)
+def test_a_run_whose_summary_is_damaged(trained, command, damage):
+    summary = trained / "run" / "summary.json"
+    summary.write_bytes(damage(summary.read_bytes()))
+    told = trained.told(command, trained / "run", *COMMANDS[command])
+    assert told == f"{summary}: damaged; delete it, and train with --resume to have it written anew"
+    summary.unlink()
+    assert "AUC" in trained.girih(*trained.train("--resume"))
+    assert json.loads(summary.read_text())["checkpoint_step"] == 10
+
+
+def test_report_draws_what_is_left_of_a_damaged_run(trained):
+    (trained / "run" / "summary.json").write_text("{")
+    (trained / "run" / "timeline.json").write_bytes(b"\xff\xff")
+    (trained / "run" / "metrics.jsonl").write_text('{"step": 1, "loss"')
+    (trained / "run" / "config.toml").write_text("[data")
+    trained.girih("report", trained / "run")
+    assert "summary.json is damaged and left out" in (trained / "run" / "report.html").read_text()
+
+
+OUTPUTS = [
+    (
+        ["--out", "nowhere/out.parquet"],
+        "--out nowhere/out.parquet: the directory nowhere does not exist; create",
+    ),
+    (["--out", "temporary"], "--out temporary: is a directory; name a Parquet file"),
+    (["--out", "/proc/out.parquet"], "--out /proc/out.parquet: cannot be written ("),
+    (["--out", "out.parquet", "--keep", "usre"], "no column 'usre' (keep); did you mean 'user'?"),
+    (
+        ["--out", "out.parquet", "--keep", "user", "--keep", "user"],
+        "--keep user: the column would be in the out",
+    ),
+    (
+        ["--out", "out.parquet", "--keep", "prediction"],
+        "--keep prediction: the column would be in the output twi",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), OUTPUTS, ids=[" ".join(words) for words, _ in OUTPUTS])
+def test_predictions_that_cannot_be_written(trained, words, told):
+    (trained / "out.parquet").write_text("what was there before")
+    assert told in trained.told("predict", trained / "run", "--data", trained / "test.parquet", *words)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    "data", ["nothing.parquet", "nothing/*.parquet", "clicks.csv", "s9://bucket/a.parquet"]
+)
+def test_data_on_the_command_line(trained, command, data):
+    out = ["--out", "out.parquet"] if command == "predict" else []
+    assert f"{data}: " in trained.told(command, trained / "run", "--data", data, *out)
+
+
+def test_a_run_without_data_to_evaluate_on(trained):
+    config = trained / "run" / "config.toml"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if not line.startswith(("test =", "valid ="))))
+    told = trained.told("evaluate", trained / "run")
+    assert told == f"{trained / 'run'}: its configuration names no test or valid data; give --data PATH"
