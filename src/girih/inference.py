@@ -10,7 +10,7 @@ from torch import Tensor
 
 from girih.data import Batch, Dataset, Moments, read_ahead
 from girih.errors import ConfigError, nearest
-from girih.metrics import Metrics, Scores
+from girih.metrics import Scores
 from girih.schema import Categorical, Schema
 from girih.tiles import DenseHalf, SparseHalf
 
@@ -27,7 +27,7 @@ def logits_of(
         batches.close()
 
 
-def evaluate(
+def score(
     data: Dataset,
     sparse: SparseHalf,
     dense: DenseHalf,
@@ -36,8 +36,8 @@ def evaluate(
     schema: Schema,
     gauc_by: str | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> Metrics:
-    """Exact metrics of every label over a dataset; over what was read so far, once a stop is requested.
+) -> Scores:
+    """Scores a dataset with the weights as they are; only what was read so far, once a stop is requested.
 
     Args:
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
@@ -49,7 +49,7 @@ def evaluate(
         scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
         if stop_requested():
             break
-    return scores.result(schema.labels.names)
+    return scores
 
 
 def feature_index(schema: Schema, name: str) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from girih.data import Batch, Dataset, Moments, Position, ReadAhead, read_ahead
+from girih.deferred import Deferred
 from girih.errors import NonFiniteError
 from girih.learning_rate import LearningRate
-from girih.metrics import DIRECTIONS, Metrics
+from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.models import bce_with_logits
 from girih.options import EarlyStopping, TrainOptions
 from girih.runlog import RunLog
@@ -26,7 +28,7 @@ class Loop:
 
     Attributes:
         save: writes a checkpoint of the state as it stands; called between steps only.
-        evaluate: metrics on the validation data, or None where there is none.
+        score: scores the validation data, or None where there is none.
         stop_requested: asked after every step.
     """
 
@@ -39,10 +41,12 @@ class Loop:
     moments: Moments
     log: RunLog
     save: Callable[[], None]
-    evaluate: Callable[[], Metrics] | None
+    score: Callable[[], Scores] | None
+    label_names: Sequence[str]
     save_every_steps: int | None = None
     stop_requested: Callable[[], bool] = lambda: False
     spans: Spans = field(default_factory=Spans)
+    _telling: Deferred = field(default_factory=Deferred)
 
     def run(self, train: Dataset, until_epoch: int) -> None:
         """Trains on ``train`` until so many epochs are done.
@@ -57,10 +61,14 @@ class Loop:
                     if self._every(self.options.evaluate_every_steps):
                         self._judge(self._measure())
                     if self._every(self.save_every_steps):
-                        self.save()
+                        self._save()
                     if self._finished():
                         return
             self._end_epoch()
+
+    def close(self) -> None:
+        """Waits for the metrics that are still being computed, and tells them."""
+        self._telling.close()
 
     def _batches(self, train: Dataset) -> ReadAhead[tuple[Batch, Position]]:
         position = None if self.state.position is None else Position.from_dict(self.state.position)
@@ -97,6 +105,7 @@ class Loop:
                 )
             state.refused += 1
         self.learning_rate.after_step()
+        self._telling.settle()
         self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
 
     def _end_epoch(self) -> None:
@@ -108,21 +117,32 @@ class Loop:
         self.learning_rate.after_epoch()
         self._judge(metrics)
 
-    def _measure(self) -> Metrics | None:
-        """Metrics on the validation data; None where there is none, or where a stop was requested meanwhile."""
-        if self.evaluate is None:
+    def _measure(self) -> Scores | None:
+        """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
+        if self.score is None:
             return None
         with self.spans("evaluate"):
-            metrics = self.evaluate()
-        return None if self.stop_requested() else metrics
+            scores = self.score()
+        return None if self.stop_requested() else scores
 
-    def _judge(self, metrics: Metrics | None) -> None:
-        if metrics is None:
+    def _judge(self, scores: Scores | None) -> None:
+        """Computes metrics from scores: at once where training depends on them, else while it goes on."""
+        if scores is None:
             return
-        self.log.evaluation("valid", metrics, self.state)
+        tell = partial(self.log.evaluation, "valid", state=replace(self.state))
+        if self.options.early_stopping is None and self.learning_rate.metric is None:
+            self._telling.submit(partial(scores.result, self.label_names), tell)
+            return
+        with self.spans("evaluate"):
+            metrics = scores.result(self.label_names)
+        tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:
             self._watch(self.options.early_stopping, metrics)
+
+    def _save(self) -> None:
+        self._telling.settle(wait=True)  # what a resumed run does not compute again must be on disk
+        self.save()
 
     def _watch(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         state, value = self.state, getattr(metrics.first, stopping.metric)
@@ -131,7 +151,7 @@ class Loop:
             state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
         ):
             state.best_step, state.best_value, state.bad_evaluations = state.step, value, 0
-            self.save()
+            self._save()
             return
         state.bad_evaluations += 1
         state.stopped_early = state.bad_evaluations > stopping.patience

@@ -25,7 +25,7 @@ from girih.errors import ConfigError, RunDirectoryError, StorageFullError
 from girih.files import named
 from girih.learning_rate import LearningRate
 from girih.loop import Loop
-from girih.metrics import Metrics
+from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
@@ -150,13 +150,15 @@ class Trainer:
             moments=self.moments,
             log=self._open_log(),
             save=self._save_into_run,
-            evaluate=None if valid is None else lambda: self._metrics(valid),
+            score=None if valid is None else lambda: self._score(valid),
+            label_names=self.schema.labels.names,
             save_every_steps=None if self._run is None else self.checkpoints.every_steps,
             stop_requested=self._stop.is_set,
             spans=self.spans,
         )
         try:
             loop.run(train, self.state.epoch + epochs)
+            loop.close()
         except BaseException:
             with contextlib.suppress(StorageFullError):  # the first error is the one to tell
                 self._note(loop.log)
@@ -193,7 +195,7 @@ class Trainer:
             NonFiniteError: the model returned NaN or infinity.
         """
         self._check("data", data)
-        return self._metrics(data)
+        return self._score(data).result(self.schema.labels.names)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T].
@@ -312,8 +314,8 @@ class Trainer:
         if self._run is not None:
             self.spans.write(self._run / "timeline.json")
 
-    def _metrics(self, data: Dataset) -> Metrics:
-        return inference.evaluate(
+    def _score(self, data: Dataset) -> Scores:
+        return inference.score(
             data,
             self.sparse,
             self.dense,

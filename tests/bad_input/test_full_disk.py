@@ -56,7 +56,7 @@ def test_no_room_for_the_config_of_a_run(site, mount):
 
 
 def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
-    disk = mount("size=256k")
+    disk = mount("size=1m")
     run = disk / "run"
     site.configure("model = {name = 'dnn', hidden = [64, 64]}\ncheckpoint.every_steps = 2")
     site.girih("train", site.config_file, "--run", run, "--set", "train.max_steps=2")

@@ -18,6 +18,7 @@ from girih.cli.show import results, skipped
 from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
+from girih.kernels.cpu.jit import is_compiled
 from girih.report.progress import Progress
 from girih.runconfig import RunConfig
 from girih.rundir import RunDirectory, read_summary
@@ -64,6 +65,8 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
         config.write_toml(run.config, settings.with_absolute_paths())
         if newest is not None:
             progress.message(f"resumed from {newest.name}")
+        if not is_compiled():
+            progress.message("compiling kernels for this machine: once, about half a minute")
         final = datasets.get("test") or datasets.get("valid")
         with stopping(trainer):
             remaining = max(0, settings.train.epochs - trainer.state.epoch)

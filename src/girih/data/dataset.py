@@ -279,6 +279,7 @@ def make_dataset(
     Raises:
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
+    check_schema(schema)
     check_count("batch_size", batch_size)
     check_count("shuffle_rows", shuffle_rows)
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -299,6 +300,14 @@ def make_dataset(
         _source=source,
         _plan=plan,
     )
+
+
+def check_schema(schema: object) -> None:
+    """Refuses anything but a schema."""
+    if not isinstance(schema, Schema):
+        raise ConfigError(
+            f"schema = {schema!r}: expected a girih.Schema, as Schema.load('config.toml') gives"
+        )
 
 
 def check_count(name: str, value: int) -> None:

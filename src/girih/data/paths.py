@@ -49,7 +49,7 @@ def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[File, ...]:
         ConfigError: not a path, or a file system that fsspec does not know.
         DataError: a directory without such files, or one that cannot be listed.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = list(paths) if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     if not given:
         raise ConfigError("paths: the list is empty; expected at least one file or pattern")
     files: list[File] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from girih.data.dataset import Dataset, check_count, make_dataset
+from girih.data.dataset import Dataset, check_count, check_schema, make_dataset
 from girih.data.delimited import DelimitedSource
 from girih.data.pairs import PairSource, as_columns
 from girih.data.parquet import ParquetSource
@@ -89,6 +89,7 @@ def read_csv(
 
     The others are those of :func:`read_parquet`.
     """
+    check_schema(schema)
     lists = None
     if columns is not None:
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
@@ -169,6 +170,7 @@ def read_libsvm(
 
     The arguments are those of :func:`read_csv`.
     """
+    check_schema(schema)
     columns = as_columns(schema)
     named = [name for name in schema.labels.names if name not in schema.labels.derive]
     check_count("block_bytes", block_bytes)

@@ -82,7 +82,7 @@ def check_source(store: Store, source: Source, optimizer_state: bool) -> None:
         if found != expected:
             raise CheckpointError(
                 f"{where}: optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
-                " restore with optimizer_state=False to begin its state anew"
+                " go on with that one, or restore with optimizer_state=False to begin its state anew"
             )
 
 

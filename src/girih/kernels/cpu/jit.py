@@ -75,6 +75,11 @@ def _compiled(function: F, **options: Any) -> F:
         numba.config.CACHE_DIR = theirs
 
 
+def is_compiled() -> bool:
+    """Whether kernels were compiled before; if not, the first use of each takes seconds."""
+    return JIT_DISABLED or (_CACHE_DIRECTORY is not None and any(Path(_CACHE_DIRECTORY).rglob("*.nbi")))
+
+
 def njit(function: F) -> F:
     """Compiles on first call, without the GIL, cached on disk; NaN and infinity behave as in NumPy."""
     return _compiled(function)
