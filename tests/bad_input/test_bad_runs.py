@@ -77,7 +77,7 @@ RESUMED = [
     ("dense_optimizer = {name = 'sgd'}", "its dense optimizer is Adam, the configuration's is SGD"),
     ("sparse_optimizer.name = 'adagrad'", "optimizer is adam with "),
     ("first_order_optimizer.name = 'ftrl'", "optimizer is adam"),
-    ("tables = [{name = 'user', dtype = 'bfloat16'}]", ""),
+    ("tables = [{name = 'user', dtype = 'bfloat16'}]", "step-00000010/tables/"),
 ]
 
 

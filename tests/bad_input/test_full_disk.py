@@ -134,3 +134,11 @@ def test_tables_in_files_on_a_full_disk(site, mount):
     told = site.told(*site.train())
     assert "no room for " in told
     assert files_in(disk) == []
+
+
+def test_tables_in_files_leave_nothing_behind(site):
+    site.configure("store = {arena = 'file', directory = 'rows', shards = 2}")
+    assert "AUC" in site.girih(*site.train())
+    assert "logloss" in site.girih("evaluate", site / "run")
+    assert "AUC" in site.girih(*site.train("--resume", "--set", "train.epochs=2"))
+    assert list((site / "rows").iterdir()) == []
