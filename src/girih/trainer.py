@@ -35,8 +35,7 @@ from girih.spans import Spans
 from girih.sparse.options import StoreOptions
 from girih.state import RunState
 from girih.strategies import Local, Strategy
-
-WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense")
+from girih.summary import summarize
 
 
 class Trainer:
@@ -256,33 +255,21 @@ class Trainer:
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
         """What ``summary.json`` holds; ``metrics`` are those of the final weights."""
-        state = self.state
-        counters = self.sparse.counters()
-        return {
-            "auc": None if metrics is None else metrics.auc,
-            "logloss": None if metrics is None else metrics.logloss,
-            "samples_per_s": state.examples / state.train_s if state.train_s else None,
-            "num_examples": state.examples,
-            "num_rows": sum(self.sparse.rows().values()),
-            "staleness_max": state.staleness_max,
-            "staleness_mean": state.staleness_sum / state.step if state.step else 0.0,
-            "lost_updates": 0,
-            "wire_bytes": dict.fromkeys(WIRE_KINDS, 0),
-            "strategy": self.strategy.name,
-            "precision": self.options.precision,
-            "seed": self.options.seed,
-            "model": type(self.model).__name__,
-            "steps": state.step,
-            "epochs": state.epoch,
-            "stopped_early": state.stopped_early,
-            "checkpoint_step": state.step if state.best_step is None else state.best_step,
-            "refused_steps": state.refused,
-            "duration_s": duration_s,
-            "dense_parameters": sum(p.numel() for p in self.model.parameters()),
-            "store": dict(counters),
-            "phases_s": {name: round(seconds, 3) for name, seconds in self.spans.totals_s.items()},
-            "by_label": {} if metrics is None else metrics.as_dict(),
-        }
+        return summarize(
+            self.state,
+            metrics,
+            counters=self.sparse.counters(),
+            num_rows=sum(self.sparse.rows().values()),
+            phases_s=self.spans.totals_s,
+            facts={
+                "strategy": self.strategy.name,
+                "precision": self.options.precision,
+                "seed": self.options.seed,
+                "model": type(self.model).__name__,
+                "dense_parameters": sum(p.numel() for p in self.model.parameters()),
+                "duration_s": duration_s,
+            },
+        )
 
     def end(self, summary: dict[str, Any] | None) -> None:
         """Tells callbacks that the run is over."""
