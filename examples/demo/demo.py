@@ -1,6 +1,6 @@
 """The first run: a generated click log, a DeepFM, and its AUC beside the best that any model can reach.
 
-    python examples/demo/demo.py [--examples 600000] [--out demo-run]
+    python examples/demo/demo.py [--examples 1000000] [--out demo-run]
 
 The log's click probabilities are known by construction, so the AUC of those probabilities on the test
 clicks is the ceiling: no model can do better but by luck.
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--examples", type=int, default=600_000, help="of the training data")
+    parser.add_argument("--examples", type=int, default=1_000_000, help="of the training data")
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="replaced, if this demo made it")
     arguments = parser.parse_args()
     out: Path = arguments.out
