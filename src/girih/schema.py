@@ -289,8 +289,8 @@ def _strings(what: str, given: Any) -> tuple[str, ...]:
 def _refuse_others(what: str, given: Any, kind: Any) -> None:
     others = [item for item in given if not isinstance(item, kind)] if isinstance(given, Seq) else [given]
     if others:
-        names = ", ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))
-        raise ConfigError(f"{what}: {others[0]!r} is none of: {names}; expected a list of those")
+        names = " or ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))
+        raise ConfigError(f"{what}: {others[0]!r} is not a {names}; expected a list of those")
 
 
 def _refuse_duplicates(what: str, names: Seq[str]) -> None:

@@ -5,8 +5,7 @@ import json
 import shutil
 
 import pytest
-
-from conftest import TRAINED
+from bad_site import TRAINED
 
 
 def test_a_run_directory_that_is_taken(site):
