@@ -86,9 +86,9 @@ class MinCount:
             raise ConfigError(
                 f"admission min_count: count = {self.count!r}: expected an integer from 1 to 255"
             )
-        if isinstance(self.cells, bool) or not isinstance(self.cells, int) or not 64 <= self.cells <= 1 << 40:
+        if isinstance(self.cells, bool) or not isinstance(self.cells, int) or not 64 <= self.cells <= 1 << 32:
             raise ConfigError(
-                f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2⁴⁰"
+                f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2³²"
             )
 
 

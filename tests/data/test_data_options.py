@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import girih
 from girih import config
 from girih.data import DataOptions, open_dataset
 from girih.errors import ConfigError, MissingFileError
@@ -72,3 +73,12 @@ def test_options_that_cannot_be_used(mapping, message):
         build(**mapping)
     assert message in str(caught.value)
     assert str(caught.value).startswith("config.toml: [data]")
+
+
+def test_a_feature_may_not_read_what_a_label_is_derived_from(tmp_path):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"rating": [1, 5], "user": [1, 2]}), file)
+    labels = girih.Labels(names=("liked",), derive={"liked": "rating >= 4"})
+    schema = girih.Schema([girih.Categorical(name="stars", column="rating")], labels)
+    with pytest.raises(ConfigError, match="'stars' reads 'rating'"):
+        girih.read_parquet(file, schema)

@@ -7,7 +7,7 @@ from typing import Any
 
 from girih.data.columns import is_list, kind_of
 from girih.data.conditions import Condition, parse_condition
-from girih.errors import DataError, nearest
+from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Categorical, Numeric, Schema
 
 _NUMBERS = ("integers", "floats", "booleans", "nulls")
@@ -125,9 +125,16 @@ def make_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> Plan:
     """Parses the schema's conditions.
 
     Raises:
-        ConfigError: a condition that cannot be understood.
+        ConfigError: a condition that cannot be understood, or on a column that a feature reads too.
     """
     conditions = {name: parse_condition(name, text) for name, text in schema.labels.derive.items()}
+    for name, condition in conditions.items():
+        for feature in schema.features:
+            if feature.source == condition.column:
+                raise ConfigError(
+                    f"feature {feature.name!r} reads {condition.column!r}, which label {name!r} is derived from:"
+                    " the model would see the answer"
+                )
     return Plan(schema, conditions, tuple(dict.fromkeys(keep)), with_labels)
 
 
