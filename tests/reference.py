@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 # --- store ---
 # One shard as a dictionary. Everything is done one key at a time, in the order in which the docstrings say it.
@@ -96,6 +97,8 @@ def optimizer_step(options, row, state, grad, step, lr_scale=1.0):
     lr = f(options.lr * lr_scale)
     if options.name != "ftrl":
         grad = grad + f(options.l2) * row
+    if options.name != "sgd":
+        grad = np.clip(grad, f(-(2**50)), f(2**50))
     if options.name == "sgd":
         if options.momentum:
             state["momentum"][:] = f(options.momentum) * state["momentum"] + grad
@@ -120,10 +123,12 @@ def optimizer_step(options, row, state, grad, step, lr_scale=1.0):
     else:
         z, n = state["z"], state["n"]
         more = n + grad * grad
-        z += grad - (np.sqrt(more) - np.sqrt(n)) / lr * row
+        z += f(lr_scale) * grad - (np.sqrt(more) - np.sqrt(n)) / f(options.lr) * row
         n[:] = more
-        shrunk = -(z - np.sign(z) * f(options.l1)) / ((f(options.beta) + np.sqrt(n)) / lr + f(options.l2))
-        row[:] = np.where(np.abs(z) <= f(options.l1), f(0), shrunk)
+        curvature = (f(options.beta) + np.sqrt(n)) / f(options.lr) + f(options.l2)
+        for d in np.flatnonzero(curvature):
+            shrunk = -(z[d] - np.sign(z[d]) * f(options.l1)) / curvature[d]
+            row[d] = 0 if abs(z[d]) <= f(options.l1) else shrunk
 
 
 def optimizer_state(options, row):
@@ -317,3 +322,91 @@ class DictionaryStore:
         found = [(i, t) for i, t in keys if self.tables[t].pop(i, None) is not None]
         self.counts["evicted"] += len(found)
         return len(found)
+
+
+# --- sparse ---
+
+
+def dedup(ids, offsets, size, features, tables):
+    """A dictionary of keys in the order in which they are seen."""
+    keys, inverse = {}, {}
+    counts = []
+    for feature, table in zip(features, tables, strict=True):
+        for i in range(offsets[feature * size], offsets[(feature + 1) * size]):
+            key = (int(table), int(ids[i]))
+            if key not in keys:
+                keys[key] = len(keys)
+                counts.append(0)
+            counts[keys[key]] += 1
+            inverse[i] = keys[key]
+    return list(keys), counts, inverse
+
+
+def pool(rows, first, inverse, offsets, weights, size, features, modes, dim):
+    """float64[size, features, dim]: each bag's sum, mean or sum over √n."""
+    out = np.zeros((size, len(features), dim))
+    for p, (feature, mode) in enumerate(zip(features, modes, strict=True)):
+        for b in range(size):
+            bag = range(offsets[feature * size + b], offsets[feature * size + b + 1])
+            for i in bag:
+                weight = weights[i] if len(weights) else 1.0
+                out[b, p] += weight * rows[inverse[i], first : first + dim].astype(float)
+            if len(bag):
+                out[b, p] /= {0: 1.0, 1: len(bag), 2: len(bag) ** 0.5}[mode]
+    return out
+
+
+# --- data ---
+
+
+def xxh64(word):
+    """The hash of bytes as an int64."""
+    return int(np.array([xxhash.xxh64_intdigest(word)], dtype=np.uint64).view(np.int64)[0])
+
+
+def id_of_string(word):
+    """A canonical decimal's integer; of other bytes, the hash."""
+    text = word.decode("latin-1")
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is not None and str(number) == text and -(2**63) <= number < 2**63:
+        return number
+    return xxh64(word)
+
+
+def split_string(text, separator):
+    """The pieces that are not empty."""
+    return [piece for piece in text.split(separator) if piece]
+
+
+def flatten(bags):
+    """Bags side by side, int64[values], and int64[bags + 1] offsets."""
+    offsets = np.cumsum([0, *map(len, bags)], dtype=np.int64)
+    return np.array([i for bag in bags for i in bag], dtype=np.int64), offsets
+
+
+def gather_bags(bags, index):
+    return [bags[row] for row in index]
+
+
+def bag_ends(bags, start):
+    """Where each bag ends if the first begins at ``start``."""
+    return [start + sum(map(len, bags[: b + 1])) for b in range(len(bags))]
+
+
+def bag_tails(bags, length):
+    """The last ``length`` values of each bag."""
+    return [bag[-length:] for bag in bags]
+
+
+def split_pairs(lines):
+    """The words of lines of ``label index:value ...``, without comments: [(label, [(index, value)])]."""
+    found = []
+    for line in lines:
+        words = line.split(b"#")[0].split()
+        label = words.pop(0) if words and b":" not in words[0] else b""
+        pairs = [word.split(b":", 1) for word in words]
+        found.append((label, [(int(index), value) for index, value in pairs]))
+    return found

@@ -52,6 +52,7 @@ def test_environment_is_expanded(tmp_path, monkeypatch):
     file.write_text('[data]\ntrain = ["${HERE}/a", "b"]\n')
     monkeypatch.setenv("HERE", "/x")
     assert config.read_toml(file) == {"data": {"train": ["/x/a", "b"]}}
+    assert config.read_toml(file, expanded=False) == {"data": {"train": ["${HERE}/a", "b"]}}
     monkeypatch.delenv("HERE")
     with pytest.raises(ConfigError, match="HERE"):
         config.read_toml(file)

@@ -70,9 +70,10 @@ def test_impossible_values_are_refused(make):
         make()
 
 
-def test_fingerprint_follows_what_rows_depend_on():
+def test_fingerprint_follows_what_rows_and_inputs_depend_on():
     def schema(**changes):
         return girih.Schema([girih.Categorical(name="a", **changes)], labels="y").fingerprint()
 
-    assert schema() == schema(pooling="sum")
-    assert len({schema(), schema(dim=8), schema(table="b")}) == 3
+    assert schema() == schema(column="b")
+    changes = [{}, {"dim": 8}, {"table": "b"}, {"pooling": "sum"}, {"bucketize": (1.0,)}, {"max_length": 3}]
+    assert len({schema(**change) for change in changes}) == len(changes)

@@ -1,7 +1,6 @@
 """TOML to frozen dataclasses and back; a key that nobody knows is an error that names the nearest.
 
-Rooms register the option class of their section with :func:`section`; this module knows none of
-them. :func:`build` turns a plain mapping into a dataclass by its type hints, :func:`check_call` checks
+:func:`build` turns a plain mapping into a dataclass by its type hints, :func:`check_call` checks
 options against a callable's signature (models, ``torch.optim``), and :func:`plain` goes back.
 """
 
@@ -16,29 +15,16 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from typing import Any, ClassVar, Literal, Union
 
 import tomli_w
 
 from girih.errors import ConfigError, MissingFileError, nearest
 from girih.files import write_whole
 
-T = TypeVar("T")
-SECTIONS: dict[str, Any] = {}
 
-
-def section(name: str) -> Callable[[type[T]], type[T]]:
-    """Registers a dataclass as the options of the TOML section ``[name]``."""
-
-    def register(cls: type[T]) -> type[T]:
-        SECTIONS[name] = cls
-        return cls
-
-    return register
-
-
-def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a TOML file with ``${NAME}`` expanded from the environment.
+def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
+    """Reads a TOML file, with ``${NAME}`` expanded from the environment or as it is written.
 
     Raises:
         MissingFileError: no such file.
@@ -49,14 +35,14 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         hint = " (it is a directory)" if file.is_dir() else ""
         raise MissingFileError(f"{file}: no such config file{hint}; expected a TOML file")
     try:
-        text = file.read_text(encoding="utf-8")
-        return typing.cast(dict[str, Any], _expand(tomllib.loads(text), str(file)))
+        mapping = tomllib.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except PermissionError:
         raise ConfigError(f"{file}: not readable; check its permissions") from None
+    return typing.cast(dict[str, Any], expand(mapping, str(file))) if expanded else mapping
 
 
 def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
@@ -64,11 +50,16 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
     write_whole(path, tomli_w.dumps(plain(mapping)))
 
 
-def _expand(value: Any, where: str) -> Any:
+def expand(value: Any, where: str) -> Any:
+    """A copy with ``${NAME}`` in its strings, at any depth, taken from the environment.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
     if isinstance(value, dict):
-        return {key: _expand(item, where) for key, item in value.items()}
+        return {key: expand(item, where) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, where) for item in value]
+        return [expand(item, where) for item in value]
     if isinstance(value, str):
         return re.sub(r"\$\{([^}]*)\}", lambda match: _environment(match[1], where), value)
     return value

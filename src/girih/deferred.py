@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+MOST_WAITING = 4  # each holds what it computes from
+
 
 class Deferred:
     """One thread that computes, and a queue of what is to be told of it."""
@@ -19,6 +21,9 @@ class Deferred:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "girih-metrics")
+        while len(self._waiting) >= MOST_WAITING:
+            future, earlier = self._waiting.popleft()
+            earlier(future.result())
         self._waiting.append((self._worker.submit(compute), tell))
 
     def settle(self, *, wait: bool = False) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.data import Batch, Dataset, Moments, read_ahead
+from girih.data import NULL_ID, Batch, Dataset, Moments, read_ahead
 from girih.errors import ConfigError, nearest
 from girih.metrics import Scores
 from girih.schema import Categorical, Schema
@@ -19,7 +19,7 @@ def logits_of(
     data: Dataset, sparse: SparseHalf, dense: DenseHalf, moments: Moments
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch in order, with its logits float32[B, T]."""
-    batches = read_ahead(moments.apply(batch) for batch, _ in data.batches(0))
+    batches = read_ahead((moments.apply(batch) for batch, _ in data.batches(0)), data.read_ahead)
     try:
         for batch in batches:
             yield batch, dense.forward(batch, sparse.peek(batch).wait(), train=False).cpu()
@@ -65,10 +65,10 @@ def feature_index(schema: Schema, name: str) -> int:
 
 
 def first_ids(batch: Batch, feature: int) -> NDArray[np.int64]:
-    """int64[B]: the first id of one feature in each example; 0 for an empty bag."""
+    """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
     size = batch.num_examples
     starts, ends = (batch.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1))
-    ids = np.zeros(size, np.int64)
+    ids = np.full(size, NULL_ID)
     filled = ends > starts
     ids[filled] = batch.ids[starts[filled]]
     return ids

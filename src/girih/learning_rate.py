@@ -130,7 +130,7 @@ class LearningRate:
         scheduler = {} if self._scheduler is None else self._scheduler.state_dict()
         return {
             "base_lr": self._base_lr,
-            "lr": self._optimizer.param_groups[0]["lr"],
+            "groups": [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups],
             "name": self._name,
             "scheduler": scheduler,
         }
@@ -138,18 +138,26 @@ class LearningRate:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state`; a schedule where there was none begins now.
 
+        Without a schedule the configured rate holds, which may be another than before.
+
         Raises:
-            CheckpointError: the state of another schedule.
+            CheckpointError: the state of another schedule, or of another first rate under one.
         """
         if state["scheduler"] and state["name"] != self._name:
             raise CheckpointError(
                 f"{self._where}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
                 "resume with that one, or start a new run"
             )
-        self._base_lr = state["base_lr"]
-        self._optimizer.param_groups[0]["lr"] = state["lr"]
-        if self._scheduler is not None and state["scheduler"]:
-            self._scheduler.load_state_dict(state["scheduler"])
+        if self._scheduler is None or not state["scheduler"]:
+            return
+        if state["base_lr"] != self._base_lr:
+            raise CheckpointError(
+                f"{self._where}: the dense rate began at {state['base_lr']:g}, the configuration says {self._base_lr:g}; "
+                "under a schedule it cannot change: resume with the first, or start a new run"
+            )
+        for group, options in zip(self._optimizer.param_groups, state["groups"], strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        self._scheduler.load_state_dict(state["scheduler"])
 
 
 def _check_rate(rate: float) -> None:

@@ -56,26 +56,31 @@ class Loop:
         """
         while self.state.epoch < until_epoch and not self._finished():
             with closing(self._batches(train)) as batches:
+                self._pay_evaluation()  # one that a stop left undone
                 for step in self._steps(batches):
                     self._account(step)
-                    if self._every(self.options.evaluate_every_steps):
-                        self._judge(self._measure())
+                    self._pay_evaluation()
                     if self._every(self.save_every_steps):
                         self._save()
                     if self._finished():
-                        return
-            self._end_epoch()
+                        break
+            if self._epoch_is_read() and not self.state.stopped_early:
+                self._end_epoch()
 
     def close(self) -> None:
         """Waits for the metrics that are still being computed, and tells them."""
         self._telling.close()
 
     def _batches(self, train: Dataset) -> ReadAhead[tuple[Batch, Position]]:
-        position = None if self.state.position is None else Position.from_dict(self.state.position)
-        if position is not None and position.epoch > self.state.epoch:  # the epoch was read to its end
+        if self._epoch_is_read():
             return read_ahead(())
+        position = None if self.state.position is None else Position.from_dict(self.state.position)
         stream = train.batches(self.state.epoch, position)
-        return read_ahead((self.moments.apply(batch), after) for batch, after in stream)
+        return read_ahead(((self.moments.apply(batch), after) for batch, after in stream), train.read_ahead)
+
+    def _epoch_is_read(self) -> bool:
+        """After the last batch of an epoch, the position is the start of the next one."""
+        return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[Step[Position]]:
         timed = self.spans.each("read", batches)
@@ -109,13 +114,17 @@ class Loop:
         self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
 
     def _end_epoch(self) -> None:
-        metrics = None if self._every(self.options.evaluate_every_steps) else self._measure()
+        scores = None if self.state.evaluated_step == self.state.step else self._measure()
         if self.stop_requested():
             return
         self.state.epoch += 1
         self.state.position = None
         self.learning_rate.after_epoch()
-        self._judge(metrics)
+        self._judge(scores)
+
+    def _pay_evaluation(self) -> None:
+        if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
+            self._judge(self._measure())
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
@@ -129,6 +138,7 @@ class Loop:
         """Computes metrics from scores: at once where training depends on them, else while it goes on."""
         if scores is None:
             return
+        self.state.evaluated_step = self.state.step
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
         if self.options.early_stopping is None and self.learning_rate.metric is None:
             self._telling.submit(partial(scores.result, self.label_names), tell)
@@ -161,4 +171,4 @@ class Loop:
         return past or self.state.stopped_early or self.stop_requested()
 
     def _every(self, steps: int | None) -> bool:
-        return steps is not None and self.state.step % steps == 0
+        return steps is not None and self.state.step > 0 and self.state.step % steps == 0

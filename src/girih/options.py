@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from girih import config
 from girih.errors import ConfigError
-from girih.tables import positive
+from girih.tables import positive, positive_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +22,14 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.patience < 0:
-            raise ConfigError(f"early_stopping: patience = {self.patience}: expected at least 0")
+        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 0:
+            raise ConfigError(
+                f"early_stopping: patience = {self.patience!r}: expected an integer of at least 0"
+            )
         if not self.min_delta >= 0:
             raise ConfigError(f"early_stopping: min_delta = {self.min_delta}: expected at least 0")
 
 
-@config.section("train")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
     """How long and how to train.
@@ -67,8 +67,9 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 0:
             raise ConfigError(f"epochs = {self.epochs!r}: expected an integer of at least 0")
-        for name in ("max_steps", "clip_norm", "evaluate_every_steps", "log_every_steps"):
-            positive("train", name, getattr(self, name))
+        for name in ("max_steps", "evaluate_every_steps", "log_every_steps"):
+            positive_count("train", name, getattr(self, name))
+        positive("train", "clip_norm", self.clip_norm)
         if self.precision not in ("float32", "bfloat16"):
             raise ConfigError(f"precision = {self.precision!r}: expected 'float32' or 'bfloat16'")
         if self.on_nonfinite not in ("stop", "skip"):

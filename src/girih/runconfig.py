@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
+from girih.rundir import RunDirectory
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.strategies import BY_NAME, Local, Strategy
@@ -35,7 +37,8 @@ class RunConfig:
     """A config file, checked.
 
     Attributes:
-        mapping: as it was read, overrides applied; what ``run/config.toml`` repeats.
+        mapping: as it was written, overrides applied, ``${NAME}`` not expanded: what ``run/config.toml`` repeats.
+        model_options: ``[model]``, expanded.
         directory: where relative paths start.
     """
 
@@ -43,6 +46,7 @@ class RunConfig:
     where: str
     directory: Path
     schema: Schema
+    model_options: Mapping[str, Any]
     data: DataOptions
     train: TrainOptions
     checkpoint: CheckpointOptions
@@ -64,12 +68,13 @@ class RunConfig:
             ConfigError: anything unknown, missing or of the wrong type; says what, where and how to mend it.
             MissingFileError: no such file.
         """
-        mapping = config.read_toml(path)
-        if strategy is not None:
-            mapping["strategy"] = {"name": strategy}
-        for override in overrides:
-            config.apply_override(mapping, override)
         where = str(path)
+        written = config.read_toml(path, expanded=False)
+        if strategy is not None:
+            written["strategy"] = {"name": strategy}
+        for override in overrides:
+            config.apply_override(written, override)
+        mapping = config.expand(written, where)
         for name in mapping:
             if name not in SECTIONS:
                 raise ConfigError(f"{where}: unknown section [{name}]{nearest(name, SECTIONS)}")
@@ -86,10 +91,11 @@ class RunConfig:
         if store.directory is not None:
             store = replace(store, directory=relative_to(directory, store.directory))
         return cls(
-            mapping=mapping,
+            mapping=written,
             where=where,
             directory=directory,
             schema=Schema.from_dict(mapping, where),
+            model_options=mapping["model"],
             data=section("data", DataOptions, None),
             train=section("train", TrainOptions, TrainOptions()),
             checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
@@ -103,25 +109,30 @@ class RunConfig:
         )
 
     def with_absolute_paths(self) -> dict[str, Any]:
-        """The configuration as it was given, with paths that hold from anywhere: for ``run/config.toml``."""
+        """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
         mapping: dict[str, Any] = config.plain(self.mapping)
         for split in ("train", "valid", "test"):
             paths = mapping["data"].get(split)
             if isinstance(paths, str):
-                mapping["data"][split] = relative_to(self.directory, paths)
+                mapping["data"][split] = self._absolute(paths)
             elif paths is not None:
-                mapping["data"][split] = [relative_to(self.directory, path) for path in paths]
-        name = str(mapping["model"]["name"])
-        if ".py:" in name:
-            mapping["model"]["name"] = relative_to(self.directory, name)
+                mapping["data"][split] = [self._absolute(path) for path in paths]
+        if ".py:" in self.model_options["name"]:
+            mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
         if self.store.directory is not None:
-            mapping["store"]["directory"] = self.store.directory
+            mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         return mapping
+
+    def _absolute(self, written: str) -> str:
+        """A path as it is written, below the file's directory unless it holds from anywhere once expanded."""
+        read = config.expand(written, self.where)
+        stays = relative_to(self.directory, read) == read
+        return written if stays else os.path.join(self.directory, written)
 
     def model(self) -> nn.Module:
         """The model, its initial values drawn from the run's seed."""
         torch.manual_seed(self.train.seed)
-        options = dict(self.mapping["model"])
+        options = dict(self.model_options)
         name = options.pop("name")
         return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
 
@@ -142,7 +153,7 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def trainer(self, *, run: Path | None = None, callbacks: Sequence[Any] = ()) -> Trainer:
+    def trainer(self, *, run: Path | RunDirectory | None = None, callbacks: Sequence[Any] = ()) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
         model = self.model()
         try:

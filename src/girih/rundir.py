@@ -90,6 +90,10 @@ class RunDirectory:
         """Replaces ``summary.json`` whole."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
+    def remove_summary(self) -> None:
+        """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Lets the directory go."""
         self._lock.close()

@@ -35,6 +35,11 @@ class RunLog:
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
         self._last_counters: Mapping[str, int] = {}
 
+    def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
+        """Starts counting from here: what was done before is in earlier records."""
+        self._last_counters = counters
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
+
     def step(
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
@@ -89,8 +94,8 @@ class RunLog:
             append_line(self._path, json.dumps(record, allow_nan=False))
 
 
-def rewind(path: Path, step: int) -> None:
-    """Drops the records after ``step``, and a torn last line: what a resumed run will write again."""
+def rewind(path: Path, state: RunState) -> None:
+    """Drops what a run resumed at ``state`` will write again: later records, an evaluation that it still owes."""
     if not path.exists():
         return
     kept = []
@@ -99,7 +104,9 @@ def rewind(path: Path, step: int) -> None:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if record.get("step", 0) <= step:
+        if not isinstance(record, dict) or record.get("step", 0) > state.step:
+            continue
+        if "split" not in record or record["step"] < state.step or state.evaluated_step == state.step:
             kept.append(line + "\n")
     write_whole(path, "".join(kept))
 

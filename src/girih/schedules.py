@@ -68,8 +68,11 @@ def in_step(
         try:
             with spans("forward"):
                 logits = dense.forward(batch, embeddings)
-                weights = None if batch.example_weights is None else torch.from_numpy(batch.example_weights)
-                mean_loss, gradient = loss(logits, torch.from_numpy(batch.labels).to(logits.device), weights)
+                labels = torch.from_numpy(batch.labels).to(logits.device)
+                weights = None
+                if batch.example_weights is not None:
+                    weights = torch.from_numpy(batch.example_weights).to(logits.device)
+                mean_loss, gradient = loss(logits, labels, weights)
                 value = mean_loss.item()
             if not math.isfinite(value):
                 feature = embeddings.first_nonfinite()

@@ -223,13 +223,18 @@ class Schema:
         }
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when anything changes that trained rows depend on."""
-        shape = {
-            "features": [(f.name, f.kind, f.table_name, self.dim_of(f)) for f in self.sparse],
-            "numeric": [(f.name, f.transform) for f in self.numeric],
-            "labels": self.labels.names,
-        }
-        return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+        """16 hex digits that change when anything changes that trained rows or inputs depend on.
+
+        Names of columns are left out: the same feature may be called otherwise in other files.
+        """
+        shape = [
+            [
+                config.plain(f) | {"column": None, "dim": f in self.sparse and self.dim_of(f)}
+                for f in self.features
+            ],
+            config.plain(self.labels) | {"weight": None},
+        ]
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:

@@ -17,6 +17,7 @@ class RunState:
         epoch: epochs done; the one under way has this number.
         position: where the data goes on in the epoch under way; None at its start.
         refused: steps refused for a NaN or an infinity.
+        evaluated_step: the last step after which the validation data was judged.
         best_step, best_value: the best evaluation so far, under early stopping.
         bad_evaluations: evaluations since then that were no better.
         stopped_early: early stopping ended the run.
@@ -28,6 +29,7 @@ class RunState:
     epoch: int = 0
     position: dict[str, Any] | None = None
     refused: int = 0
+    evaluated_step: int | None = None
     best_step: int | None = None
     best_value: float | None = None
     bad_evaluations: int = 0

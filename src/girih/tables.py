@@ -16,6 +16,12 @@ def positive(owner: str, name: str, value: float | None) -> None:
         raise ConfigError(f"{owner}: {name} = {value!r}: expected a number above 0")
 
 
+def positive_count(owner: str, name: str, value: int | None) -> None:
+    """Refuses anything but None and integers of at least 1."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{owner}: {name} = {value!r}: expected an integer of at least 1")
+
+
 def finite(owner: str, name: str, value: float) -> None:
     """Refuses NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -107,7 +113,10 @@ class Probability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRU:
-    """At ``max_rows`` the least recently used row of the table leaves: exact, per shard."""
+    """At ``max_rows`` the least recently used row of the table leaves: exact, per shard.
+
+    ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+    """
 
     name: ClassVar[str] = "lru"
     max_rows: int
@@ -118,7 +127,10 @@ class LRU:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LFU:
-    """At ``max_rows`` the least often used rows leave, a sixteenth of the table at once."""
+    """At ``max_rows`` the least often used rows leave, a sixteenth of the table at once.
+
+    ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+    """
 
     name: ClassVar[str] = "lfu"
     max_rows: int
@@ -129,7 +141,11 @@ class LFU:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TTL:
-    """A row leaves when it was not used for more than ``steps`` steps, or ``seconds`` seconds."""
+    """A row leaves when it was not used for more than ``steps`` steps, or ``seconds`` seconds.
+
+    With ``max_rows``, the least recently used row leaves when the table is full.
+    ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+    """
 
     name: ClassVar[str] = "ttl"
     steps: int | None = None
@@ -148,7 +164,10 @@ class TTL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """At ``max_rows`` no new key gets a row: it reads its initial value and its gradient is dropped, counted."""
+    """At ``max_rows`` no new key gets a row: it reads its initial value and its gradient is dropped, counted.
+
+    ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+    """
 
     name: ClassVar[str] = "none"
     max_rows: int
@@ -172,8 +191,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Table:
     """Rows that share dim, optimizer, initializer, admission and eviction.
 
-    ``None`` takes the default: dim from the features, the trainer's sparse optimizer,
-    ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+    ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
+    optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
     """
 
     name: str

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
+from girih.rundir import RunDirectory
 from girih.runlog import RunLog, rewind
 from girih.schema import Schema
 from girih.spans import Spans
@@ -69,7 +70,7 @@ class Trainer:
         options: TrainOptions | None = None,
         store: StoreOptions | None = None,
         checkpoints: CheckpointOptions | None = None,
-        run: str | os.PathLike[str] | None = None,
+        run: str | os.PathLike[str] | RunDirectory | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         _expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
@@ -103,7 +104,13 @@ class Trainer:
         self.state = RunState()
         self.moments: Moments | None = None
         self.spans = Spans()
-        self._run = None if run is None else Path(run)
+        self.stopped = False
+        self._directory = (
+            run if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
+        )
+        self._run = None if self._directory is None else self._directory.path
+        self._saved: Path | None = None  # a checkpoint of exactly what is here now
+        self._best: Path | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._stop = threading.Event()
         self._callbacks = list(callbacks)
@@ -125,20 +132,37 @@ class Trainer:
     def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
         """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
 
-        Under early stopping the best weights are put back at the end.
+        Under early stopping the best weights are put back at the end. ``stopped`` says whether
+        :meth:`request_stop` ended it.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; names the step.
             ConfigError: data of another schema, or no ``valid`` where the options need it.
             DataError: a bad row or a damaged file.
+            RunDirectoryError: the run directory holds an earlier run that was not loaded.
         """
         epochs = self.options.epochs if epochs is None else epochs
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
             raise ConfigError(f"epochs = {epochs!r}: expected an integer of at least 0")
         self.check(train, valid)
+        self._saved = None
+        if epochs and self.state.stopped_early:  # asked to go on all the same
+            self.state.stopped_early, self.state.bad_evaluations = False, 0
+        try:
+            self._fit(train, valid, epochs)
+        finally:
+            self.stopped = self._stop.is_set()
+            self._stop.clear()
+        if self.state.best_step is not None and not self.stopped:
+            self._restore(self._best_checkpoint())
+        return self.state
+
+    def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
         if self.moments is None:
-            self.moments = Moments.of(train)
+            self.moments = Moments.of(train, stop_requested=self._stop.is_set)
         self.spans = Spans()
+        log = self._open_log()
+        log.begin(self.state, self.sparse.counters())
         loop = Loop(
             sparse=self.sparse,
             dense=self.dense,
@@ -147,9 +171,9 @@ class Trainer:
             options=self.options,
             state=self.state,
             moments=self.moments,
-            log=self._open_log(),
+            log=log,
             save=self._save_into_run,
-            score=None if valid is None else lambda: self._score(valid),
+            score=None if valid is None else lambda: self._score(valid, self._stop.is_set),
             label_names=self.schema.labels.names,
             save_every_steps=None if self._run is None else self.checkpoints.every_steps,
             stop_requested=self._stop.is_set,
@@ -159,16 +183,13 @@ class Trainer:
             loop.run(train, self.state.epoch + epochs)
             loop.close()
         except BaseException:
-            with contextlib.suppress(StorageFullError):  # the first error is the one to tell
-                self._note(loop.log)
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                loop.close()
+                self._note(log)
             raise
-        self._note(loop.log)
+        self._note(log)
         if self._run is not None:
             self._save_into_run()
-        if self.state.best_step is not None and not self._stop.is_set():
-            best = checkpoint.find(self._checkpoint_root(), step=self.state.best_step)
-            self._restore(best)
-        return self.state
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -182,6 +203,12 @@ class Trainer:
             self._check("valid", valid)
         elif (needing := self.options.needs_valid) is not None:
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
+        if self._run is not None and not self._resumed and self.state.step == 0:
+            earlier = checkpoint.latest(self._run / "checkpoints")
+            if earlier is not None:
+                raise RunDirectoryError(
+                    f"{self._run}: holds an earlier run ({earlier.name}); name another, or load it first"
+                )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)
             train.batches(position.epoch, position)
@@ -192,9 +219,14 @@ class Trainer:
         Raises:
             ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
             NonFiniteError: the model returned NaN or infinity.
+            KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
         self._check("data", data)
-        return self._score(data).result(self.schema.labels.names)
+        scores = self._score(data, self._stop.is_set)
+        if self._stop.is_set():
+            self._stop.clear()
+            raise KeyboardInterrupt
+        return scores.result(self.schema.labels.names)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T].
@@ -213,8 +245,12 @@ class Trainer:
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
+        return self._save(Path(directory), unchanged=False)
+
+    def _save(self, root: Path, *, unchanged: bool) -> Path:
         return checkpoint.save(
-            Path(directory),
+            root,
+            unchanged=unchanged,
             step=self.state.step,
             schema=self.schema,
             state={
@@ -222,6 +258,7 @@ class Trainer:
                 "learning_rate": self.learning_rate.state(),
                 "moments": None if self.moments is None else self.moments.to_dict(),
                 "random": torch.get_rng_state(),
+                "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
                 "sparse_step": self.sparse.step,
                 "strategy": self.strategy.name,
             },
@@ -230,28 +267,37 @@ class Trainer:
         )
 
     def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
-        """Takes rows and parameters from a checkpoint (or the latest of a run).
+        """Takes rows and parameters from a checkpoint, or from a run: its latest.
 
         Args:
-            resume: go on from its step, position and random state too; else only evaluate and predict from it.
+            resume: go on from its step, position and random state too; else only evaluate and predict: of a run
+                under early stopping, with its best weights.
+
+        Raises:
+            CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
         """
         path = checkpoint.find(Path(directory))
-        state = self._restore(path)
         if not resume:
+            best = checkpoint.Manifest.read(path).state["run"]["best_step"]
+            is_run = best is not None and Path(directory) != path
+            self._restore(checkpoint.find(path.parent, step=best) if is_run else path)
             return
+        state = self._restore(path)
         self.state = RunState.from_dict(state["run"])
+        if self.state.best_step is not None:
+            self._best = checkpoint.find(path.parent, step=self.state.best_step)
         self.learning_rate.restore(state["learning_rate"])
         torch.set_rng_state(state["random"])
+        if state["random_cuda"] and self.dense.device.type == "cuda":
+            torch.cuda.set_rng_state_all(state["random_cuda"])
         self._resumed = True
 
     def request_stop(self) -> None:
-        """Has ``fit`` return after the step under way, a checkpoint written; callable from a signal handler."""
-        self._stop.set()
+        """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
 
-    @property
-    def stop_requested(self) -> bool:
-        """Whether :meth:`request_stop` was called."""
-        return self._stop.is_set()
+        Callable from a signal handler, a callback or another thread.
+        """
+        self._stop.set()
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
         """What ``summary.json`` holds; ``metrics`` are those of the final weights."""
@@ -276,8 +322,10 @@ class Trainer:
         self._open_log().end(summary)
 
     def close(self) -> None:
-        """Gives the tables' memory back."""
+        """Gives the tables' memory and the run directory back."""
         self.sparse.close()
+        if self._directory is not None:
+            self._directory.close()
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -301,7 +349,7 @@ class Trainer:
         if self._run is not None:
             self.spans.write(self._run / "timeline.json")
 
-    def _score(self, data: Dataset) -> Scores:
+    def _score(self, data: Dataset, stop_requested: Callable[[], bool]) -> Scores:
         return inference.score(
             data,
             self.sparse,
@@ -309,10 +357,14 @@ class Trainer:
             self._moments(),
             schema=self.schema,
             gauc_by=self.options.gauc_by,
-            stop_requested=self._stop.is_set,
+            stop_requested=stop_requested,
         )
 
+    def _best_checkpoint(self) -> Path:
+        return self._best or checkpoint.find(self._checkpoint_root(), step=self.state.best_step)
+
     def _restore(self, path: Path) -> dict[str, Any]:
+        self._saved = None
         state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
         self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
         self.sparse.step = state["sparse_step"]
@@ -334,7 +386,7 @@ class Trainer:
             if path is not None:
                 _make_directory(path.parent)
                 if self._resumed:
-                    rewind(path, self.state.step)
+                    rewind(path, self.state)
             self._log = RunLog(path, self._callbacks, self.options.log_every_steps)
         return self._log
 
@@ -348,7 +400,10 @@ class Trainer:
     def _save_into_run(self) -> None:
         with self.spans("checkpoint"):
             root = self._checkpoint_root()
-            self.save(root)
+            unchanged = self._saved == root / checkpoint.name_of(self.state.step)
+            self._saved = self._save(root, unchanged=unchanged)
+            if self.state.best_step == self.state.step:
+                self._best = self._saved
             checkpoint.rotate(root, self.checkpoints.keep, self.state.best_step)
 
 

@@ -1,7 +1,9 @@
 """Fixtures: sites, fresh or with a finished run in them."""
 
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -34,6 +36,17 @@ def trained_plot(plot, tmp_path_factory):
     config.write_text(tomli_w.dumps(changed(TRAINED)))
     assert cli.run(["train", str(config), "--run", str(directory / "run")]) == 0
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _imports(tmp_path, monkeypatch):
+    """Models of a user's own, and where they lie, are forgotten after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if hasattr(module, "__dict__") else None
+        if file and Path(file).is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -67,8 +67,18 @@ SCHEMAS = [
     (lambda: girih.optim.Adagrad(lr="fast"), "adagrad.lr = 'fast': expected a number"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (lambda: girih.TrainOptions(precision="fp16"), "precision = 'fp16': expected 'float32' or 'bfloat16'"),
-    (lambda: girih.EarlyStopping(patience=-1), "patience = -1: expected at least 0"),
+    (lambda: girih.EarlyStopping(patience=-1), "patience = -1: expected an integer of at least 0"),
+    (lambda: girih.EarlyStopping(patience=1.5), "patience = 1.5: expected an integer of at least 0"),
     (lambda: girih.CheckpointOptions(keep=0), "keep = 0: expected an integer of at least 1"),
+    (lambda: girih.CheckpointOptions(every_steps=0.5), "every_steps = 0.5: expected an integer of at least"),
+    (lambda: girih.StoreOptions(reserve_rows=10.5), "reserve_rows = 10.5: expected an integer of at least 1"),
+    (
+        lambda: girih.TrainOptions(evaluate_every_steps=2.5),
+        "evaluate_every_steps = 2.5: expected an integer of at least 1",
+    ),
+    (lambda: girih.TrainOptions(max_steps=2.5), "max_steps = 2.5: expected an integer of at least 1"),
+    (lambda: girih.TrainOptions(log_every_steps=True), "log_every_steps = True: expected an integer of at"),
+    (lambda: girih.TrainOptions(clip_norm="1"), "clip_norm = '1': expected a number above 0"),
     (lambda: girih.StoreOptions(shards=0), "shards = 0: expected an integer from 1 to 256"),
     (
         lambda: girih.models.DNN(SCHEMA, hidden=(0,)),
@@ -274,11 +284,8 @@ def test_checkpoints_that_do_not_fit(site, trained_plot):
 
 
 def test_a_run_that_is_a_file(site):
-    with (
-        trainer(run=site / "clicks.csv") as made,
-        pytest.raises(errors.RunDirectoryError, match="cannot hold a run"),
-    ):
-        made.fit(read(site))
+    with pytest.raises(errors.RunDirectoryError, match="is a file; expected a directory"):
+        trainer(run=site / "clicks.csv")
 
 
 class Wrong(nn.Module):
@@ -327,7 +334,7 @@ MODULES = [
     (lambda: girih.nn.EmbeddingBag(dim=4)([1, 2]), "expected a tensor of int64"),
     (
         lambda: girih.nn.EmbeddingBag(dim=4)(torch.tensor([1, 2])),
-        "offsets: missing; ids of one dimension need them",
+        "offsets: missing; an input of one dimension needs them",
     ),
     (lambda: girih.nn.EmbeddingBag(dim=4)(torch.tensor([1]), torch.tensor([5])), "expected to rise from 0"),
     (lambda: girih.nn.Embedding(dim=4)(np.array([1])), "expected a tensor of int64"),

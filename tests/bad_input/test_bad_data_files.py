@@ -126,7 +126,7 @@ COLUMNS = [
     ),
     ("labels.derive.click = \"rating == 'five'\"", "compared with text 'five'; drop the inner quotes"),
     (
-        "labels.derive.click = 'item > 3'",
+        "labels.derive.click = 'item > 3'\nfeatures.1.column = 'user'\nfeatures.3.column = 'tags'",
         "column 'item' (string) of label 'click': expected numbers; put the value",
     ),
     ("labels.weight = 'item'", "column 'item' (string): example weights are numbers"),

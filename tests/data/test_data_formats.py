@@ -251,12 +251,13 @@ def test_derived_labels(tmp_path, condition, want):
         "flag": [True, False, True],
         "a b:c": [1.0, 2.0, 3.0],
         "big": [2**53 + 1, 2**53, 0],
+        "user": [1, 2, 3],
     }
     path = parquet(tmp_path / "a.parquet", columns)
-    schema = Schema([Categorical(name="rating")], Labels(names=("y",), derive={"y": condition}))
+    schema = Schema([Categorical(name="user")], Labels(names=("y",), derive={"y": condition}))
     assert whole(read_parquet(path, schema)).labels[:, 0].tolist() == want
     if "flag" not in condition and "big" not in condition:
-        (tmp_path / "a.csv").write_text("rating,word,a b:c\n3,a,1\n5,b,2\n4,c,3\n")
+        (tmp_path / "a.csv").write_text("rating,word,a b:c,user\n3,a,1,1\n5,b,2,2\n4,c,3,3\n")
         assert whole(read_csv(tmp_path / "a.csv", schema)).labels[:, 0].tolist() == want
 
 
@@ -266,8 +267,8 @@ def test_derived_labels(tmp_path, condition, want):
      "rating in [1, 'a']",     "rating >= [1]", "rating == None", "rating >= nan", "rating ~ 4"],
 )  # fmt: skip
 def test_conditions_that_are_none(tmp_path, text):
-    path = parquet(tmp_path / "a.parquet", {"rating": [1]})
-    schema = Schema([Categorical(name="rating")], Labels(names=("y",), derive={"y": text}))
+    path = parquet(tmp_path / "a.parquet", {"rating": [1], "user": [1]})
+    schema = Schema([Categorical(name="user")], Labels(names=("y",), derive={"y": text}))
     with pytest.raises(ConfigError, match="derive 'y'"):
         read_parquet(path, schema)
 

@@ -25,10 +25,6 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_it_is_registered():
-    assert config.SECTIONS["data"] is DataOptions
-
-
 def test_splits_are_relative_to_the_config_and_only_train_is_shuffled(place):
     options = build(train=["train.parquet", f"{place}/train.parquet"], valid="valid.parquet")
     train = open_dataset(options, SCHEMA, base_dir=place, seed=4)
@@ -41,6 +37,14 @@ def test_splits_are_relative_to_the_config_and_only_train_is_shuffled(place):
         open_dataset(options, SCHEMA, split="test", base_dir=place)
     with pytest.raises(MissingFileError):
         open_dataset(options, SCHEMA, base_dir="/nowhere", split="valid")
+
+
+def test_read_ahead_reaches_the_dataset(place):
+    assert girih.read_parquet(place / "train.parquet", SCHEMA).read_ahead == 4
+    options = build(train="train.parquet", valid="valid.parquet", read_ahead=7)
+    for split in ("train", "valid"):
+        data = open_dataset(options, SCHEMA, split=split, base_dir=place)
+        assert data.in_order().with_batch_size(2).read_ahead == 7
 
 
 def test_csv_options_reach_the_reader(place):

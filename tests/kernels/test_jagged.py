@@ -3,13 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import jagged, libsvm
+from reference import bag_ends, bag_tails, flatten, gather_bags, split_pairs
 
 BAGS = st.lists(st.lists(st.integers(-5, 5), max_size=5), min_size=1, max_size=8)
-
-
-def flatten(bags: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.cumsum([0, *map(len, bags)], dtype=np.int64)
-    return np.array([i for bag in bags for i in bag], dtype=np.int64), offsets
 
 
 @settings(max_examples=60, deadline=None)
@@ -17,11 +13,11 @@ def flatten(bags: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_bags_are_gathered_whole(bags: list[list[int]], data: st.DataObject) -> None:
     index = np.array(data.draw(st.lists(st.integers(0, len(bags) - 1), max_size=10)), dtype=np.int64)
     values, offsets = flatten(bags)
-    want = [bags[row] for row in index]
+    want = gather_bags(bags, index)
     assert jagged.count_bags(offsets, index) == sum(map(len, want))
     ends = np.zeros(len(index), dtype=np.int32)
     jagged.bag_ends(offsets, index, 7, ends)
-    assert ends.tolist() == [7 + sum(map(len, want[: b + 1])) for b in range(len(want))]
+    assert ends.tolist() == bag_ends(want, 7)
     out = np.zeros(sum(map(len, want)), dtype=np.int64)
     jagged.gather_bags(values, offsets, index, out)
     assert out.tolist() == [i for bag in want for i in bag]
@@ -44,7 +40,7 @@ def test_rows_are_gathered() -> None:
 @given(BAGS, st.integers(1, 6))
 def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:
     values, offsets = flatten(bags)
-    want, short = flatten([bag[-length:] for bag in bags])
+    want, short = flatten(bag_tails(bags, length))
     out = np.zeros(len(want), dtype=np.int64)
     jagged.copy_tails(values, offsets, short, out)
     assert out.tolist() == want.tolist()
@@ -77,6 +73,30 @@ def test_pairs_are_split_at_spaces_and_colons() -> None:
     ]
     assert words == [[b"1", b"2", b"1"], [b"0.5", b"x:y", b"1"]]
     assert [text[s:e] for s, e in found["labels"]] == [b"1", b"0", b""]
+
+
+WORD = st.tuples(
+    st.integers(-(10**17), 10**17), st.text("01.e:x", max_size=4), st.sampled_from([" ", "\t ", " \r"])
+)
+LINE = st.tuples(
+    st.sampled_from(["", "1 ", " -1\t"]), st.tuples(WORD, WORD), st.sampled_from(["", "#", "# 9:9"])
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LINE, min_size=1, max_size=4))
+def test_lines_of_pairs_are_split_as_the_plain_twin_does(drawn: list[tuple]) -> None:
+    lines = [
+        (label + "".join(f"{index}:{value}{space}" for index, value, space in words) + comment).encode()
+        for label, words, comment in drawn
+    ]
+    text = b"\n".join(lines) + b"\n"
+    found = split(text, 2)
+    for row, (label, pairs) in enumerate(split_pairs(lines)):
+        first, last = found["labels"][row]
+        assert text[first:last] == label
+        values = [text[found["value_starts"][p, row] : found["value_ends"][p, row]] for p in range(2)]
+        assert list(zip(found["indices"][:, row].tolist(), values, strict=True)) == pairs
 
 
 def test_lines_that_are_not_pairs_are_told_apart() -> None:

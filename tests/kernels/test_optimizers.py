@@ -128,17 +128,20 @@ def test_rowwise_adagrad_is_adagrad_for_one_column():
     np.testing.assert_allclose(weights_of(stores[0], 9), weights_of(stores[1], 9), rtol=1e-6)
 
 
-def mcmahan(gradients, alpha, beta, l1, l2):
-    """Algorithm 1 of McMahan et al. 2013 for one coordinate, in float64: the weight after each gradient."""
+def mcmahan(gradients, alpha, beta, l1, l2, scales=None):
+    """Algorithm 1 of McMahan et al. 2013 for one coordinate, in float64: the weight after each gradient.
+
+    ``scales`` is what a schedule adds to it: each multiplies a gradient on its way into z.
+    """
     z = n = 0.0
     weights = []
-    for g in gradients:
+    for g, scale in zip(gradients, np.ones(len(gradients)) if scales is None else scales, strict=True):
         if abs(z) <= l1:
             w = 0.0
         else:
             w = -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2)
         sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / alpha
-        z += g - sigma * w
+        z += scale * g - sigma * w
         n += g * g
         weights.append(0.0 if abs(z) <= l1 else -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2))
     return weights
@@ -178,6 +181,88 @@ def test_ftrl_keeps_a_value_that_was_set():
         store.apply_gradients(*key, rows, np.zeros((1, 3), np.float32), step)
         np.testing.assert_allclose(weights_of(store, 1), start, rtol=1e-5)
         store.apply_gradients(*key, rows, np.full((1, 3), 0.3, np.float32), step)
+
+
+SCALES = np.resize([1.0, 0.5, 0.1, 0.0, 1e-3, 2.0], STEPS)
+
+
+def ftrl_row(options, start):
+    """A row of some columns, its state, and the function that moves it by a gradient."""
+    row, number = np.array(start, np.float32), optimizers.number_of(options)
+    state = np.empty(2 * len(row), np.float32)
+    optimizers.begin_row(number, row, state, optimizers.hyper_row(options, 1.0, 1))
+
+    def move(grad, scale):
+        hyper = optimizers.hyper_row(options, scale, 1)
+        optimizers.update_row(number, row, state, np.asarray(grad, np.float32), hyper)
+
+    return row, state, move
+
+
+def test_ftrl_under_a_schedule_is_its_float64_transcription():
+    options = optim.FTRL(lr=0.1, beta=1.0, l1=0.5, l2=0.5)
+    row, _, move = ftrl_row(options, np.zeros(6))
+    rng = np.random.default_rng(4)
+    gradients = (rng.normal(size=(STEPS, 6)) * 0.3 + [0, 0, 0.3, -0.3, 1, -1]).astype(np.float32)
+    columns = gradients.T.astype(np.float64)
+    expected = np.array([mcmahan(column, 0.1, 1.0, 0.5, 0.5, SCALES) for column in columns]).T
+    for gradient, scale, weights in zip(gradients, SCALES, expected, strict=True):
+        move(gradient, scale)
+        np.testing.assert_allclose(row, weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_scales_the_step_of_ftrl():
+    """Without λ₁ the closed form is a step of -scale · g / ((β + √n) / α + λ₂) from the weight before."""
+    options = optim.FTRL(lr=0.1, beta=0.5, l2=0.3)
+    row, _, move = ftrl_row(options, [0.5, -2.0, 0.0, 0.1])
+    weights, n = row.astype(np.float64), np.zeros(4)
+    for step, scale in enumerate(SCALES):
+        gradient = np.random.default_rng(step).normal(size=4).astype(np.float32)
+        n += gradient.astype(np.float64) ** 2
+        weights -= scale * gradient / ((0.5 + np.sqrt(n)) / 0.1 + 0.3)
+        move(gradient, scale)
+        np.testing.assert_allclose(row, weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_a_zero_gradient_leaves_ftrls_weights_at_any_scale(beta):
+    row, _, move = ftrl_row(optim.FTRL(beta=beta, l1=0.5), [0.5, -2.0, 0.0, 0.0])
+    start = row.copy()
+    for scale in SCALES:
+        move(np.zeros(4), scale)
+        np.testing.assert_allclose(row, start, rtol=1e-6)
+    for gradient in ([1, -1, 0.4, 3], [0.5, 2, -0.2, 1]):
+        move(gradient, 1.0)
+    start = row.copy()
+    assert row[2] == 0  # |z| is within λ₁, so that the zero is exact
+    assert (row[[0, 1, 3]] != 0).all()
+    for scale in SCALES:
+        move(np.zeros(4), scale)
+        np.testing.assert_allclose(row, start, rtol=1e-6)
+        assert row[2] == 0
+    move([1, -1, 0.01, 1], 0.0)
+    np.testing.assert_allclose(row, start, rtol=1e-5)
+    assert row[2] == 0
+
+
+@pytest.mark.parametrize("options", ALL[3:], ids=repr)
+@pytest.mark.parametrize("gradient", [1e15, 2e19, 3e38])
+def test_a_huge_gradient_does_not_outlive_its_step(options, gradient):
+    """Its square is infinite in float32, but the row and its state stay finite, and go on moving."""
+    row = np.array([0.1, -0.2, 0.0], np.float32)
+    number = optimizers.number_of(options)
+    state = np.empty(sum(width for _, width in optimizers.state_columns(options, 3)), np.float32)
+    optimizers.begin_row(number, row, state, optimizers.hyper_row(options, 1.0, 1))
+    for step, huge in enumerate([gradient, -gradient, gradient], start=1):
+        hyper = optimizers.hyper_row(options, 1.0, step)
+        optimizers.update_row(number, row, state, np.array([huge, -huge, 1], np.float32), hyper)
+        assert np.isfinite(state).all()
+        assert (np.abs(row) < 1 + step).all()
+    before = row.copy()
+    hyper = optimizers.hyper_row(options, 1.0, 4)
+    optimizers.update_row(number, row, state, np.array([gradient, gradient, 1], np.float32), hyper)
+    assert np.isfinite(row).all()
+    assert (row[:2] != before[:2]).all()
 
 
 def test_segments_move_by_their_own_optimizers():

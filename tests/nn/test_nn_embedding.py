@@ -1,4 +1,5 @@
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 import girih
 from girih.errors import CheckpointError, ConfigError, NonFiniteError
+from girih.store import Store
 
 SGD = girih.optim.SGD(lr=0.5)
 
@@ -20,8 +22,7 @@ def bag_pair(mode="sum", num=20, dim=6, **options):
 def test_bag_equals_torch_for_many_steps(mode, include_last_offset):
     generator = torch.Generator().manual_seed(0)
     theirs = torch.nn.EmbeddingBag(20, 6, mode=mode, include_last_offset=include_last_offset)
-    ours = girih.nn.EmbeddingBag(6, mode, include_last_offset=include_last_offset, optimizer=SGD)
-    ours.assign(torch.arange(20), theirs.weight.detach())
+    ours = girih.nn.EmbeddingBag.from_torch(theirs, optimizer=SGD)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.5)
     for _ in range(30):
         ids = torch.randint(0, 20, (17,), generator=generator)
@@ -57,6 +58,70 @@ def test_weights(mode):
     after = ours.eval()(torch.arange(20)[:, None])
     if mode == "sum":
         torch.testing.assert_close(after, before - 0.5 * theirs.weight.grad)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("learns", [True, False])
+def test_weights_get_their_gradient(mode, learns):
+    ours, theirs = bag_pair(mode)
+    ours.train(learns)
+    ids, offsets = torch.tensor([1, 2, 2, 4, 5]), torch.tensor([0, 3, 3])
+    scale = {"sum": [1, 1, 1], "mean": [1 / 3, 1, 1 / 2], "sqrtn": [3**-0.5, 1, 2**-0.5]}[mode]
+    weights = torch.rand(5, dtype=torch.float64).requires_grad_()
+    their_weights = weights.detach().float().requires_grad_()
+    sums = torch.nn.functional.embedding_bag(
+        ids, theirs.weight, offsets, mode="sum", per_sample_weights=their_weights
+    )
+    expected = sums * torch.tensor(scale)[:, None]
+    out = ours(ids, offsets, weights)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out, ours(ids, offsets, weights.detach()))
+    before = theirs.weight.detach().clone()
+    for each in (out, expected):
+        (each**2).sum().backward()
+    torch.testing.assert_close(weights.grad.float(), their_weights.grad)
+    moved = before - 0.5 * theirs.weight.grad if learns else before
+    torch.testing.assert_close(ours.eval()(torch.arange(20)[:, None]), moved)
+
+
+def test_no_ids_at_all():
+    bag, weights = girih.nn.EmbeddingBag(4, padding_idx=0), torch.ones(1, 2, requires_grad=True)
+    bag(torch.tensor([[0, 0]]), per_sample_weights=weights).sum().backward()
+    assert weights.grad.tolist() == [[0.0, 0.0]]
+    assert bag.num_rows == 0
+
+
+def test_a_model_that_is_moved_keeps_its_rows_in_host_memory():
+    for module in (girih.nn.EmbeddingBag(4, "sum", optimizer=SGD), girih.nn.Embedding(4, optimizer=SGD)):
+        model = torch.nn.Sequential(module).to("meta").to(torch.float64)
+        before = model(torch.tensor([[3]])).detach().clone()
+        model(torch.tensor([[3]])).sum().backward()
+        torch.testing.assert_close(model.eval()(torch.tensor([[3]])), before - 0.5)
+
+
+def test_arguments_are_called_as_torch_calls_them():
+    ids = torch.tensor([[1, 2]])
+    assert girih.nn.EmbeddingBag(dim=4)(input=ids).shape == (1, 4)
+    assert girih.nn.Embedding(dim=4)(input=ids).shape == (1, 2, 4)
+
+
+def test_shards_have_threads(monkeypatch):
+    threads = set()
+    lookup = Store.lookup
+
+    def watched(self, *arguments):
+        threads.add(threading.current_thread().name)
+        return lookup(self, *arguments)
+
+    monkeypatch.setattr(Store, "lookup", watched)
+    bag = girih.nn.EmbeddingBag(4, seed=1, store=girih.StoreOptions(shards=3))
+    same = girih.nn.Embedding(4, share=bag)
+    ids = torch.arange(50)
+    plain = girih.nn.Embedding(4, seed=1).eval()
+    torch.testing.assert_close(bag(ids[:, None]), plain(ids))
+    torch.testing.assert_close(same(ids), plain(ids))
+    assert threads
+    assert all(name.startswith("girih-shard") for name in threads)
 
 
 def test_embedding_of_any_shape_equals_torch():
@@ -152,7 +217,8 @@ def test_shared_rows():
     same(torch.tensor([3])).sum().backward()
     torch.testing.assert_close(bag.eval()(torch.tensor([[3]])), same.eval()(torch.tensor([3])))
     assert bag.num_rows == same.num_rows == 1
-    for options in ({"optimizer": SGD}, {"store": girih.StoreOptions()}):
+    given = {"optimizer": SGD, "store": girih.StoreOptions(), "seed": 0, "dtype": "float32"}
+    for options in ({name: value} for name, value in given.items()):
         with pytest.raises(ConfigError, match="options already"):
             girih.nn.Embedding(4, share=bag, **options)
     with pytest.raises(ConfigError, match="shared rows have dim 4"):
@@ -218,12 +284,6 @@ def test_inside_a_users_own_model_and_loop():
         ),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[[1]]])), "3 dimensions"),
         (lambda: girih.nn.EmbeddingBag(4)(torch.tensor([[1, 2]]), None, torch.ones(3)), "shape"),
-        (
-            lambda: girih.nn.EmbeddingBag(4)(
-                torch.tensor([[1, 2]]), None, torch.ones(1, 2, requires_grad=True)
-            ),
-            "detach",
-        ),
         (lambda: girih.nn.Embedding(4).assign(torch.tensor([1, 1]), torch.zeros(2, 4)), "repeated"),
         (lambda: girih.nn.Embedding(4).assign(torch.tensor([1]), torch.zeros(1, 5)), "expected"),
     ],
@@ -242,3 +302,16 @@ def test_options_without_meaning_here_are_refused():
 def test_copies_are_refused():
     with pytest.raises(TypeError):
         copy.deepcopy(girih.nn.Embedding(4))
+
+
+def test_torch_modules_with_options_without_meaning_here_are_refused():
+    for kind, ours in (
+        (torch.nn.Embedding, girih.nn.Embedding),
+        (torch.nn.Embedding, girih.nn.EmbeddingBag),
+        (torch.nn.EmbeddingBag, girih.nn.EmbeddingBag),
+    ):
+        for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+            with pytest.raises(ConfigError, match=next(iter(option))):
+                ours.from_torch(kind(3, 4, **option))
+    with pytest.raises(ConfigError, match="mode = 'max'"):
+        girih.nn.EmbeddingBag.from_torch(torch.nn.EmbeddingBag(3, 4, mode="max"))

@@ -7,36 +7,9 @@ from hypothesis import strategies as st
 
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import pool as pool_kernels
+from reference import dedup, pool
 
 SIZE, DIM, COLUMNS = 5, 3, 5
-
-
-def plain_dedup(ids, offsets, size, features, tables):
-    """A dictionary of keys in the order in which they are seen."""
-    keys, inverse = {}, {}
-    counts = []
-    for feature, table in zip(features, tables, strict=True):
-        for i in range(offsets[feature * size], offsets[(feature + 1) * size]):
-            key = (int(table), int(ids[i]))
-            if key not in keys:
-                keys[key] = len(keys)
-                counts.append(0)
-            counts[keys[key]] += 1
-            inverse[i] = keys[key]
-    return list(keys), counts, inverse
-
-
-def plain_pool(rows, first, inverse, offsets, weights, size, features, modes, dim):
-    out = np.zeros((size, len(features), dim))
-    for p, (feature, mode) in enumerate(zip(features, modes, strict=True)):
-        for b in range(size):
-            bag = range(offsets[feature * size + b], offsets[feature * size + b + 1])
-            for i in bag:
-                weight = weights[i] if len(weights) else 1.0
-                out[b, p] += weight * rows[inverse[i], first : first + dim].astype(float)
-            if len(bag):
-                out[b, p] /= {0: 1.0, 1: len(bag), 2: len(bag) ** 0.5}[mode]
-    return out
 
 
 @st.composite
@@ -72,7 +45,7 @@ def test_there_and_back(batch, random):
         found = dedup_kernels.dedup(
             ids, offsets, SIZE, features, tables, scratch, round_, inverse, keys, key_tables, counts
         )
-        expected, expected_counts, expected_inverse = plain_dedup(ids, offsets, SIZE, features, tables)
+        expected, expected_counts, expected_inverse = dedup(ids, offsets, SIZE, features, tables)
         assert list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True)) == expected
         assert counts[:found].tolist() == expected_counts
         assert dict(enumerate(inverse.tolist())) == expected_inverse
@@ -84,7 +57,7 @@ def test_there_and_back(batch, random):
     for begin, end in ((0, 2), (2, SIZE)):
         pool_kernels.pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, out)
     np.testing.assert_allclose(
-        out, plain_pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, DIM), atol=1e-5
+        out, pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, DIM), atol=1e-5
     )
 
     # The way back is the transpose: <pool(rows), g> = <rows, scatter(g)>.

@@ -16,6 +16,7 @@ from girih.store import GroupSpec, Segment, Store, TableSpec, read_snapshot, sha
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
 
 NUM_IDS = 60 if JIT_DISABLED else 400
+MOST = NUM_IDS * 3 // 4
 
 
 def two_segments(dtype="float32", first=None, second=None, **rules):
@@ -125,6 +126,27 @@ def test_any_number_of_shards_restores_on_any_other(tmp_path, before, after):
     assert by_key(*old) == by_key(*new)
     totals = [{k: sum(s.counters()[k] for s in stores) for k in old[0].counters()} for stores in (old, new)]
     assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    [LFU(max_rows=MOST), LRU(max_rows=MOST), TTL(steps=3), TTL(seconds=5, max_rows=MOST)],
+)
+def test_as_many_shards_as_before_are_each_as_they_were(tmp_path, eviction):
+    spec = two_segments(eviction=eviction)
+    steps = [1, 2, 5, 4, 6, 3]  # late ones too: the list is in order of arrival, not of last use
+    shards = [trained(spec, steps, shard=s, num_shards=3, clock=lambda: 1.7e9) for s in range(3)]
+    for shard, store in enumerate(shards):
+        write_snapshot(store, tmp_path / str(shard))
+    for shard, store in enumerate(shards):
+        restored = Store(spec, shard=shard, num_shards=3, clock=lambda: 1.7e9)
+        restored.restore([read_snapshot(tmp_path / str(s)) for s in range(3)])
+        assert_equal_stores(store, restored)
+        for either in (store, restored):
+            trained(spec, [7, 9, 8], either)
+        assert by_key(store) == by_key(restored)
+        lists = [contents(s)["ids"][contents(s)["tables"] == 0].tolist() for s in (store, restored)]
+        assert lists[0] == lists[1]
 
 
 def test_min_count_is_remembered_over_a_change_of_shards():

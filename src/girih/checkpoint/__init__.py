@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from girih.checkpoint.directory import complete, find, latest, rotate
+from girih.checkpoint.directory import complete, find, latest, name_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
 from girih.checkpoint.save import load, save
 
-__all__ = ["CheckpointOptions", "Manifest", "complete", "find", "latest", "load", "rotate", "save"]
+__all__ = ["CheckpointOptions", "Manifest", "complete", "find", "latest", "load", "name_of", "rotate", "save"]

@@ -35,11 +35,16 @@ def rotate(root: Path, keep: int, protected: int | None) -> None:
     """Deletes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
     for step, path in complete(root)[:-keep]:
         if step != protected:
-            doomed = path.with_name(f".old-{path.name.removeprefix('step-')}")  # never a half-deleted step-*
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            retire(path)
     for leftover in (*root.glob(WRITING + "*"), *root.glob(".old-*")):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def retire(path: Path) -> None:
+    """Deletes a checkpoint; it loses its name first, so that nobody meets one that is half deleted."""
+    doomed = path.with_name(f".old-{path.name.removeprefix('step-')}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def find(path: Path, *, step: int | None = None) -> Path:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih import config
 from girih.errors import ConfigError
-from girih.tables import positive
+from girih.tables import positive_count
 
 
-@config.section("checkpoint")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
     """How often to save and how many to keep.
@@ -23,6 +21,6 @@ class CheckpointOptions:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        positive("checkpoint", "every_steps", self.every_steps)
+        positive_count("checkpoint", "every_steps", self.every_steps)
         if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
             raise ConfigError(f"checkpoint: keep = {self.keep!r}: expected an integer of at least 1")

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from girih.checkpoint import trees
-from girih.checkpoint.directory import WRITING, name_of
+from girih.checkpoint.directory import WRITING, name_of, retire
 from girih.checkpoint.manifest import Manifest
 from girih.errors import CheckpointError, StorageFullError
 from girih.schema import Schema
@@ -26,14 +26,21 @@ DENSE = "dense.safetensors"
 
 
 def save(
-    root: Path, *, step: int, schema: Schema, state: Mapping[str, Any], sparse: SparseHalf, dense: DenseHalf
+    root: Path,
+    *,
+    step: int,
+    schema: Schema,
+    state: Mapping[str, Any],
+    sparse: SparseHalf,
+    dense: DenseHalf,
+    unchanged: bool = False,
 ) -> Path:
     """Writes ``root/step-…``; it appears under that name only when it is complete and on disk.
 
-    Where that step is there already, nothing was trained since, and only its manifest is replaced.
-
     Args:
         state: plain values and tensors.
+        unchanged: that step is there already and no row or parameter moved since: only its manifest is
+            replaced. Otherwise what has its name is replaced whole.
 
     Raises:
         StorageFullError: the disk is full; nothing is left behind.
@@ -43,7 +50,7 @@ def save(
     tree, tensors = trees.split({"dense": dense.state(), "state": state})
     files: dict[str, Any] = {}
     try:
-        if final.is_dir():
+        if unchanged:
             files.update(Manifest.read(final).files)
         else:
             shutil.rmtree(writing, ignore_errors=True)
@@ -59,11 +66,15 @@ def save(
             rows=sparse.rows(),
             files=files,
         )
-        if final.is_dir():
+        if unchanged:
             manifest.write(final)
             return final
         manifest.write(writing)
+        for directory in sorted((path for path in writing.rglob("*") if path.is_dir()), reverse=True):
+            _sync(directory)
         _sync(writing)
+        if final.exists():
+            retire(final)
         writing.rename(final)
         _sync(root)
     except (OSError, SafetensorError) as error:

@@ -25,7 +25,11 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its status."""
-    sys.exit(run(arguments))
+    try:
+        status = run(arguments)
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import click
 
-from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runconfig import RunConfig
-from girih.rundir import read_summary
 from girih.trainer import Trainer
 
 
@@ -51,9 +49,6 @@ def open_config(run: Path) -> RunConfig:
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
-    summary = read_summary(run)
-    step = None if summary is None else summary["checkpoint_step"]
-    path = checkpoint.find(run, step=step)
     trainer = settings.trainer()
-    trainer.load(path, resume=False)
+    trainer.load(run, resume=False)
     return trainer

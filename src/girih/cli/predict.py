@@ -37,12 +37,16 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
         raise ConfigError(f"--out {out}: is a directory; name a Parquet file")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: the directory {out.parent} does not exist; create it first")
+    if out.suffix in (".csv", ".tsv", ".txt", ".json", ".gz"):
+        raise ConfigError(f"--out {out}: predictions are written as Parquet; name it {out.stem}.parquet")
     labels = settings.schema.labels.names
     names = ["prediction"] if len(labels) == 1 else [f"prediction_{label}" for label in labels]
     for name in keep:
         if name in names or keep.count(name) > 1:
             raise ConfigError(f"--keep {name}: the column would be in the output twice")
     data = settings.dataset("test", paths, shuffle=False, with_labels=False, keep=keep)
+    if any(os.path.realpath(out) == os.path.realpath(address) for address in data.addresses):
+        raise ConfigError(f"--out {out}: is one of the files to read; name another")
     unfinished = out.with_name(f".{out.name}.unfinished")
     with load_trainer(run, settings) as trainer:
         tables = (_table(batch, probabilities, names) for batch, probabilities in trainer.predictions(data))

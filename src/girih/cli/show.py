@@ -15,7 +15,8 @@ from girih.report.text import count, fraction, short
 
 def results(summary: dict[str, Any], run: Path) -> None:
     """Prints how a run ended and where its files lie."""
-    table = Table(title=f"{summary['model']} · {summary['strategy']} · {run}", title_justify="left")
+    title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
+    table = Table(title=title, title_justify="left")
     for column in ("label", "AUC", "logloss", "calibration"):
         table.add_column(column, justify="left" if column == "label" else "right")
     for label, metrics in summary["by_label"].items():
@@ -23,6 +24,8 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console = Console()
     if summary["by_label"]:
         console.print(table)
+    else:
+        console.print("no valid or test data was configured: nothing was evaluated", highlight=False)
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -46,9 +46,12 @@ def train(
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(run.checkpoints)
-        if newest is not None and _is_finished(newest, run_path, settings):
-            click.echo(f"{run_path}: this run is finished; nothing to do")
+        why = None if newest is None else _finished_because(newest, run_path, settings)
+        if why is not None:
+            click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
             return 0
+        if resume and newest is None:
+            click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
         return _train(settings, datasets, run, newest)
 
 
@@ -57,25 +60,39 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
     total = datasets["train"].num_examples
     with (
         Progress(None if total is None else total * settings.train.epochs) as progress,
-        settings.trainer(run=run.path, callbacks=[progress]) as trainer,
+        settings.trainer(run=run, callbacks=[progress]) as trainer,
     ):
         if newest is not None:
             trainer.load(newest)
         trainer.check(datasets["train"], datasets.get("valid"))
+        changes = [] if newest is None else changed(run, settings)
+        run.remove_summary()  # of what is gone on with
         config.write_toml(run.config, settings.with_absolute_paths())
         if newest is not None:
             progress.message(f"resumed from {newest.name}")
+            for change in changes:
+                progress.message(f"changed since: {change}")
         if not is_compiled():
             progress.message("compiling kernels for this machine: once, about half a minute")
         final = datasets.get("test") or datasets.get("valid")
         with stopping(trainer):
-            remaining = max(0, settings.train.epochs - trainer.state.epoch)
-            trainer.fit(datasets["train"], datasets.get("valid"), epochs=remaining)
-            metrics = None if final is None or trainer.stop_requested else trainer.evaluate(final)
-        if trainer.stop_requested:
+            remaining = (
+                0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
+            )
+            try:
+                trainer.fit(datasets["train"], datasets.get("valid"), epochs=remaining)
+                metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
+                stopped = trainer.stopped
+            except KeyboardInterrupt:
+                stopped = True
+        if stopped:
             trainer.end(None)
-            progress.message(f"stopped at step {trainer.state.step}; go on with: --run {run.path} --resume")
+            again = f"girih train {run.config} --run {run.path} --resume"
+            progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
             return 130
+        if trainer.state.stopped_early:
+            best = f"its weights of step {trainer.state.best_step} are the final ones"
+            progress.message(f"stopped early at step {trainer.state.step}; {best}")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
         summary["evaluated_on"] = None if final is None else ("test" if "test" in datasets else "valid")
         summary["skipped_rows"] = {
@@ -94,13 +111,42 @@ def _open_data(settings: RunConfig) -> dict[str, Dataset]:
     return {split: settings.dataset(split) for split in splits if getattr(settings.data, split) is not None}
 
 
-def _is_finished(newest: Path, run: Path, settings: RunConfig) -> bool:
+def _finished_because(newest: Path, run: Path, settings: RunConfig) -> str | None:
+    """Why there is nothing left to train in a run that ended; None where there is, or where it did not end."""
     if read_summary(run) is None:
-        return False
+        return None
     state = checkpoint.Manifest.read(newest).state["run"]
     options = settings.train
-    steps_done = options.max_steps is not None and state["step"] >= options.max_steps
-    return bool(state["epoch"] >= options.epochs or steps_done or state["stopped_early"])
+    if state["stopped_early"]:
+        return f"early stopping ended it at step {state['step']}"
+    if state["epoch"] >= options.epochs:
+        return f"{state['epoch']} of {options.epochs} epochs are done"
+    if options.max_steps is not None and state["step"] >= options.max_steps:
+        return f"{state['step']} of {options.max_steps} steps are done"
+    return None
+
+
+def changed(run: RunDirectory, settings: RunConfig) -> list[str]:
+    """What the configuration says otherwise than the run's own, a line each."""
+    if not run.config.is_file():
+        return []
+    try:
+        before = _flat(config.read_toml(run.config, expanded=False))
+    except ConfigError:  # damaged: it is about to be replaced
+        return []
+    now = _flat(settings.with_absolute_paths())
+    return [
+        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 @contextmanager

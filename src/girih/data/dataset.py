@@ -45,6 +45,7 @@ class Dataset:
         shuffle_rows: the least number of rows that are permuted together.
         seed: together with the epoch's number it decides the order.
         on_bad_row: ``error`` or ``skip``.
+        read_ahead: batches that are read before they are needed.
     """
 
     schema: Schema
@@ -53,6 +54,7 @@ class Dataset:
     shuffle_rows: int
     seed: int
     on_bad_row: str
+    read_ahead: int = 4
     _source: Source
     _plan: Plan
     _skipped: SkippedRows = field(default_factory=SkippedRows, compare=False)
@@ -95,6 +97,11 @@ class Dataset:
     def with_labels(self) -> bool:
         """Whether batches hold labels."""
         return self._plan.with_labels
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The files that are read, as paths or fsspec addresses."""
+        return tuple(file.address for file in self._source.files)
 
     @property
     def skipped(self) -> SkippedRows:

@@ -64,7 +64,7 @@ class DelimitedSource:
             raise ConfigError(
                 f"quote = {quote!r}: expected one ASCII character other than the separator, or ''"
             )
-        self._files = files
+        self.files = files
         self._separator = separator
         self._quote = quote
         self._block_bytes = block_bytes
@@ -76,7 +76,7 @@ class DelimitedSource:
     @property
     def num_parts(self) -> int:
         """The files."""
-        return len(self._files)
+        return len(self.files)
 
     @property
     def num_rows(self) -> None:
@@ -86,19 +86,19 @@ class DelimitedSource:
     @property
     def identity(self) -> str:
         """Digest of the sizes of all files, and of the blocks they are cut into."""
-        sizes = ",".join(str(file.size) for file in self._files)
+        sizes = ",".join(str(file.size) for file in self.files)
         return f"text/{self._block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
 
     def check(self, plan: Plan) -> None:
         """Refuses files that lack a column."""
-        for file, layout in zip(self._files, self._layouts, strict=True):
+        for file, layout in zip(self.files, self._layouts, strict=True):
             plan.check_names(list(layout.names), file.address)
 
     def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the blocks of the files in the order given, from ``start`` on."""
         columns = list(plan.columns)
         for part in range(start.part, len(order)):
-            file, layout = self._files[order[part]], self._layouts[order[part]]
+            file, layout = self.files[order[part]], self._layouts[order[part]]
             resumes = part == start.part and start.line > 0
             byte, line = (start.byte, start.line) if resumes else (layout.byte, layout.line)
             for block in read_blocks(file, byte, line, self._block_bytes):

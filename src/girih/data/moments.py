@@ -5,7 +5,7 @@ Shapes: B examples, S standardized features, X numeric features of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,11 +43,12 @@ class Moments:
         )
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Moments:
+    def of(cls, dataset: Dataset, *, stop_requested: Callable[[], bool] = lambda: False) -> Moments:
         """Reads the features to be standardized, and no other column, once.
 
         Raises:
             DataError: a bad row, unless the dataset skips them.
+            KeyboardInterrupt: ``stop_requested`` said so, between two batches.
         """
         moments = cls.empty(dataset.schema)
         if not moments.features:
@@ -56,6 +57,8 @@ class Moments:
         places = moments.places
         moments = replace(moments, places=tuple(range(len(places))))
         for batch in columns:
+            if stop_requested():
+                raise KeyboardInterrupt
             moments = moments.merge(moments.measured(batch))
         return replace(moments, places=places)
 

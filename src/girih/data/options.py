@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from girih import config
 from girih.data import readers
 from girih.data.dataset import Dataset, check_count
 from girih.data.paths import Paths, relative_to
@@ -17,7 +16,6 @@ from girih.schema import Schema
 Split = Literal["train", "valid", "test"]
 
 
-@config.section("data")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Where the data lies and how it is read.
@@ -107,4 +105,4 @@ def open_dataset(
         with_labels=with_labels,
         **special,
     )
-    return dataset
+    return replace(dataset, read_ahead=options.read_ahead)

@@ -68,7 +68,7 @@ class PairSource:
     """
 
     def __init__(self, files: tuple[File, ...], *, num_pairs: int, label: str, block_bytes: int) -> None:
-        self._files = files
+        self.files = files
         self._num_pairs = num_pairs
         self._label = label
         self._block_bytes = block_bytes
@@ -78,7 +78,7 @@ class PairSource:
     @property
     def num_parts(self) -> int:
         """The files."""
-        return len(self._files)
+        return len(self.files)
 
     @property
     def num_rows(self) -> None:
@@ -88,18 +88,18 @@ class PairSource:
     @property
     def identity(self) -> str:
         """Digest of the sizes of all files, and of the blocks they are cut into."""
-        sizes = ",".join(str(file.size) for file in self._files)
+        sizes = ",".join(str(file.size) for file in self.files)
         return f"libsvm/{self._block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
 
     def check(self, plan: Plan) -> None:
         """Refuses columns that libsvm files do not have."""
-        plan.check_names([self._label, *self._pair_columns()], self._files[0].address)
+        plan.check_names([self._label, *self._pair_columns()], self.files[0].address)
 
     def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the blocks of the files in the order given, from ``start`` on."""
         columns = plan.columns
         for part in range(start.part, len(order)):
-            file = self._files[order[part]]
+            file = self.files[order[part]]
             resumes = part == start.part and start.line > 0
             byte, line = (start.byte, start.line) if resumes else (0, 1)
             for block in read_blocks(file, byte, line, self._block_bytes):

@@ -38,7 +38,7 @@ class ParquetSource:
     """
 
     def __init__(self, files: tuple[File, ...]) -> None:
-        self._files = files
+        self.files = files
         self._footers = [self._footer(file) for file in files]
         self._schemas = [self._arrow_schema(number) for number in range(len(files))]
         self._groups: list[_RowGroup] = []
@@ -71,7 +71,7 @@ class ParquetSource:
     def check(self, plan: Plan) -> None:
         """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
         kinds: dict[str, tuple[str, str]] = {}
-        for file, schema in zip(self._files, self._schemas, strict=True):
+        for file, schema in zip(self.files, self._schemas, strict=True):
             plan.check_names(schema.names, file.address)
             types = {name: schema.field(name).type for name in plan.columns}
             plan.check_types(types, file.address)
@@ -92,7 +92,7 @@ class ParquetSource:
         try:
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
-                file = self._files[group.file]
+                file = self.files[group.file]
                 try:
                     table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
                 except UserError:
@@ -128,7 +128,7 @@ class ParquetSource:
             return self._footers[number].schema.to_arrow_schema()
         except pa.ArrowException as error:
             raise DataError(
-                f"{self._files[number].address}: its schema is not readable: {one_line(error)}"
+                f"{self.files[number].address}: its schema is not readable: {one_line(error)}"
             ) from None
 
     def _dictionaries(self, group: _RowGroup, plan: Plan) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class ParquetSource:
             while len(opened) >= OPEN_FILES:
                 opened.popitem(last=False)[1].close(force=True)
             opened[key] = pq.ParquetFile(
-                self._files[group.file].open(),
+                self.files[group.file].open(),
                 metadata=self._footers[group.file],
                 read_dictionary=list(key[1]),
                 pre_buffer=True,

@@ -84,7 +84,8 @@ def _matches(path: str, suffix: str | None) -> list[File]:
     except ValueError as error:  # an unknown protocol
         raise ConfigError(f"{path}: not an address that can be read: {one_line(error)}") from None
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; relative paths start at {os.getcwd()}") from None
+        hint = "" if os.path.isabs(path) or "://" in path else f"; relative paths start at {os.getcwd()}"
+        raise MissingFileError(f"{path}: no such file{hint}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be listed: {one_line(error)}") from None
 

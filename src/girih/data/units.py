@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.data.paths import File
 from girih.data.plan import Plan
 from girih.data.position import Cursor
 
@@ -55,6 +56,10 @@ class Unit:
 
 class Source(Protocol):
     """Files of one format, opened as far as their headers."""
+
+    @property
+    def files(self) -> Sequence[File]:
+        """What is read."""
 
     @property
     def num_parts(self) -> int:

@@ -49,11 +49,14 @@ class Replica:
         self._autocast = precision == "bfloat16"
         self._clip_norm = clip_norm
         self._logits: Tensor | None = None
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T], detached: :meth:`backward` takes their gradient."""
-        if self.module.training != train:
-            self.module.train(train)
+        self._set_mode(train)
+        if train:  # a refused step must not move running means either
+            self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
         with torch.set_grad_enabled(train), autocast:
@@ -87,6 +90,16 @@ class Replica:
             )
         return logits
 
+    def _set_mode(self, train: bool) -> None:
+        """Evaluation puts every module into it; training puts each back to what the user had chosen."""
+        if not train and not self._modes:
+            self._modes = [(module, module.training) for module in self.module.modules()]
+            self.module.eval()
+        elif train and self._modes:
+            for module, training in self._modes:
+                module.training = training
+            self._modes = []
+
     def backward(self, logits_gradient: Tensor) -> None:
         """Adds to the parameters' gradients; the embeddings of the last forward collect theirs.
 
@@ -113,8 +126,10 @@ class Replica:
         self.optimizer.zero_grad(set_to_none=True)
 
     def discard(self) -> None:
-        """Clears the gradients of a refused step."""
+        """Clears the gradients of a refused step, and puts back the buffers that its forward moved."""
         self._logits = None
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -128,7 +143,7 @@ class Replica:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`.
+        """The inverse of :meth:`state`; the optimizer's options stay those it has now.
 
         Raises:
             ValueError: of another optimizer, or another model's (then a RuntimeError).
@@ -138,7 +153,10 @@ class Replica:
             raise ValueError(f"its dense optimizer is {found}, the configuration's is {expected}")
         self.module.load_state_dict(state["model"])
         if self.optimizer is not None and state["optimizer"]:
+            now = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
+            for group, options in zip(self.optimizer.param_groups, now, strict=True):
+                group.update(options)
 
 
 def _to(embeddings: Embeddings, device: torch.device) -> Embeddings:

@@ -7,6 +7,7 @@ Rows are no parameters. What that means:
   autograd comes back to them; two backwards (``retain_graph=True``, or two losses) apply both.
 - ``torch.nn.utils.clip_grad_norm_`` and weight decay of a torch optimizer do not see rows. Scale
   the loss, or set ``module.lr_scale``; ``l2`` belongs to the module's own optimizer.
+- ``torch.amp.GradScaler`` must not be used: rows would take the scaled gradients, at once.
 - Under ``torch.no_grad()`` or after ``module.eval()`` rows are only read: a new id gives its
   initial value, gets no row, and nothing learns.
 - ``state_dict()`` holds the rows with their optimizer state, ``load_state_dict()`` puts them back.
@@ -15,6 +16,7 @@ Rows are no parameters. What that means:
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -24,10 +26,11 @@ from torch import Tensor, nn
 
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
+from girih.models.needs import EMBEDDING
 from girih.optim import Adagrad, SparseOptimizer
 from girih.sparse.gather import GroupPulled, GroupTile
 from girih.sparse.options import StoreOptions
-from girih.sparse.pack import EMBEDDING, POOLING_MODES, Group, Output
+from girih.sparse.pack import POOLING_MODES, Group, Output
 from girih.store import read_snapshot, shard_of, write_snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
@@ -40,8 +43,8 @@ class RowOptions(TypedDict, total=False):
     initializer: Initializer | None
     admission: Admission | None
     eviction: Eviction | None
-    dtype: Dtype
-    seed: int
+    dtype: Dtype | None
+    seed: int | None
     share: _Growing | None
     store: StoreOptions | None
 
@@ -52,6 +55,7 @@ class _Rows:
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
         self.spec = spec
         self.stores = [options.open_store(spec, shard) for shard in range(options.shards)]
+        self.pool = ThreadPoolExecutor(options.shards, "girih-shard") if options.shards > 1 else None
         self.step = 0
 
 
@@ -59,49 +63,45 @@ class _Apply(torch.autograd.Function):
     """The pooled rows as a node of autograd: backward pushes their gradients to the store."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: _Growing, batch: Batch) -> Tensor:
-        pulled = module.tile.read(batch, module.rows.step + 1, train=True)
-        ctx.module, ctx.batch, ctx.pulled = module, batch, pulled
+    def forward(ctx: Any, anchor: Tensor, module: _Growing, tile: GroupTile, batch: Batch) -> Tensor:
+        pulled = tile.read(batch, module.rows.step + 1, train=True)
+        ctx.module, ctx.tile, ctx.batch, ctx.pulled = module, tile, batch, pulled
         return pulled.leaves[0].detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.module.push(ctx.pulled, ctx.batch, gradients[0])
-        return torch.zeros(0), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.module.push(ctx.tile, ctx.pulled, ctx.batch, gradients[0])
+        return torch.zeros(0), None, None, None
 
 
 class _Growing(nn.Module):
     """What both modules share: a table, its options, and the way from ids to vectors."""
 
     rows: _Rows
-    tile: GroupTile
     dim: int
 
     def __init__(
         self,
         dim: int,
-        mode: str,
         *,
-        whole: bool,
         optimizer: SparseOptimizer | None = None,
         initializer: Initializer | None = None,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
-        dtype: Dtype = "float32",
-        seed: int = 0,
+        dtype: Dtype | None = None,
+        seed: int | None = None,
         share: _Growing | None = None,
         store: StoreOptions | None = None,
     ) -> None:
         super().__init__()
         check_dim(type(self).__name__, dim)
-        if mode not in POOLING_MODES:
-            raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
         if share is None:
             table = TableSpec("rows", (initializer or Normal(),), admission, eviction)
             segment = Segment(EMBEDDING, dim, optimizer or Adagrad())
-            self.rows = _Rows(GroupSpec("rows", (table,), (segment,), dtype, seed), store or StoreOptions())
+            spec = GroupSpec("rows", (table,), (segment,), dtype or "float32", seed or 0)
+            self.rows = _Rows(spec, store or StoreOptions())
         else:
-            own = (optimizer, initializer, admission, eviction, store)
+            own = (optimizer, initializer, admission, eviction, dtype, seed, store)
             if any(option is not None for option in own):
                 raise ConfigError("share = module: its rows have their options already; drop the others")
             if share.dim != dim:
@@ -109,7 +109,9 @@ class _Growing(nn.Module):
             self.rows = share.rows
         self.dim = dim
         self.lr_scale = 1.0
-        self._anchor = nn.Buffer(torch.zeros(0), persistent=False)
+
+    def _tile(self, mode: str, *, whole: bool) -> GroupTile:
+        """A way to the rows: bags pooled by ``mode``, or every id's vector."""
         output = Output(
             segment=self.rows.spec.segments[0],
             first_column=0,
@@ -119,29 +121,29 @@ class _Growing(nn.Module):
             whole=whole,
         )
         group = Group(self.rows.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
-        self.tile = GroupTile(group, self.rows.stores, None)
+        return GroupTile(group, self.rows.stores, self.rows.pool)
 
     @property
     def num_rows(self) -> int:
         """Rows so far."""
         return sum(store.num_rows for store in self.rows.stores)
 
-    def push(self, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
+    def push(self, tile: GroupTile, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
         """Applies the gradient of one output; called by autograd.
 
         Raises:
             NonFiniteError: it has a NaN or an infinity; nothing was applied.
         """
         pulled.leaves[0].grad = gradient.float()
-        gradients = self.tile.gradients(pulled, batch)
+        gradients = tile.gradients(pulled, batch)
         if gradients is None:
             return
-        if self.tile.first_nonfinite(pulled, gradients, batch) is not None:
+        if tile.first_nonfinite(pulled, gradients, batch) is not None:
             raise NonFiniteError(
                 f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied"
             )
         self.rows.step += 1
-        self.tile.apply(pulled, gradients, self.rows.step, self.lr_scale)
+        tile.apply(pulled, gradients, self.rows.step, self.lr_scale)
 
     def assign(self, ids: Tensor, vectors: Tensor) -> None:
         """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
@@ -157,18 +159,20 @@ class _Growing(nn.Module):
             part = np.flatnonzero(shards == number)
             store.assign(keys[part], tables[part], values[part])
 
-    def _read(self, ids: Tensor, offsets: np.ndarray[Any, Any], weights: Tensor | None) -> Tensor:
+    def _read(self, tile: GroupTile, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
+        offsets = bounds.to(torch.int32).numpy()
         batch = Batch(
             ids=np.ascontiguousarray(ids.numpy()),
             offsets=offsets,
             numeric=np.empty((len(offsets) - 1, 0), np.float32),
             labels=np.empty((len(offsets) - 1, 0), np.float32),
-            weights=None if weights is None else np.ascontiguousarray(weights.numpy()),
+            weights=None if weights is None else np.ascontiguousarray(weights.detach().numpy()),
         )
         if self.training and torch.is_grad_enabled():
-            out: Tensor = _Apply.apply(self._anchor.requires_grad_(), self, batch)  # type: ignore[no-untyped-call]
+            anchor = torch.zeros(0, requires_grad=True)  # autograd comes back to nodes that it leads to
+            out: Tensor = _Apply.apply(anchor, self, tile, batch)  # type: ignore[no-untyped-call]
         else:
-            out = self.tile.read(batch, self.rows.step + 1, train=False).leaves[0]
+            out = tile.read(batch, self.rows.step + 1, train=False).leaves[0]
         return out
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -214,7 +218,10 @@ class EmbeddingBag(_Growing):
         initializer, admission, eviction, dtype: of the rows; see ``girih.tables``.
         seed: of the initial values.
         share: another module whose rows this one uses.
-        store: shards and memory.
+        store: shards and memory; each shard has a thread.
+
+    Raises:
+        ConfigError: an option out of range, or ``share`` together with options of rows.
     """
 
     def __init__(
@@ -226,48 +233,62 @@ class EmbeddingBag(_Growing):
         padding_idx: int | None = None,
         **rows: Unpack[RowOptions],
     ) -> None:
-        super().__init__(dim, mode, whole=False, **rows)
+        if mode not in POOLING_MODES:
+            raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
+        super().__init__(dim, **rows)
+        self._pooled, self._vectors = self._tile(mode, whole=False), self._tile("sum", whole=True)
+        self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
 
     def forward(
-        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Pools bags.
 
         Args:
-            ids: int64[N] with ``offsets``, or int64[B, M]: B bags of M ids.
+            input: ids, int64[N] with ``offsets``, or int64[B, M]: B bags of M ids.
             offsets: int64[B] (or [B+1] with ``include_last_offset``), where each bag begins.
-            per_sample_weights: float32 of the shape of ``ids``; no gradient comes back to it.
+            per_sample_weights: float32 of the shape of ``input``: a bag is Σ w·row, over n or √n by ``mode``.
+                Where they require a gradient, bags are pooled by torch, more slowly.
 
         Returns:
-            float32[B, dim]; an empty bag is 0.
+            float32[B, dim] in host memory; an empty bag is 0.
 
         Raises:
             ConfigError: shapes or types that do not go together.
         """
-        ids = _integers(ids, "ids")
+        ids = _integers(input, "input")
         if ids.dim() == 2:
             if offsets is not None:
-                raise ConfigError("offsets: ids of two dimensions are bags already; drop offsets")
+                raise ConfigError("offsets: an input of two dimensions is bags already; drop offsets")
             bounds = torch.arange(ids.shape[0] + 1) * ids.shape[1]
         elif ids.dim() == 1:
             bounds = _bounds(offsets, len(ids), last_included=self.include_last_offset)
         else:
-            raise ConfigError(f"ids: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
+            raise ConfigError(f"input: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
         weights = per_sample_weights
         if weights is not None:
             if weights.shape != ids.shape:
                 raise ConfigError(
                     f"per_sample_weights: shape {tuple(weights.shape)}, expected {tuple(ids.shape)}"
                 )
-            if weights.requires_grad:
-                raise ConfigError("per_sample_weights: their gradient is not computed; give weights.detach()")
-            weights = weights.flatten().float()
+            weights = weights.cpu().flatten().float()
         ids = ids.flatten()
         if self.padding_idx is not None:
             ids, bounds, weights = _without(self.padding_idx, ids, bounds, weights)
-        return self._read(ids, bounds.to(torch.int32).numpy(), weights).flatten(1)
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            return self._pool(ids, bounds, weights)
+        return self._read(self._pooled, ids, bounds, weights).flatten(1)
+
+    def _pool(self, ids: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
+        """Pools in torch, so that autograd reaches the weights."""
+        vectors = self._read(self._vectors, ids, torch.tensor([0, len(ids)]))
+        counts = bounds.diff()
+        bags = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        sums = torch.zeros(len(counts), self.dim).index_add(0, bags, vectors * weights[:, None])
+        power = {"sum": 0.0, "mean": -1.0, "sqrtn": -0.5}[self.mode]
+        return sums * counts.clamp(min=1).float().pow(power)[:, None]
 
     @classmethod
     def from_torch(
@@ -276,9 +297,22 @@ class EmbeddingBag(_Growing):
         mode: Literal["sum", "mean", "sqrtn"] | None = None,
         **rows: Unpack[RowOptions],
     ) -> EmbeddingBag:
-        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come."""
+        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
+
+        Its ``mode``, ``padding_idx`` and ``include_last_offset`` are taken too.
+
+        Raises:
+            ConfigError: a mode or an option of the torch module that has no counterpart here.
+        """
+        _check_options(module)
         own: Any = getattr(module, "mode", "mean")
-        bag = cls(module.embedding_dim, mode or own, padding_idx=module.padding_idx, **rows)
+        bag = cls(
+            module.embedding_dim,
+            mode or own,
+            include_last_offset=getattr(module, "include_last_offset", False),
+            padding_idx=module.padding_idx,
+            **rows,
+        )
         _take_weights(bag, module)
         return bag
 
@@ -290,29 +324,42 @@ class Embedding(_Growing):
     """
 
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
-        super().__init__(dim, "sum", whole=padding_idx is None, **rows)
+        super().__init__(dim, **rows)
+        self._vectors = self._tile("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """int64 of any shape to float32[*shape, dim].
+    def forward(self, input: Tensor) -> Tensor:
+        """Ids, int64 of any shape, to float32[*shape, dim] in host memory.
 
         Raises:
             ConfigError: ids that are not integers.
         """
-        ids = _integers(ids, "ids")
+        ids = _integers(input, "input")
         flat = ids.flatten()
         if self.padding_idx is None:
             bounds = torch.tensor([0, len(flat)])
         else:
             flat, bounds, _ = _without(self.padding_idx, flat, torch.arange(len(flat) + 1), None)
-        return self._read(flat, bounds.to(torch.int32).numpy(), None).reshape(*ids.shape, self.dim)
+        return self._read(self._vectors, flat, bounds).reshape(*ids.shape, self.dim)
 
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:
-        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come."""
+        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
+
+        Raises:
+            ConfigError: an option of the torch module that has no counterpart here.
+        """
+        _check_options(module)
         embedding = cls(module.embedding_dim, padding_idx=module.padding_idx, **rows)
         _take_weights(embedding, module)
         return embedding
+
+
+def _check_options(module: nn.EmbeddingBag | nn.Embedding) -> None:
+    for name, without in (("max_norm", None), ("scale_grad_by_freq", False)):
+        value = getattr(module, name)
+        if value != without:
+            raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
 
 
 def _take_weights(target: _Growing, module: nn.EmbeddingBag | nn.Embedding) -> None:
@@ -330,7 +377,7 @@ def _integers(ids: Tensor, name: str) -> Tensor:
 
 def _bounds(offsets: Tensor | None, num_ids: int, *, last_included: bool) -> Tensor:
     if offsets is None:
-        raise ConfigError("offsets: missing; ids of one dimension need them (or give ids of two dimensions)")
+        raise ConfigError("offsets: missing; an input of one dimension needs them (or give it two)")
     offsets = _integers(offsets, "offsets")
     if offsets.dim() != 1:
         raise ConfigError(f"offsets: {offsets.dim()} dimensions, expected 1")

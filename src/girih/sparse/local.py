@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
+from girih.errors import CheckpointError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.models.needs import EMBEDDING, Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Schema
 from girih.sparse.gather import GroupPulled, GroupTile
 from girih.sparse.options import StoreOptions
-from girih.sparse.pack import EMBEDDING, Needs, pack
-from girih.store import Store, read_snapshot, write_snapshot
+from girih.sparse.pack import pack
+from girih.store import Store, header_checksum, read_snapshot, write_snapshot
 
 
 @dataclass
@@ -130,11 +131,17 @@ class LocalSparse:
         files = {}
         for name, store in self.stores():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            files[name.as_posix()] = write_snapshot(store, directory / name)
+            facts = write_snapshot(store, directory / name)
+            files[name.as_posix()] = {**facts, "header_crc32": header_checksum(directory / name)}
         return files
 
     def load(self, directory: Path, files: Mapping[str, Any]) -> None:
         """Replaces all rows by those of any number of shards."""
+        for name, facts in files.items():  # a header holds the checksums of what follows it
+            if header_checksum(directory / name) != facts["header_crc32"]:
+                raise CheckpointError(
+                    f"{directory / name}: damaged, or of another checkpoint (its header differs)"
+                )
         snapshots = [read_snapshot(directory / name) for name in sorted(files)]
         for tile in self.tiles:
             tables = {table.name for table in tile.group.spec.tables}

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from girih import config
 from girih.errors import ConfigError, StorageFullError
 from girih.files import named
 from girih.store import File, GroupSpec, Heap, Store
-from girih.tables import positive
+from girih.tables import positive_count
 
 
-@config.section("store")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     """Shards, and the memory that holds them.
 
     Attributes:
-        shards: parts of every table, by key, one thread each; results do not depend on their number.
+        shards: parts of every table, by key, one thread each. Results do not depend on their number, except
+            where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
         arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory.
         directory: for arena "file": the disk whose room they take; they have no names there and end with
             the process, for it is checkpoints that keep rows.
@@ -35,7 +34,7 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= 256:
             raise ConfigError(f"store: shards = {self.shards!r}: expected an integer from 1 to 256")
-        positive("store", "reserve_rows", self.reserve_rows)
+        positive_count("store", "reserve_rows", self.reserve_rows)
         if self.arena not in ("heap", "file"):
             raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap' or 'file'")
         if (self.arena == "file") != (self.directory is not None):

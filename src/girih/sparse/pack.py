@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE, Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Categorical, Schema, Sequence
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal, Table, Zeros
-
-EMBEDDING, FIRST_ORDER, SEQUENCE = "embedding", "first_order", "sequence"
-Needs = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def pack(
     Args:
         needs: feature name → what the model reads of it ("embedding", "first_order", "sequence").
         optimizer: of embeddings, where a table has none of its own.
-        first_order_optimizer: of first-order weights; the embeddings' one where None.
+        first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
     """
     features_of: dict[str, list[tuple[int, Categorical | Sequence]]] = {}
     for index, feature in enumerate(schema.sparse):

@@ -5,6 +5,7 @@ from girih.store.route import shard_of
 from girih.store.snapshot import Snapshot, SnapshotFile, read_snapshot, write_snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.store.store import Store
+from girih.store.tensorfile import header_checksum
 
 __all__ = [
     "ArenaOptions",
@@ -17,6 +18,7 @@ __all__ = [
     "SnapshotFile",
     "Store",
     "TableSpec",
+    "header_checksum",
     "read_snapshot",
     "remove_arena",
     "shard_of",

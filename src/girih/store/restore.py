@@ -28,7 +28,8 @@ Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
 def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimizer_state: bool) -> None:
     """What :meth:`Store.restore` does.
 
-    The list of a table comes out as it was if there is one source, else ordered by last use, then by source.
+    The list of a table comes out as it was if one source gave all of its rows, as when N shards restore from
+    the N files of N shards; else it is ordered by last use, then by source.
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
@@ -38,14 +39,16 @@ def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimize
     for source in sources:
         source.verify()
     store.space.clear()
+    num_givers = np.zeros(len(store.spec.tables), np.int64)
     for source in sources:
         numbers = _table_numbers(store, source)
+        gave = np.zeros(len(num_givers), np.bool_)
         for chunk in source.chunks():
-            _load_chunk(store, chunk, numbers, keep or _routed_to(store), optimizer_state)
+            gave[_load_chunk(store, chunk, numbers, keep or _routed_to(store), optimizer_state)] = True
+        num_givers += gave
     for source in _latest(sources).values():
         _add_bloom(store, source)
-    if len(sources) > 1:
-        _order_lists(store)
+    _order_lists(store, num_givers > 1)
     _carry_counters(store, sources)
     _shrink_to_bounds(store)
 
@@ -118,16 +121,17 @@ def _table_numbers(store: Store, source: Source) -> NDArray[np.int32]:
 
 def _load_chunk(
     store: Store, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
-) -> None:
+) -> NDArray[np.int32]:
+    """Takes the rows to keep; returns the table of each."""
     if len(chunk["tables"]) and int(chunk["tables"].view(np.uint32).max()) >= len(numbers):
         raise CheckpointError(
             f"a row has table number {chunk['tables'].max()}, expected below {len(numbers)}"
         )
     all_tables = numbers[chunk["tables"]]
     kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables))
-    if not len(kept):
-        return
     ids, tables = chunk["ids"][kept], all_tables[kept]
+    if not len(kept):
+        return tables
     rows = np.empty(len(kept), np.int32)
     store.space.grow_rows(len(kept))
     store.space.grow_index(len(kept))
@@ -145,6 +149,7 @@ def _load_chunk(
             ][kept]
     else:
         update.begin_states(arrays, layout.kernel, rows, store.first_hyper)
+    return tables
 
 
 def _add_bloom(store: Store, source: Source) -> None:
@@ -171,9 +176,10 @@ def _add_bloom(store: Store, source: Source) -> None:
             )
 
 
-def _order_lists(store: Store) -> None:
+def _order_lists(store: Store, merged: NDArray[np.bool_]) -> None:
+    """Orders the lists of ``merged`` tables, bool[T], by last use, ties as the sources came."""
     arrays, rules = store.space.arrays, store.layout.kernel.rules
-    for table in np.flatnonzero(rules[:, at.EVICTION] != at.EVICT_NONE):
+    for table in np.flatnonzero(merged & (rules[:, at.EVICTION] != at.EVICT_NONE)):
         rows = np.empty(store.num_rows_of(int(table)), np.int32)
         recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)
         order = np.argsort(arrays.meta[rows, at.LAST_USED], kind="stable")

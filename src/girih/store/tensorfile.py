@@ -157,6 +157,13 @@ class TensorWriter:
             raise
 
 
+def header_checksum(path: str | os.PathLike[str]) -> int:
+    """CRC-32 of a file's header, which holds the checksums of its tensors."""
+    with open(path, "rb") as file:
+        length = min(struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0], _LARGEST_HEADER)
+        return zlib.crc32(file.read(length))
+
+
 class TensorFile:
     """The tensors of a file, mapped into memory.
 

@@ -2,7 +2,8 @@
 
 Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
 Python's float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic
-is float32, in torch's order. Gradients of equal keys come summed.
+is float32, in torch's order. Gradients of equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as
+±2⁵⁰ (see ``bound``).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import Adagrad
 
 
@@ -36,7 +37,7 @@ def update(
     """Moves one row, float32[dim]."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     for d in range(row.shape[0]):
-        g = grad[d] + l2 * row[d]
+        g = bounded(grad[d] + l2 * row[d])
         state[d] += g * g
         root = np.sqrt(state[d]) + eps
         if root > 0:  # eps = 0 and no gradient yet: nothing moves

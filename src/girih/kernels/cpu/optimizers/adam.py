@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import Adam
 
 
@@ -42,7 +43,7 @@ def update(
     eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]
     for d in range(dim):
-        g = grad[d] + l2 * row[d]
+        g = bounded(grad[d] + l2 * row[d])
         m = (g - state[d]) * first + state[d]
         v = (g * g - state[dim + d]) * second + state[dim + d]
         state[d] = m

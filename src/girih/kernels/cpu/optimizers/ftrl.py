@@ -1,12 +1,15 @@
 """FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
 
-    σ ← (√(n + g²) - √n) / α        z ← z + g - σ·w        n ← n + g²
+    σ ← (√(n + g²) - √n) / α        z ← z + s·g - σ·w        n ← n + g²
     w ← 0 where |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
 
-α is ``lr``. The paper computes w when it predicts; here it is kept, computed after each update. A row that
-does not start at 0, or is assigned, gets the z whose closed form gives its value (with β = λ₂ = 0 and n = 0
-there is none but 0, and such a row goes over to the closed form at its first update). State: z and n,
-2 · ``dim`` floats.
+α is ``lr``, s the schedule's scale of it: 1 in the paper. s stands at the gradient and not at α, because the
+closed form would rescale with α all that was learned before; so, while w stays on its side of 0, it moves by
+-s·g / ((β + √n) / α + λ₂), and g = 0 leaves w as it is at any s. λ₁ is weighed against the scaled gradients.
+
+The paper computes w when it predicts; here it is kept, computed after each update. A row that does not start
+at 0, or is assigned, gets the z whose closed form gives its value; while the denominator is 0 (β = λ₂ = n = 0)
+it stands still. State: z and n, 2 · ``dim`` floats.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import FTRL
 
 
@@ -26,8 +30,8 @@ def state_columns(options: FTRL, dim: int) -> tuple[tuple[str, int], ...]:
 
 
 def hyper(options: FTRL, lr_scale: float, step: int) -> tuple[float, ...]:
-    """α, β, λ₁, λ₂."""
-    return options.lr * lr_scale, options.beta, options.l1, options.l2
+    """α, β, λ₁, λ₂, s."""
+    return options.lr, options.beta, options.l1, options.l2, lr_scale
 
 
 @njit_lean
@@ -39,24 +43,23 @@ def update(
 ) -> None:
     """Moves one row, float32[dim]."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
-    l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])
+    l1, l2, scale = np.float32(hyper[2]), np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]
-    if alpha <= 0:  # a learning rate scaled to 0: nothing moves
-        return
     for d in range(dim):
-        g, z, n = grad[d], state[d], state[dim + d]
+        g, z, n = bounded(grad[d]), state[d], state[dim + d]
         more = n + g * g
         root = np.sqrt(more)
-        z += g - (root - np.sqrt(n)) / alpha * row[d]
+        z += scale * g - (root - np.sqrt(n)) / alpha * row[d]
         state[d] = z
         state[dim + d] = more
         curvature = (beta + root) / alpha + l2
-        if z > l1 and curvature > 0:
-            row[d] = -(z - l1) / curvature
-        elif z < -l1 and curvature > 0:
-            row[d] = -(z + l1) / curvature
-        else:
-            row[d] = 0.0
+        if curvature > 0:
+            if z > l1:
+                row[d] = -(z - l1) / curvature
+            elif z < -l1:
+                row[d] = -(z + l1) / curvature
+            else:
+                row[d] = 0.0
 
 
 @njit_lean

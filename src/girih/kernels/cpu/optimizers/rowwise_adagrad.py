@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import RowwiseAdagrad
 
 
@@ -37,14 +38,14 @@ def update(
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     squares = np.float32(0.0)
     for d in range(row.shape[0]):
-        g = grad[d] + l2 * row[d]
+        g = bounded(grad[d] + l2 * row[d])
         squares += g * g
     state[0] += squares / np.float32(row.shape[0])
     root = np.sqrt(state[0]) + eps
     if root > 0:  # eps = 0 and no gradient yet: nothing moves
         rate = lr / root
         for d in range(row.shape[0]):
-            row[d] -= rate * (grad[d] + l2 * row[d])
+            row[d] -= rate * bounded(grad[d] + l2 * row[d])
 
 
 @njit_lean

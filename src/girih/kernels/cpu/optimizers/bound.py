@@ -1,0 +1,23 @@
+"""The largest gradient that optimizers with a sum of squares take as it is: 2⁵⁰, about 1.1e15.
+
+The square of a float32 above 1.8e19 is infinite, and one such square makes a row's state infinite, then NaN,
+for ever. Of gradients within ±2⁵⁰, float32 sums of squares stay finite however many there are: above 2¹²⁵
+the next square, at most 2¹⁰⁰, is less than half of the last digit and adds nothing. Gradients in range are
+not changed by a bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from girih.kernels.cpu.jit import njit_lean
+
+LARGEST_GRADIENT = np.float32(2.0**50)
+
+
+@njit_lean
+def bounded(gradient: Any) -> Any:
+    """The gradient, float32, or the nearest of ±2⁵⁰."""
+    return max(min(gradient, LARGEST_GRADIENT), -LARGEST_GRADIENT)

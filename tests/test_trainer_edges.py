@@ -1,0 +1,219 @@
+"""Where a run can be stopped, resumed, saved twice or go wrong: nothing may be silently another thing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import girih
+from girih import checkpoint
+from girih.callbacks import Callback
+from girih.errors import CheckpointError, RunDirectoryError
+from girih.runconfig import RunConfig
+
+
+def settings_of(directory, *overrides):
+    return RunConfig.load(directory / "config.toml", overrides=overrides)
+
+
+def predictions(trainer, settings):
+    return trainer.predict(settings.dataset("test"))
+
+
+class StopAt(Callback):
+    """Asks for a stop at one step (each step makes a record)."""
+
+    def __init__(self, step):
+        self.step = step
+        self.trainer = None
+
+    def on_metrics(self, record):
+        if record["step"] == self.step:
+            self.trainer.request_stop()
+
+
+def fit_until(settings, run, step):
+    """Trains with a stop requested at a step, as a signal would."""
+    stop = StopAt(step)
+    with settings.trainer(run=run, callbacks=[stop]) as trainer:
+        stop.trainer = trainer
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        assert trainer.stopped
+        return trainer.state.step
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 8, 24, 25])
+def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp_path, stop_at):
+    options = (
+        "train.epochs=2",
+        "train.log_every_steps=1",
+        "train.evaluate_every_steps=4",
+        'train.lr_schedule={name="ReduceLROnPlateau", factor=0.5, patience=0, threshold=0.01, metric="logloss"}',
+    )
+    settings = settings_of(log_directory, *options)
+    with settings.trainer(run=tmp_path / "whole") as whole:
+        whole.fit(settings.dataset("train"), settings.dataset("valid"))
+        expected, scale = predictions(whole, settings), whole.learning_rate.scale()
+    assert fit_until(settings, tmp_path / "run", stop_at) == stop_at
+    with settings.trainer(run=tmp_path / "run") as resumed:
+        resumed.load(tmp_path / "run")
+        resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
+        assert resumed.learning_rate.scale() == scale
+        np.testing.assert_array_equal(predictions(resumed, settings), expected)
+
+    def evaluations(name):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
+
+    assert evaluations("run") == evaluations("whole")
+
+
+def test_max_steps_at_an_epochs_end_ends_the_epoch(log_directory):
+    stopping = "train.early_stopping={metric='logloss', patience=5}"
+    by_steps = settings_of(log_directory, stopping, "train.epochs=9", "train.max_steps=24")
+    by_epochs = settings_of(log_directory, stopping, "train.epochs=1")
+    states = []
+    for settings in (by_steps, by_epochs):
+        with settings.trainer() as trainer:
+            trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+            states.append(trainer.state.to_dict() | {"train_s": 0})
+    assert states[0] == states[1]
+
+
+def test_saving_another_model_under_the_same_step_replaces_it(log_directory, tmp_path):
+    live = []
+    for seed in (1, 2):
+        settings = settings_of(log_directory, f"train.seed={seed}", "train.max_steps=4")
+        with settings.trainer() as trainer:
+            trainer.fit(settings.dataset("train"))
+            path = trainer.save(tmp_path)
+            live.append(predictions(trainer, settings))
+    with settings.trainer() as loaded:
+        loaded.load(path)
+        np.testing.assert_array_equal(predictions(loaded, settings), live[1])
+    assert not np.array_equal(live[0], live[1])
+
+
+def test_saving_after_the_best_weights_came_back_saves_those(log_directory, tmp_path):
+    settings = settings_of(
+        log_directory,
+        "train.epochs=9",
+        "sparse_optimizer.lr=0.1",
+        "train.early_stopping={metric='logloss', patience=1}",
+    )
+    with settings.trainer(run=tmp_path / "run") as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        assert trainer.state.best_step < trainer.state.step
+        live = predictions(trainer, settings)
+        path = trainer.save(tmp_path / "saved")
+    for source in (path, tmp_path / "run"):
+        with settings.trainer() as loaded:
+            loaded.load(source, resume=False)
+            np.testing.assert_array_equal(predictions(loaded, settings), live)
+
+
+def test_a_used_run_directory_is_refused_until_it_is_loaded(log_directory, tmp_path):
+    settings = settings_of(log_directory, "train.max_steps=3")
+    with settings.trainer(run=tmp_path / "run") as trainer:
+        trainer.fit(settings.dataset("train"))
+        with pytest.raises(RunDirectoryError, match="another process|this run"):
+            settings.trainer(run=tmp_path / "run")
+    with settings.trainer(run=tmp_path / "run") as trainer:
+        with pytest.raises(RunDirectoryError, match="holds an earlier run"):
+            trainer.fit(settings.dataset("train"))
+        trainer.load(tmp_path / "run")
+        trainer.fit(settings.dataset("train"))
+
+
+def test_early_stopping_goes_on_from_another_run_with_its_best(log_directory, tmp_path):
+    options = ("train.epochs=9", "sparse_optimizer.lr=0.1", "train.early_stopping={metric='logloss', patience=1}")
+    settings = settings_of(log_directory, *options)
+    with settings.trainer(run=tmp_path / "first") as first:
+        first.fit(settings.dataset("train"), settings.dataset("valid"))
+        best = predictions(first, settings)
+    with settings.trainer() as second:
+        second.load(tmp_path / "first")
+        steps = second.state.step
+        second.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2)
+        assert second.state.step > steps  # a new fit is a new wish to train
+        np.testing.assert_array_equal(predictions(second, settings), best)
+
+
+def test_a_requested_stop_ends_one_fit_and_not_the_next_evaluation(log_directory):
+    settings = settings_of(log_directory)
+    with settings.trainer() as trainer:
+        trainer.request_stop()
+        with pytest.raises(KeyboardInterrupt):  # while the training data's moments are taken
+            trainer.fit(settings.dataset("train"))
+        assert trainer.stopped
+        trainer.fit(settings.dataset("train"))
+        assert not trainer.stopped
+        assert trainer.state.epoch == 1
+        assert trainer.evaluate(settings.dataset("test")).num_examples == 1000
+        trainer.request_stop()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate(settings.dataset("test"))
+        assert trainer.evaluate(settings.dataset("test")).num_examples == 1000
+
+
+class NormsThenExplodes(torch.nn.Module):
+    """Batch norm on the embeddings; the third training batch becomes NaN before it."""
+
+    def __init__(self, schema):
+        super().__init__()
+        self.schema = schema
+        self.norm = torch.nn.BatchNorm1d(12)
+        self.frozen = torch.nn.Dropout(0.5).eval()
+        self.linear = torch.nn.Linear(12, 1)
+        self.calls = 0
+
+    def forward(self, numeric, embeddings):
+        assert not self.frozen.training
+        self.calls += self.training
+        inputs = embeddings.concatenated()
+        return self.linear(self.norm(inputs * float("nan") if self.training and self.calls == 3 else inputs))
+
+
+def test_a_skipped_step_moves_no_running_mean_and_frozen_parts_stay_frozen(log_directory):
+    settings = settings_of(log_directory)
+    model = NormsThenExplodes(settings.schema)
+    with girih.Trainer(model, options=girih.TrainOptions(on_nonfinite="skip")) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        assert trainer.state.refused == 1
+        assert torch.isfinite(model.norm.running_mean).all()
+        assert model.norm.num_batches_tracked == trainer.state.step - 1
+        assert np.isfinite(predictions(trainer, settings)).all()
+
+
+def test_a_shard_of_another_checkpoint_is_refused(log_directory, tmp_path):
+    paths = []
+    for seed in (1, 2):
+        settings = settings_of(log_directory, f"train.seed={seed}", "train.max_steps=4", "data.shuffle=false")
+        with settings.trainer() as trainer:
+            trainer.fit(settings.dataset("train"))
+            paths.append(trainer.save(tmp_path / str(seed)))
+    name = next(name for name in checkpoint.Manifest.read(paths[0]).files if name.startswith("tables/"))
+    (paths[0] / name).write_bytes((paths[1] / name).read_bytes())
+    with settings.trainer() as trainer, pytest.raises(CheckpointError, match="shard-0000"):
+        trainer.load(paths[0])
+
+
+def test_the_dense_rate_can_change_on_resume_unless_a_schedule_holds_it(log_directory, tmp_path):
+    first = settings_of(log_directory, "train.max_steps=2")
+    with first.trainer(run=tmp_path / "a") as trainer:
+        trainer.fit(first.dataset("train"))
+    slower = settings_of(log_directory, "dense_optimizer.lr=1e-6")
+    with slower.trainer() as trainer:
+        trainer.load(tmp_path / "a")
+        assert trainer.dense.optimizer.param_groups[0]["lr"] == 1e-6
+    schedule = 'train.lr_schedule={name="StepLR", step_size=1, gamma=0.5, interval="step"}'
+    scheduled = settings_of(log_directory, "train.max_steps=2", schedule)
+    with scheduled.trainer(run=tmp_path / "b") as trainer:
+        trainer.fit(scheduled.dataset("train"))
+    with scheduled.trainer() as trainer:
+        trainer.load(tmp_path / "b")
+        assert trainer.learning_rate.scale() == 0.25
+    other = settings_of(log_directory, schedule, "dense_optimizer.lr=1e-6")
+    with other.trainer() as trainer, pytest.raises(CheckpointError, match="began at 0.003"):
+        trainer.load(tmp_path / "b")
