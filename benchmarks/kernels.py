@@ -27,7 +27,9 @@ FEATURES, BATCH = 26, 4096
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--rows", type=int, default=500_000, help="of each feature")
     parser.add_argument("--zipf", type=float, default=1.2)
@@ -35,7 +37,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch's own sparse optimizer
-    table = Table(title=f"{FEATURES} features × {BATCH:,} examples, one id a bag, milliseconds (median)", title_justify="left")
+    table = Table(
+        title=f"{FEATURES} features × {BATCH:,} examples, one id a bag, milliseconds (median)",
+        title_justify="left",
+    )
     for column in ("D", "what", "girih", "nn.EmbeddingBag", "ratio"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for dim in arguments.dims:
@@ -46,7 +51,10 @@ def main() -> None:
             ids = (rng.zipf(arguments.zipf, (FEATURES, BATCH)) % arguments.rows).astype(np.int64)
             gradient = torch.from_numpy(rng.normal(size=(BATCH, FEATURES, dim)).astype(np.float32))
             for name, side in (("girih", ours), ("torch", theirs)):
-                measured = timed(lambda side=side, ids=ids: side.forward(ids), lambda side=side, g=gradient: side.backward(g))
+                measured = timed(
+                    lambda side=side, ids=ids: side.forward(ids),
+                    lambda side=side, g=gradient: side.backward(g),
+                )
                 if repeat >= 3:
                     times[name].append(measured)
         for index, what in enumerate(("forward", "backward + update")):

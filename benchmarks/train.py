@@ -34,8 +34,12 @@ CATEGORICAL, NUMERIC, BATCH, ROWS, NUM_BATCHES, ROUND = 26, 13, 4096, 500_000, 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deepfm", choices=sorted(set(models.BY_NAME) - {"din", "mmoe", "lr", "fm"}))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="deepfm", choices=sorted(set(models.BY_NAME) - {"din", "mmoe", "lr", "fm"})
+    )
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=6)
@@ -60,7 +64,9 @@ def main() -> None:
             if number:
                 rates[name].append(ROUND * BATCH / (time.perf_counter() - start))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    title = f"{arguments.model}, D = {arguments.dim}, {arguments.precision}, {torch.get_num_threads()} threads"
+    title = (
+        f"{arguments.model}, D = {arguments.dim}, {arguments.precision}, {torch.get_num_threads()} threads"
+    )
     table = Table(title=title, title_justify="left")
     for column in ("", "samples/s", "of dense alone"):
         table.add_column(column, justify="right" if column else "left")
@@ -86,7 +92,9 @@ def adam(parameters: object) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)  # type: ignore[arg-type]
 
 
-def girih_steps(model: torch.nn.Module, schema: girih.Schema, precision: str) -> Callable[[list[Batch]], None]:
+def girih_steps(
+    model: torch.nn.Module, schema: girih.Schema, precision: str
+) -> Callable[[list[Batch]], None]:
     sparse = LocalSparse(schema, needs_of(model, schema), optimizer=girih.optim.Adagrad(lr=0.05))
     dense = Replica(model, adam, precision=precision)
 
@@ -110,7 +118,10 @@ def torch_steps(
     def steps(batches: list[Batch]) -> None:
         for batch in batches:
             ids = torch.from_numpy(batch.ids).view(CATEGORICAL, BATCH, 1)
-            blocks = [Block(names, torch.stack([bag(ids[i]) for i, bag in enumerate(group)], dim=1)) for group in bags]
+            blocks = [
+                Block(names, torch.stack([bag(ids[i]) for i, bag in enumerate(group)], dim=1))
+                for group in bags
+            ]
             embeddings = Embeddings((blocks[0],), {}, tuple(blocks[1:]))
             loss_step(model, embeddings, batch, precision)
             for each in (rows_optimizer, optimizer):
@@ -129,7 +140,12 @@ def dense_steps(
     def steps(batches: list[Batch]) -> None:
         for batch in batches:
             leaves = [tensor.clone().requires_grad_() for tensor in given]
-            loss_step(model, Embeddings((Block(names, leaves[0]),), {}, (Block(names, leaves[1]),)), batch, precision)
+            loss_step(
+                model,
+                Embeddings((Block(names, leaves[0]),), {}, (Block(names, leaves[1]),)),
+                batch,
+                precision,
+            )
             optimizer.step()
             optimizer.zero_grad()
 

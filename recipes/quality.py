@@ -96,7 +96,9 @@ EXPERIMENTS = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", default=[], help="recipe or recipe/name; repeatable")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("runs/quality"))
@@ -106,7 +108,11 @@ def main() -> int:
         return 2
     work = arguments.work.resolve()
     prepared = work / "kuairand-data"
-    chosen = [e for e in EXPERIMENTS if not arguments.only or {e.recipe, f"{e.recipe}/{e.name}"} & set(arguments.only)]
+    chosen = [
+        e
+        for e in EXPERIMENTS
+        if not arguments.only or {e.recipe, f"{e.recipe}/{e.name}"} & set(arguments.only)
+    ]
     if any(e.recipe == "kuairand" for e in chosen) and not (prepared / "test.parquet").exists():
         subprocess.run([sys.executable, RECIPES / "kuairand" / "prepare.py", prepared], check=True)
     os.environ["KUAIRAND"] = str(prepared)

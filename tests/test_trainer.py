@@ -242,8 +242,9 @@ def test_other_schemas_and_models_are_refused(log_directory, tmp_path):
         trainer.load(path)
     text = (log_directory / "config.toml").read_text()
     (log_directory / "config.toml").write_text(text.replace("dim = 4", "dim = 8"))
-    with settings_of(log_directory).trainer() as trainer, pytest.raises(
-        CheckpointError, match="'user' has dim 4 in the checkpoint, 8 in the configuration"
+    with (
+        settings_of(log_directory).trainer() as trainer,
+        pytest.raises(CheckpointError, match="'user' has dim 4 in the checkpoint, 8 in the configuration"),
     ):
         trainer.load(path)
     (log_directory / "config.toml").write_text(

@@ -127,7 +127,11 @@ def test_a_used_run_directory_is_refused_until_it_is_loaded(log_directory, tmp_p
 
 
 def test_early_stopping_goes_on_from_another_run_with_its_best(log_directory, tmp_path):
-    options = ("train.epochs=9", "sparse_optimizer.lr=0.1", "train.early_stopping={metric='logloss', patience=1}")
+    options = (
+        "train.epochs=9",
+        "sparse_optimizer.lr=0.1",
+        "train.early_stopping={metric='logloss', patience=1}",
+    )
     settings = settings_of(log_directory, *options)
     with settings.trainer(run=tmp_path / "first") as first:
         first.fit(settings.dataset("train"), settings.dataset("valid"))

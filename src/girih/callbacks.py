@@ -50,7 +50,7 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError(
-                "TensorBoard(...) needs a package that is not installed; pip install girih[tensorboard]"
+                "TensorBoard(...) needs a package that is not installed; pip install tensorboard"
             ) from None
         self._directory = Path(directory)
         try:

@@ -86,6 +86,10 @@ class RunConfig:
         def section(name: str, kind: Any, default: Any) -> Any:
             return config.build(kind, mapping[name], f"{where}: [{name}]") if name in mapping else default
 
+        if isinstance(
+            mapping.get("sparse_optimizer"), Mapping
+        ):  # as with [dense_optimizer], the name has a default
+            mapping["sparse_optimizer"] = {"name": Adagrad.name} | mapping["sparse_optimizer"]
         directory = path.resolve().parent
         store = section("store", StoreOptions, StoreOptions())
         if store.directory is not None:

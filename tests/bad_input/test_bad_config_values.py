@@ -294,4 +294,4 @@ def test_a_device_that_is_not_there(site, monkeypatch):
 def test_tensorboard_that_is_not_installed(site, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     site.configure("train.tensorboard = true")
-    assert "not installed; pip install girih[tensorboard]" in site.told(*site.train())
+    assert "not installed; pip install tensorboard" in site.told(*site.train())

@@ -15,7 +15,7 @@ features = [{name = "user", kind = "categorical"}, {name = "price", kind = "nume
 """
 
 PATHS = [
-    ("nothing.parquet", "nothing.parquet: no such file; relative paths start at "),
+    ("nothing.parquet", "nothing.parquet: no such file"),
     ("nothing/*.parquet", "nothing/*.parquet: no file matches this pattern"),
     ("*.feather", "*.feather: no file matches this pattern"),
     ("temporary", "temporary: the directory has no .parquet files"),

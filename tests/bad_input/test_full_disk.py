@@ -64,7 +64,9 @@ def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
     before = files_in(run)
     told = site.told_after_writing("train", site.config_file, "--run", run, "--resume", before=3)
     assert told == f"{run / 'checkpoints'}: no space left for a checkpoint; free some, then --resume"
-    assert files_in(run) == [name for name in before if name != "summary.json"]  # the run goes on: it has not ended
+    assert files_in(run) == [
+        name for name in before if name != "summary.json"
+    ]  # the run goes on: it has not ended
     assert [step for step, _ in checkpoint.complete(run / "checkpoints")] == [2]
     assert "logloss" in site.girih("evaluate", run)
     for line in (run / "metrics.jsonl").read_text().splitlines():

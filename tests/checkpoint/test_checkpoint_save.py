@@ -46,7 +46,11 @@ def test_rotation_keeps_the_last_the_protected_and_clears_leftovers(tmp_path):
     for leftover in (".writing-99", ".old-00000009"):
         (tmp_path / leftover).mkdir()
     checkpoint.rotate(tmp_path, 2, protected=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000004", "step-00000005"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000001",
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 def test_find_takes_runs_directories_and_checkpoints(trainer, tmp_path):

@@ -9,7 +9,11 @@ from girih.checkpoint import trees
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 nested = st.recursive(
     leaves | st.just("a tensor"),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.dictionaries(st.integers(), inner, min_size=1),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers(), inner, min_size=1)
+    ),
 )
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runconfig import RunConfig
+from girih.rundir import read_summary
 from girih.trainer import Trainer
 
 
@@ -49,6 +51,8 @@ def open_config(run: Path) -> RunConfig:
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
+    summary = read_summary(run)
+    final = run if summary is None else checkpoint.find(run, step=summary["checkpoint_step"])
     trainer = settings.trainer()
-    trainer.load(run, resume=False)
+    trainer.load(final, resume=False)
     return trainer

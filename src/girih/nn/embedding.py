@@ -95,6 +95,10 @@ class _Growing(nn.Module):
     ) -> None:
         super().__init__()
         check_dim(type(self).__name__, dim)
+        if not isinstance(optimizer, SparseOptimizer | None):
+            raise ConfigError(
+                f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
+            )
         if share is None:
             table = TableSpec("rows", (initializer or Normal(),), admission, eviction)
             segment = Segment(EMBEDDING, dim, optimizer or Adagrad())
@@ -122,6 +126,9 @@ class _Growing(nn.Module):
         )
         group = Group(self.rows.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
         return GroupTile(group, self.rows.stores, self.rows.pool)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
 
     @property
     def num_rows(self) -> int:
