@@ -117,7 +117,7 @@ def test_a_used_run_directory_is_refused_until_it_is_loaded(log_directory, tmp_p
     settings = settings_of(log_directory, "train.max_steps=3")
     with settings.trainer(run=tmp_path / "run") as trainer:
         trainer.fit(settings.dataset("train"))
-        with pytest.raises(RunDirectoryError, match="another process|this run"):
+        with pytest.raises(RunDirectoryError, match="another process"):
             settings.trainer(run=tmp_path / "run")
     with settings.trainer(run=tmp_path / "run") as trainer:
         with pytest.raises(RunDirectoryError, match="holds an earlier run"):
@@ -219,5 +219,5 @@ def test_the_dense_rate_can_change_on_resume_unless_a_schedule_holds_it(log_dire
         trainer.load(tmp_path / "b")
         assert trainer.learning_rate.scale() == 0.25
     other = settings_of(log_directory, schedule, "dense_optimizer.lr=1e-6")
-    with other.trainer() as trainer, pytest.raises(CheckpointError, match="began at 0.003"):
+    with other.trainer() as trainer, pytest.raises(CheckpointError, match="began at"):
         trainer.load(tmp_path / "b")

@@ -185,7 +185,10 @@ MISSING = [
     ("tables = [{dim = 4}]", "[[tables]] number 1: key 'name' is missing"),
     ("model = 'GONE'", "section [model] needs a name; valid: dcn, dcnv2, deepfm, "),
     ("model.name = 'GONE'", "section [model] needs a name; valid: dcn, dcnv2, deepfm, "),
-    ("sparse_optimizer.lr = 0.1", "[sparse_optimizer]: key 'name' is missing; one of adagrad, adam, ftrl, "),
+    (
+        "first_order_optimizer.lr = 0.1",
+        "[first_order_optimizer]: key 'name' is missing; one of adagrad, adam, ftrl, ",
+    ),
     ("tables = [{name = 'user', eviction = 'lru'}]", "[[tables]] 'user' eviction: key 'max_rows' is missing"),
     (
         "tables = [{name = 'user', admission = {}}]",
