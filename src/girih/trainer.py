@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from girih import checkpoint, inference
+from girih.arguments import device, expect, refuse_other_schema, schema_of
 from girih.callbacks import Callback, TensorBoard
 from girih.checkpoint import CheckpointOptions
 from girih.data import Dataset, Moments, Position
 from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.errors import ConfigError, RunDirectoryError, StorageFullError
-from girih.files import named
+from girih.errors import ConfigError, RunDirectoryError
 from girih.learning_rate import LearningRate
 from girih.loop import Loop
 from girih.metrics import Metrics, Scores
@@ -73,21 +73,21 @@ class Trainer:
         run: str | os.PathLike[str] | RunDirectory | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        _expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
-        _expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
-        _expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
-        _expect("strategy", strategy, Strategy | None, "a strategy, as girih.Local()")
-        _expect("schema", schema, Schema | None, "a girih.Schema")
-        _expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
-        _expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
-        _expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
+        expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
+        expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
+        expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
+        expect("strategy", strategy, Strategy | None, "a strategy, as girih.Local()")
+        expect("schema", schema, Schema | None, "a girih.Schema")
+        expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
+        expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
+        expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         if dense_optimizer is not None and not callable(dense_optimizer):
             raise ConfigError(
                 f"dense_optimizer: a {type(dense_optimizer).__name__}; expected a function of parameters, "
                 "as lambda params: torch.optim.Adam(params, lr=1e-3)"
             )
         self.model = model
-        self.schema = _schema_of(model, schema)
+        self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
         self.strategy = strategy or Local()
         self.checkpoints = checkpoints or CheckpointOptions()
@@ -97,7 +97,7 @@ class Trainer:
             model,
             dense_optimizer or optimizer_factory({"name": "adam"}),
             precision=self.options.precision,
-            device=_device(self.options.device),
+            device=device(self.options.device),
             clip_norm=self.options.clip_norm,
         )
         self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
@@ -338,8 +338,8 @@ class Trainer:
         self.close()
 
     def _check(self, what: str, data: Dataset, *, labels: bool = True) -> None:
-        _expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
-        _refuse_other_schema(what, data.schema, self.schema)
+        expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+        refuse_other_schema(what, data.schema, self.schema)
         if labels and not data.with_labels:
             raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
@@ -383,10 +383,8 @@ class Trainer:
     def _open_log(self) -> RunLog:
         if self._log is None:
             path = None if self._run is None else self._run / "metrics.jsonl"
-            if path is not None:
-                _make_directory(path.parent)
-                if self._resumed:
-                    rewind(path, self.state)
+            if path is not None and self._resumed:
+                rewind(path, self.state)
             self._log = RunLog(path, self._callbacks, self.options.log_every_steps)
         return self._log
 
@@ -405,55 +403,3 @@ class Trainer:
             if self.state.best_step == self.state.step:
                 self._best = self._saved
             checkpoint.rotate(root, self.checkpoints.keep, self.state.best_step)
-
-
-def _expect(name: str, value: object, kind: Any, expected: str) -> None:
-    if not isinstance(value, kind):
-        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-        raise ConfigError(f"{name} = {shown}: expected {expected}")
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if isinstance(named(error, path), StorageFullError):
-            raise named(error, path) from None
-        raise RunDirectoryError(f"{path}: cannot hold a run ({error.strerror}); give another run") from None
-
-
-def _schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    own = getattr(model, "schema", None)
-    schema = schema or own
-    if not isinstance(schema, Schema):
-        raise ConfigError(
-            f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
-        )
-    if isinstance(own, Schema):
-        _refuse_other_schema("schema", schema, own)
-    return schema
-
-
-def _refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
-    if found.fingerprint() == expected.fingerprint():
-        return
-    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
-    differs = f"features and labels {theirs} instead of {ours}"
-    if ours == theirs:
-        differs = "features of other kinds, dims, tables or transforms"
-    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
-        raise ConfigError(f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto'")
-    return device

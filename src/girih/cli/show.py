@@ -16,13 +16,14 @@ from girih.report.text import count, fraction, short
 def results(summary: dict[str, Any], run: Path) -> None:
     """Prints how a run ended and where its files lie."""
     title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column in ("label", "AUC", "logloss", "calibration"):
         table.add_column(column, justify="left" if column == "label" else "right")
     for label, metrics in summary["by_label"].items():
         table.add_row(label, *(fraction(metrics[name]) for name in ("auc", "logloss", "calibration")))
     console = Console()
     if summary["by_label"]:
+        console.print(title, highlight=False, soft_wrap=True)
         console.print(table)
     else:
         console.print("no valid or test data was configured: nothing was evaluated", highlight=False)
@@ -47,13 +48,15 @@ def metrics_table(metrics: dict[str, dict[str, Any]], title: str) -> None:
     """Prints the metrics of each label."""
     names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "num_examples")
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("label")
     for name in shown:
         table.add_column(name.replace("_", " "), justify="right")
     for label, values in metrics.items():
         table.add_row(label, *(_shown(name, values[name]) for name in shown))
-    Console().print(table)
+    console = Console()
+    console.print(title, highlight=False, soft_wrap=True)
+    console.print(table)
 
 
 def _shown(name: str, value: Any) -> str:

@@ -15,205 +15,17 @@ Rows are no parameters. What that means:
 
 from __future__ import annotations
 
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from girih.data.batch import Batch
-from girih.errors import ConfigError, NonFiniteError
-from girih.models.needs import EMBEDDING
-from girih.optim import Adagrad, SparseOptimizer
-from girih.sparse.gather import GroupPulled, GroupTile
-from girih.sparse.options import StoreOptions
-from girih.sparse.pack import POOLING_MODES, Group, Output
-from girih.store import read_snapshot, shard_of, write_snapshot
-from girih.store.spec import GroupSpec, Segment, TableSpec
-from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
+from girih.errors import ConfigError
+from girih.nn.rows import Growing, RowOptions, integers
+from girih.sparse.pack import POOLING_MODES
 
 
-class RowOptions(TypedDict, total=False):
-    """Options that both modules share; see :class:`EmbeddingBag`."""
-
-    optimizer: SparseOptimizer | None
-    initializer: Initializer | None
-    admission: Admission | None
-    eviction: Eviction | None
-    dtype: Dtype | None
-    seed: int | None
-    share: _Growing | None
-    store: StoreOptions | None
-
-
-class _Rows:
-    """One table of rows, which several modules may share."""
-
-    def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
-        self.spec = spec
-        self.stores = [options.open_store(spec, shard) for shard in range(options.shards)]
-        self.pool = ThreadPoolExecutor(options.shards, "girih-shard") if options.shards > 1 else None
-        self.step = 0
-
-
-class _Apply(torch.autograd.Function):
-    """The pooled rows as a node of autograd: backward pushes their gradients to the store."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: _Growing, tile: GroupTile, batch: Batch) -> Tensor:
-        pulled = tile.read(batch, module.rows.step + 1, train=True)
-        ctx.module, ctx.tile, ctx.batch, ctx.pulled = module, tile, batch, pulled
-        return pulled.leaves[0].detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.module.push(ctx.tile, ctx.pulled, ctx.batch, gradients[0])
-        return torch.zeros(0), None, None, None
-
-
-class _Growing(nn.Module):
-    """What both modules share: a table, its options, and the way from ids to vectors."""
-
-    rows: _Rows
-    dim: int
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        optimizer: SparseOptimizer | None = None,
-        initializer: Initializer | None = None,
-        admission: Admission | None = None,
-        eviction: Eviction | None = None,
-        dtype: Dtype | None = None,
-        seed: int | None = None,
-        share: _Growing | None = None,
-        store: StoreOptions | None = None,
-    ) -> None:
-        super().__init__()
-        check_dim(type(self).__name__, dim)
-        if not isinstance(optimizer, SparseOptimizer | None):
-            raise ConfigError(
-                f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
-            )
-        if share is None:
-            table = TableSpec("rows", (initializer or Normal(),), admission, eviction)
-            segment = Segment(EMBEDDING, dim, optimizer or Adagrad())
-            spec = GroupSpec("rows", (table,), (segment,), dtype or "float32", seed or 0)
-            self.rows = _Rows(spec, store or StoreOptions())
-        else:
-            own = (optimizer, initializer, admission, eviction, dtype, seed, store)
-            if any(option is not None for option in own):
-                raise ConfigError("share = module: its rows have their options already; drop the others")
-            if share.dim != dim:
-                raise ConfigError(f"dim = {dim}, but the shared rows have dim {share.dim}")
-            self.rows = share.rows
-        self.dim = dim
-        self.lr_scale = 1.0
-
-    def _tile(self, mode: str, *, whole: bool) -> GroupTile:
-        """A way to the rows: bags pooled by ``mode``, or every id's vector."""
-        output = Output(
-            segment=self.rows.spec.segments[0],
-            first_column=0,
-            features=np.zeros(1, np.int64),
-            names=("ids",),
-            modes=np.array([POOLING_MODES[mode]], np.int8),
-            whole=whole,
-        )
-        group = Group(self.rows.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
-        return GroupTile(group, self.rows.stores, self.rows.pool)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
-
-    @property
-    def num_rows(self) -> int:
-        """Rows so far."""
-        return sum(store.num_rows for store in self.rows.stores)
-
-    def push(self, tile: GroupTile, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
-        """Applies the gradient of one output; called by autograd.
-
-        Raises:
-            NonFiniteError: it has a NaN or an infinity; nothing was applied.
-        """
-        pulled.leaves[0].grad = gradient.float()
-        gradients = tile.gradients(pulled, batch)
-        if gradients is None:
-            return
-        if tile.first_nonfinite(pulled, gradients, batch) is not None:
-            raise NonFiniteError(
-                f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied"
-            )
-        self.rows.step += 1
-        tile.apply(pulled, gradients, self.rows.step, self.lr_scale)
-
-    def assign(self, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
-        ids = _integers(ids, "ids").flatten()
-        if vectors.shape != (len(ids), self.dim):
-            raise ConfigError(f"vectors: shape {tuple(vectors.shape)}, expected {(len(ids), self.dim)}")
-        keys, tables = ids.numpy(), np.zeros(len(ids), np.int32)
-        if len(np.unique(keys)) != len(keys):
-            raise ConfigError("ids: some are repeated; expected each once")
-        values = np.ascontiguousarray(vectors.detach().float().numpy())
-        shards = shard_of(keys, tables, len(self.rows.stores))
-        for number, store in enumerate(self.rows.stores):
-            part = np.flatnonzero(shards == number)
-            store.assign(keys[part], tables[part], values[part])
-
-    def _read(self, tile: GroupTile, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
-        offsets = bounds.to(torch.int32).numpy()
-        batch = Batch(
-            ids=np.ascontiguousarray(ids.numpy()),
-            offsets=offsets,
-            numeric=np.empty((len(offsets) - 1, 0), np.float32),
-            labels=np.empty((len(offsets) - 1, 0), np.float32),
-            weights=None if weights is None else np.ascontiguousarray(weights.detach().numpy()),
-        )
-        if self.training and torch.is_grad_enabled():
-            anchor = torch.zeros(0, requires_grad=True)  # autograd comes back to nodes that it leads to
-            out: Tensor = _Apply.apply(anchor, self, tile, batch)  # type: ignore[no-untyped-call]
-        else:
-            out = tile.read(batch, self.rows.step + 1, train=False).leaves[0]
-        return out
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Rows, optimizer state and use counts, as tensors of bytes: a part of ``state_dict()``."""
-        shards = []
-        with tempfile.TemporaryDirectory() as directory:
-            for store in self.rows.stores:
-                file = Path(directory, "shard.safetensors")
-                write_snapshot(store, file)
-                shards.append(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
-        return {"step": self.rows.step, "shards": shards}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`; the number of shards may differ.
-
-        Raises:
-            CheckpointError: rows of another dim, dtype or optimizer.
-        """
-        with tempfile.TemporaryDirectory() as directory:
-            files = []
-            for number, shard in enumerate(state["shards"]):
-                files.append(Path(directory, f"{number}.safetensors"))
-                files[-1].write_bytes(shard.numpy().tobytes())
-            for store in self.rows.stores:
-                store.restore([read_snapshot(file) for file in files])
-        self.rows.step = state["step"]
-
-    def extra_repr(self) -> str:
-        """Shown by ``print``."""
-        optimizer = self.rows.spec.segments[0].optimizer
-        return f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
-
-
-class EmbeddingBag(_Growing):
+class EmbeddingBag(Growing):
     """``torch.nn.EmbeddingBag`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Args:
@@ -243,7 +55,7 @@ class EmbeddingBag(_Growing):
         if mode not in POOLING_MODES:
             raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, **rows)
-        self._pooled, self._vectors = self._tile(mode, whole=False), self._tile("sum", whole=True)
+        self._pooled, self._vectors = self.tile(mode, whole=False), self.tile("sum", whole=True)
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
@@ -265,7 +77,7 @@ class EmbeddingBag(_Growing):
         Raises:
             ConfigError: shapes or types that do not go together.
         """
-        ids = _integers(input, "input")
+        ids = integers(input, "input")
         if ids.dim() == 2:
             if offsets is not None:
                 raise ConfigError("offsets: an input of two dimensions is bags already; drop offsets")
@@ -286,11 +98,11 @@ class EmbeddingBag(_Growing):
             ids, bounds, weights = _without(self.padding_idx, ids, bounds, weights)
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             return self._pool(ids, bounds, weights)
-        return self._read(self._pooled, ids, bounds, weights).flatten(1)
+        return self.read(self._pooled, ids, bounds, weights).flatten(1)
 
     def _pool(self, ids: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
         """Pools in torch, so that autograd reaches the weights."""
-        vectors = self._read(self._vectors, ids, torch.tensor([0, len(ids)]))
+        vectors = self.read(self._vectors, ids, torch.tensor([0, len(ids)]))
         counts = bounds.diff()
         bags = torch.repeat_interleave(torch.arange(len(counts)), counts)
         sums = torch.zeros(len(counts), self.dim).index_add(0, bags, vectors * weights[:, None])
@@ -324,7 +136,7 @@ class EmbeddingBag(_Growing):
         return bag
 
 
-class Embedding(_Growing):
+class Embedding(Growing):
     """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Arguments are those of :class:`EmbeddingBag`, without pooling; ``padding_idx`` gives zeros and learns nothing.
@@ -332,7 +144,7 @@ class Embedding(_Growing):
 
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
         super().__init__(dim, **rows)
-        self._vectors = self._tile("sum", whole=padding_idx is None)
+        self._vectors = self.tile("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
     def forward(self, input: Tensor) -> Tensor:
@@ -341,13 +153,13 @@ class Embedding(_Growing):
         Raises:
             ConfigError: ids that are not integers.
         """
-        ids = _integers(input, "input")
+        ids = integers(input, "input")
         flat = ids.flatten()
         if self.padding_idx is None:
             bounds = torch.tensor([0, len(flat)])
         else:
             flat, bounds, _ = _without(self.padding_idx, flat, torch.arange(len(flat) + 1), None)
-        return self._read(self._vectors, flat, bounds).reshape(*ids.shape, self.dim)
+        return self.read(self._vectors, flat, bounds).reshape(*ids.shape, self.dim)
 
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:
@@ -369,23 +181,16 @@ def _check_options(module: nn.EmbeddingBag | nn.Embedding) -> None:
             raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
 
 
-def _take_weights(target: _Growing, module: nn.EmbeddingBag | nn.Embedding) -> None:
+def _take_weights(target: Growing, module: nn.EmbeddingBag | nn.Embedding) -> None:
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids
     target.assign(kept, module.weight.detach()[kept])
 
 
-def _integers(ids: Tensor, name: str) -> Tensor:
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise ConfigError(f"{name}: {kind}, expected a tensor of int64 (or int32)")
-    return ids.detach().cpu().long()
-
-
 def _bounds(offsets: Tensor | None, num_ids: int, *, last_included: bool) -> Tensor:
     if offsets is None:
         raise ConfigError("offsets: missing; an input of one dimension needs them (or give it two)")
-    offsets = _integers(offsets, "offsets")
+    offsets = integers(offsets, "offsets")
     if offsets.dim() != 1:
         raise ConfigError(f"offsets: {offsets.dim()} dimensions, expected 1")
     bounds = offsets if last_included else torch.cat([offsets, torch.tensor([num_ids])])

@@ -1,0 +1,70 @@
+"""The recipes reach what they promise, on the real data; see docs/quality.md for all of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from girih import cli
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def train(config, run, *overrides):
+    words = ["train", str(config), "--run", str(run)]
+    for override in overrides:
+        words += ["--set", override]
+    assert cli.run(words) == 0
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.fixture
+def data(public_data, monkeypatch):
+    monkeypatch.setenv("GIRIH_DATA", str(public_data.resolve()))
+    return public_data
+
+
+def test_criteo_runs_on_the_raw_sample(data, tmp_path):
+    summary = train(RECIPES / "criteo" / "criteo.toml", tmp_path / "run", "train.epochs=1")
+    assert summary["num_examples"] == 7200
+
+
+def test_frappe_lr_is_where_it_is_published(data, tmp_path):
+    summary = train(
+        RECIPES / "frappe" / "frappe.toml",
+        tmp_path / "run",
+        'model={name="lr"}',
+        "first_order_optimizer.lr=0.03",
+        "first_order_optimizer.l2=0.0",
+        "train.epochs=20",
+    )
+    assert summary["auc"] == pytest.approx(0.935, abs=0.002)
+
+
+@pytest.mark.heavy
+def test_frappe_fm_reaches_the_published_number(data, tmp_path):
+    summary = train(
+        RECIPES / "frappe" / "frappe.toml",
+        tmp_path / "run",
+        'model={name="fm"}',
+        'sparse_optimizer={name="adam", lr=0.01}',
+        'first_order_optimizer={name="adam", lr=0.01}',
+        "train.epochs=20",
+    )
+    assert summary["auc"] >= 0.966
+
+
+@pytest.mark.heavy
+def test_adult_reaches_what_persia_does(data, tmp_path):
+    assert train(RECIPES / "adult" / "adult.toml", tmp_path / "run")["auc"] >= 0.89
+
+
+@pytest.mark.heavy
+def test_kuairand_beats_logistic_regression(data, tmp_path, monkeypatch):
+    command = [sys.executable, str(RECIPES / "kuairand" / "prepare.py"), str(tmp_path / "data")]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("KUAIRAND", str(tmp_path / "data"))
+    summary = train(RECIPES / "kuairand" / "kuairand.toml", tmp_path / "run", "train.epochs=1")
+    assert summary["auc"] >= 0.7215 + 0.01
