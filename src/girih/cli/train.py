@@ -79,6 +79,8 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
             remaining = (
                 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
             )
+            if newest is not None and remaining == 0:
+                progress.message(f"train.epochs = {settings.train.epochs} are done: nothing is left to train")
             try:
                 trainer.fit(datasets["train"], datasets.get("valid"), epochs=remaining)
                 metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
