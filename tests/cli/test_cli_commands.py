@@ -68,7 +68,6 @@ def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
             out,
             "--keep",
             "user",
-            "--keep",
             "click",
         )
         == 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from girih.cli.words import spread
 from girih.errors import GirihError, UserError
 
 UNUSABLE = (
@@ -37,9 +38,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from girih.cli import commands  # noqa: F401  (registers them; imports torch, so only now)
 
     try:
-        status = cli.main(
-            list(arguments) if arguments is not None else None, prog_name="girih", standalone_mode=False
-        )
+        words = spread(sys.argv[1:] if arguments is None else arguments)
+        status = cli.main(words, prog_name="girih", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:

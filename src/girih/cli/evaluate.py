@@ -54,7 +54,9 @@ def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     summary = read_summary(run)
     final = run if summary is None else checkpoint.find(run, step=summary["checkpoint_step"])
     if summary is None:
-        click.echo(f"{run}: not finished; what follows is of {checkpoint.find(run).name} or its best", err=True)
+        click.echo(
+            f"{run}: not finished; what follows is of {checkpoint.find(run).name} or its best", err=True
+        )
     trainer = settings.trainer()
     trainer.load(final, resume=False)
     return trainer
