@@ -144,6 +144,25 @@ def test_early_stopping_goes_on_from_another_run_with_its_best(log_directory, tm
         np.testing.assert_array_equal(predictions(second, settings), best)
 
 
+def test_without_early_stopping_an_earlier_best_is_not_put_back(log_directory, tmp_path):
+    options = ("train.epochs=9", "sparse_optimizer.lr=0.1")
+    stopping = settings_of(log_directory, *options, "train.early_stopping={metric='logloss', patience=1}")
+    with stopping.trainer(run=tmp_path / "run") as first:
+        first.fit(stopping.dataset("train"), stopping.dataset("valid"))
+        best = predictions(first, stopping)
+    settings = settings_of(log_directory, *options)
+    with settings.trainer(run=tmp_path / "run") as second:
+        second.load(tmp_path / "run")
+        steps = second.state.step
+        second.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
+        assert second.state.step > steps
+        live = predictions(second, settings)
+        assert not np.array_equal(live, best)
+    with settings.trainer() as loaded:
+        loaded.load(tmp_path / "run", resume=False)
+        np.testing.assert_array_equal(predictions(loaded, settings), live)
+
+
 def test_a_requested_stop_ends_one_fit_and_not_the_next_evaluation(log_directory):
     settings = settings_of(log_directory)
     with settings.trainer() as trainer:

@@ -105,10 +105,9 @@ class Trainer:
         self.moments: Moments | None = None
         self.spans = Spans()
         self.stopped = False
-        self._directory = (
-            run if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
-        )
-        self._run = None if self._directory is None else self._directory.path
+        self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
+        directory = run if isinstance(run, RunDirectory) else self._opened
+        self._run = None if directory is None else directory.path
         self._saved: Path | None = None  # a checkpoint of exactly what is here now
         self._best: Path | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -248,6 +247,7 @@ class Trainer:
         return self._save(Path(directory), unchanged=False)
 
     def _save(self, root: Path, *, unchanged: bool) -> Path:
+        self.sparse.drain()
         return checkpoint.save(
             root,
             unchanged=unchanged,
@@ -284,6 +284,8 @@ class Trainer:
             return
         state = self._restore(path)
         self.state = RunState.from_dict(state["run"])
+        if self.options.early_stopping is None:  # no best weights to come back to
+            self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
             self._best = checkpoint.find(path.parent, step=self.state.best_step)
         self.learning_rate.restore(state["learning_rate"])
@@ -291,6 +293,7 @@ class Trainer:
         if state["random_cuda"] and self.dense.device.type == "cuda":
             torch.cuda.set_rng_state_all(state["random_cuda"])
         self._resumed = True
+        self._log = None  # the next one drops the records that come after this state
 
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
@@ -324,8 +327,8 @@ class Trainer:
     def close(self) -> None:
         """Gives the tables' memory and the run directory back."""
         self.sparse.close()
-        if self._directory is not None:
-            self._directory.close()
+        if self._opened is not None:
+            self._opened.close()
         if self._scratch is not None:
             self._scratch.cleanup()
 

@@ -119,7 +119,7 @@ def _finished_because(newest: Path, run: Path, settings: RunConfig) -> str | Non
         return None
     state = checkpoint.Manifest.read(newest).state["run"]
     options = settings.train
-    if state["stopped_early"]:
+    if state["stopped_early"] and options.early_stopping is not None:
         return f"early stopping ended it at step {state['step']}"
     if state["epoch"] >= options.epochs:
         return f"{state['epoch']} of {options.epochs} epochs are done"

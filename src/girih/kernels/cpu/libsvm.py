@@ -11,7 +11,7 @@ import numpy as np
 
 from girih.kernels.cpu.jit import njit
 
-OK, BLANK, PAIR_COUNT, NO_COLON, BAD_INDEX, NO_LABEL = 0, 1, 2, 3, 4, 5
+OK, BLANK, PAIR_COUNT, NO_COLON, BAD_INDEX = range(5)
 
 
 @njit
