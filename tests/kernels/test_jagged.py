@@ -3,37 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import jagged, libsvm
-from reference import bag_ends, bag_tails, flatten, gather_bags, split_pairs
+from reference import bag_tails, flatten, split_pairs
 
 BAGS = st.lists(st.lists(st.integers(-5, 5), max_size=5), min_size=1, max_size=8)
-
-
-@settings(max_examples=60, deadline=None)
-@given(BAGS, st.data())
-def test_bags_are_gathered_whole(bags: list[list[int]], data: st.DataObject) -> None:
-    index = np.array(data.draw(st.lists(st.integers(0, len(bags) - 1), max_size=10)), dtype=np.int64)
-    values, offsets = flatten(bags)
-    want = gather_bags(bags, index)
-    assert jagged.count_bags(offsets, index) == sum(map(len, want))
-    ends = np.zeros(len(index), dtype=np.int32)
-    jagged.bag_ends(offsets, index, 7, ends)
-    assert ends.tolist() == bag_ends(want, 7)
-    out = np.zeros(sum(map(len, want)), dtype=np.int64)
-    jagged.gather_bags(values, offsets, index, out)
-    assert out.tolist() == [i for bag in want for i in bag]
-
-
-def test_single_values_are_gathered() -> None:
-    out = np.zeros(3, dtype=np.float32)
-    jagged.gather(np.array([1.5, 2.5], dtype=np.float32), np.array([1, 0, 1]), out)
-    assert out.tolist() == [2.5, 1.5, 2.5]
-
-
-def test_rows_are_gathered() -> None:
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
-    out = np.zeros((2, 2), dtype=np.float32)
-    jagged.gather_rows(values, np.array([2, 0]), out)
-    assert out.tolist() == [[4, 5], [0, 1]]
 
 
 @settings(max_examples=60, deadline=None)

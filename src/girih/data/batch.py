@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 class Batch:
     """B examples, feature by feature (feature-major), as in a column store.
 
+    Arrays are for reading: they are parts of larger ones, and batches may share one. While any part of such
+    a larger one is referred to, its memory (about 16 MB for ids) stays.
+
     Attributes:
         ids: int64[N]; the ids of feature 0 for all examples, then those of feature 1, and so on.
         offsets: int32[F·B+1]; the bag of feature f in example b is ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``.

@@ -23,9 +23,9 @@ NULL_ID: Final = 3308892442114646408
 
 
 class Numbers(NamedTuple):
-    """A column of numbers: float64[R] (0 where null), and bool[R] masks, None where nothing is set."""
+    """A column of numbers: float[R] (0 where null), and bool[R] masks, None where nothing is set."""
 
-    values: NDArray[np.float64]
+    values: NDArray[Any]
     null: NDArray[np.bool_] | None
     unreadable: NDArray[np.bool_] | None
 
@@ -70,6 +70,8 @@ def is_string(kind: Any) -> bool:
 
 def flat(column: Any) -> Any:
     """The one array that a table's column consists of."""
+    if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1:
+        return column.chunk(0)  # combine_chunks would copy it
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # too large for 32-bit offsets: stays in chunks
         large = pa.large_list(array.type.value_type) if is_list(array.type) else pa.large_binary()
@@ -151,8 +153,10 @@ def keep_last(
     return kept, short
 
 
-def numbers(array: Any, *, from_strings: bool = False) -> Numbers:
-    """One number a row; strings are read as numbers only where told so, empty ones being null.
+def numbers(array: Any, *, from_strings: bool = False, keep_float32: bool = False) -> Numbers:
+    """One number a row, as float64 (or float32 where the column is and may stay so).
+
+    Strings are read as numbers only where told so, empty ones being null.
 
     Raises:
         DataError: a type that numbers cannot be read from.
@@ -172,7 +176,10 @@ def numbers(array: Any, *, from_strings: bool = False) -> Numbers:
         raise DataError(f"column of type {kind} cannot hold numbers")
     if null is not None:
         array = array.fill_null(False if pa.types.is_boolean(kind) else 0)
-    return Numbers(array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), null, None)
+    values = array.to_numpy(zero_copy_only=False)
+    if not (keep_float32 and values.dtype == np.float32):
+        values = values.astype(np.float64, copy=False)
+    return Numbers(values, null, None)
 
 
 def string_numbers(

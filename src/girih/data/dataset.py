@@ -12,15 +12,11 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from girih.data.batch import Batch
-from girih.data.decode import decode
 from girih.data.plan import Plan, make_plan
-from girih.data.position import Cursor, Position, permutation
-from girih.data.rows import Rows, concatenate
+from girih.data.position import Cursor, Position
 from girih.data.units import Source
+from girih.data.windows import Windows
 from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Schema
 
@@ -156,116 +152,28 @@ class Dataset:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def _stream(self, start: Position) -> Iterator[tuple[Batch, Position]]:
-        windows = _Windows(self, start)
-        window, row = windows.next(), start.row
+        windows = Windows(self, start)
+        window = windows.next(start.row)
         if window is None and start.cursor == Cursor():
             first = self._skipped.first
             raise DataError(
                 "no rows in the files" if first is None else f"every row is bad; the first: {first}"
             )
-        if row and (window is None or row >= window.rows.num_rows):
-            raise DataError(f"position: row {row} is beyond its window; have the files changed?")
-        pieces: list[Rows] = []
-        missing = self.batch_size
         while window is not None:
-            index = window.order[row : row + missing]
-            row += len(index)
-            batch, is_full = None, len(index) == missing
-            if is_full and not pieces:
-                batch = window.rows.batch(index)
-            else:
-                pieces.append(window.rows.take(index))
-            missing -= len(index)
-            if row == window.rows.num_rows:
-                window, row = None, 0  # frees its rows before the next window is put together
-                window = windows.next()
-            else:
-                windows.prepare(row / window.rows.num_rows)
-            if pieces and (is_full or window is None):
-                rows = concatenate(pieces)
-                batch = rows.batch(np.arange(rows.num_rows))
-            if batch is not None:
-                pieces, missing = [], self.batch_size
-                yield batch, windows.position(window, row)
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Rows that are permuted together: ``order``, int64[R], is the order they are taken in."""
-
-    rows: Rows
-    order: NDArray[np.int64]
-    start: Position
-
-
-class _Windows:
-    """The windows of an epoch; the next one is decoded little by little while one is used up."""
-
-    def __init__(self, dataset: Dataset, start: Position) -> None:
-        self._dataset = dataset
-        source, plan = dataset._source, dataset._plan
-        parts = np.arange(source.num_parts)
-        if dataset.shuffle:
-            parts = permutation(source.num_parts, dataset.seed, start.epoch, "parts")
-        self._units = source.read(plan, parts, start.cursor)
-        self._least_rows = dataset.shuffle_rows if dataset.shuffle else 1
-        self._next = replace(start, row=0)  # where the window that is being filled begins
-        self._cursor = start.cursor
-        self._rows: list[Rows] = []
-        self._num_rows = 0
-        self._exhausted = False
-        self._num_skipped = start.skipped
-        skipped = dataset._skipped
-        skipped.count, skipped.by_reason, skipped.first = start.skipped, {}, None
-
-    def next(self) -> _Window | None:
-        """The next window that has rows, or None at the end of the epoch."""
-        while self._num_rows < self._least_rows and self._pull():
-            pass
-        if not self._rows:
-            return None
-        rows, start = concatenate(self._rows), self._next
-        order = np.arange(rows.num_rows)
-        if self._dataset.shuffle:
-            order = permutation(rows.num_rows, self._dataset.seed, start.epoch, start.window)
-        part, byte, line = self._cursor
-        self._next = replace(
-            start, window=start.window + 1, part=part, byte=byte, line=line, skipped=self._num_skipped
-        )
-        self._rows, self._num_rows = [], 0
-        return _Window(rows, order, start)
-
-    def prepare(self, share: float) -> None:
-        """Decodes as much of the next window as was used of the current one."""
-        while self._num_rows < share * self._least_rows and self._pull():
-            pass
-
-    def position(self, window: _Window | None, row: int) -> Position:
-        """The position of a row of a window; past the last window, the start of the next epoch."""
-        if window is None:
-            return Position(epoch=self._next.epoch + 1, order=self._next.order)
-        return replace(window.start, row=row)
-
-    def _pull(self) -> bool:
-        """Decodes one unit; False when there are no more."""
-        unit = None if self._exhausted else next(self._units, None)
-        if unit is None:
-            self._exhausted = True
-            return False
-        rows, bad = decode(unit, self._dataset._plan)
-        if bad and self._dataset.on_bad_row == "error":
-            raise DataError(unit.locate(min(bad, key=lambda row: row.number)))
-        skipped = self._dataset._skipped
-        self._num_skipped += len(bad)
-        skipped.count = self._num_skipped
-        for row in bad:
-            skipped.by_reason[row.reason] = skipped.by_reason.get(row.reason, 0) + 1
-            skipped.first = skipped.first or unit.locate(row)
-        if rows.num_rows:
-            self._rows.append(rows)
-            self._num_rows += rows.num_rows
-        self._cursor = unit.after
-        return True
+            last = None
+            while window.batches:
+                batch, row = window.batches.popleft()
+                if row == window.num_rows:
+                    last = batch  # only the next window tells whether the epoch goes on
+                else:
+                    windows.prepare(row / window.num_rows)
+                    yield batch, windows.position(window, row)
+            window = windows.next()
+            if last is not None:
+                yield last, windows.position(window)
+        rest = windows.rest()
+        if rest is not None:
+            yield rest, windows.position(None)
 
 
 def make_dataset(

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data import columns
+from girih.data.buffers import Buffers
 from girih.data.conditions import Condition
 from girih.data.plan import Plan
 from girih.data.rows import Bags, Rows
@@ -20,8 +21,10 @@ from girih.errors import DataError
 from girih.kernels.cpu import strings
 from girih.schema import Categorical, Numeric, Sequence
 
+BLOCK_ROWS = 1 << 14
 
-def decode(unit: Unit, plan: Plan) -> tuple[Rows, list[BadRow]]:
+
+def decode(unit: Unit, plan: Plan, buffers: Buffers) -> tuple[Rows, list[BadRow]]:
     """Decodes a unit; bad rows are left out and returned.
 
     Raises:
@@ -29,15 +32,13 @@ def decode(unit: Unit, plan: Plan) -> tuple[Rows, list[BadRow]]:
     """
     findings = Findings(unit)
     reader = _Reader(unit, findings)
-    bags = tuple(reader.bags(feature) for feature in plan.schema.sparse)
-    numeric = np.empty((unit.table.num_rows, len(plan.schema.numeric)), dtype=np.float32)
-    for position, feature in enumerate(plan.schema.numeric):
-        numeric[:, position] = reader.numeric(feature)
+    bags = [reader.bags(feature) for feature in plan.schema.sparse]
+    numbers = [reader.numeric(feature) for feature in plan.schema.numeric]
+    numeric = _side_by_side(numbers, unit.table.num_rows, buffers)
     names = plan.schema.labels.names if plan.with_labels else ()
-    labels = np.empty((unit.table.num_rows, len(names)), dtype=np.float32)
-    for position, name in enumerate(names):
-        condition = plan.conditions.get(name)
-        labels[:, position] = reader.derived(condition) if condition else reader.label(name)
+    conditions = {name: plan.conditions.get(name) for name in names}
+    targets = [reader.derived(how) if how else reader.label(name) for name, how in conditions.items()]
+    labels = _side_by_side(targets, unit.table.num_rows, buffers)
     weight = plan.schema.labels.weight if plan.with_labels else None
     example_weights = reader.example_weights(weight) if weight else None
     kept = reader.kept(plan.keep) if plan.keep else None
@@ -124,12 +125,15 @@ class _Reader:
 
     def numeric(self, feature: Numeric) -> NDArray[np.float32]:
         """float32[R], transformed; null is 0, or NaN where it waits to be standardized."""
-        values, null = self._finite(feature.source)
-        if "log1p" in feature.transform:
+        log1p = "log1p" in feature.transform
+        values, null = self._finite(feature.source, keep_float32=not log1p)
+        if log1p:
             values = np.log1p(np.maximum(values, 0.0))
         narrow = _narrow(values)
-        self._findings.add(np.isinf(narrow), feature.source, "a number that float32 can hold")
+        if narrow is not values:
+            self._findings.add(np.isinf(narrow), feature.source, "a number that float32 can hold")
         if null is not None:
+            narrow = narrow if narrow.flags.writeable else narrow.copy()
             narrow[null] = np.nan if "standardize" in feature.transform else 0.0
         return narrow
 
@@ -193,15 +197,22 @@ class _Reader:
             pa.compute.if_else(pa.array(empty), pa.scalar(None, pa.string()), text) if empty.any() else text
         )
 
-    def _finite(self, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    def _finite(
+        self, column: str, *, keep_float32: bool = False
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         expected = "a finite number"
-        values, null = self._numbers(column, expected)
-        self._findings.add(~np.isfinite(values), column, expected)
+        values, null = self._numbers(column, expected, keep_float32=keep_float32)
+        finite = np.isfinite(values)
+        if not finite.all():
+            self._findings.add(~finite, column, expected)
         return values, null
 
-    def _numbers(self, column: str, expected: str) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    def _numbers(
+        self, column: str, expected: str, *, keep_float32: bool = False
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         try:
-            read = columns.numbers(self._column(column), from_strings=self._is_text)
+            array = self._column(column)
+            read = columns.numbers(array, from_strings=self._is_text, keep_float32=keep_float32)
         except DataError as error:
             raise DataError(f"{self._unit.file}: {column!r}: {error}") from None
         self._findings.add(read.unreadable, column, expected)
@@ -212,9 +223,21 @@ def _as_strings(array: Any) -> Any:
     return array.cast(pa.large_binary()) if pa.types.is_null(array.type) else array
 
 
-def _narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:
+def _narrow(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
-        return values.astype(np.float32)
+        return values.astype(np.float32, copy=False)
+
+
+def _side_by_side(parts: list[NDArray[np.float32]], num_rows: int, buffers: Buffers) -> NDArray[np.float32]:
+    """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
+    if len(parts) == 1:
+        return parts[0][:, None]
+    matrix = buffers.empty((num_rows, len(parts)), np.float32)
+    for start in range(0, num_rows if parts else 0, BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
+        for place, part in enumerate(parts):
+            matrix[block, place] = part[block]
+    return matrix
 
 
 def _decoded(word: bytes) -> str | None:

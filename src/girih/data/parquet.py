@@ -153,7 +153,7 @@ class ParquetSource:
             while len(opened) >= OPEN_FILES:
                 opened.popitem(last=False)[1].close(force=True)
             opened[key] = pq.ParquetFile(
-                self.files[group.file].open(),
+                self.files[group.file].open_in_arrow(),
                 metadata=self._footers[group.file],
                 read_dictionary=list(key[1]),
                 pre_buffer=True,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
+from girih.kernels.cpu.order import fill_stream
 
 
 class Cursor(NamedTuple):
@@ -73,9 +74,30 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
         int64[size].
     """
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
-    state = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    state += np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-    return np.argsort(mixed(state)).astype(np.int64, copy=False)
+    keys = np.empty(size, dtype=np.uint64)
+    fill_stream(np.frombuffer(digest, dtype="<u8").astype(np.uint64)[0], keys)
+    return sorted_places(keys)
+
+
+def sorted_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """``argsort`` of keys that differ: uint64[·] to int64[·].
+
+    Keys and places are sorted as one number, upper bits of the key above the place, which is several times
+    as fast; the few keys whose upper bits are the same are put in order afterwards.
+    """
+    bits = np.uint64(len(keys).bit_length())
+    place = np.uint64((1 << int(bits)) - 1)
+    packed = keys & ~place
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    order = (packed & place).view(np.int64)
+    packed >>= bits
+    same = np.flatnonzero(packed[1:] == packed[:-1])
+    if same.size:
+        tied = np.union1d(same, same + 1)
+        places = order[tied]
+        order[tied] = places[np.argsort(keys[places])]
+    return order
 
 
 def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

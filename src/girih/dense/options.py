@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
+FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whole step on CPUs
 GRAPH_ONLY = ("capturable", "differentiable")
 
 
@@ -55,7 +56,19 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
         cls([Parameter(torch.zeros(1))], **checked)  # torch checks values only when it is called
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{where}: torch.optim.{cls.__name__} refuses these options: {error}") from None
+    if name in FUSED and not {"foreach", "fused", "differentiable"} & checked.keys():
+        return partial(_fused_on_cpu, cls, checked)
     return partial(cls, **checked)
+
+
+def _fused_on_cpu(
+    cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any], parameters: Iterable[Parameter]
+) -> torch.optim.Optimizer:
+    """Left to itself, torch steps through the parameters on CPUs one by one and operator by operator."""
+    parameters = list(parameters)
+    if all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters):
+        return cls(parameters, **options, fused=True)
+    return cls(parameters, **options)
 
 
 def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRScheduler]:

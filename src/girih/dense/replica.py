@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
+from girih.dense import linear
+from girih.dense.memory import keep_freed_memory
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
@@ -38,6 +41,8 @@ class Replica:
         clip_norm: float | None = None,
     ) -> None:
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.module = module.to(self.device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         made: object = optimizer(self.parameters) if self.parameters else None
@@ -58,8 +63,7 @@ class Replica:
         if train:  # a refused step must not move running means either
             self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         numeric = torch.from_numpy(batch.numeric).to(self.device)
-        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
-        with torch.set_grad_enabled(train), autocast:
+        with torch.set_grad_enabled(train), self._arithmetic():
             logits = self._logits_of(numeric, _to(embeddings, self.device))
         rows, labels = batch.num_examples, batch.labels.shape[1]  # without labels, columns are not known
         if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
@@ -71,6 +75,13 @@ class Replica:
         if train:
             self._logits = logits
         return logits.detach()
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        if self._autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        if self.device.type == "cpu" and linear.available():
+            return linear.OneDNNLinear()
+        return nullcontext()
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         kind = type(self.module)

@@ -32,7 +32,7 @@ class DeepFM(nn.Module):
         self.needs = needs.of_all(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         self.first_order = FirstOrder(schema, bias=False)
         self.second_order = SecondOrder(schema, checks.one_dim("deepfm", schema))
-        self.inputs = DenseInput(schema)
+        self.inputs = DenseInput(schema, for_products=True)
         self.deep = MLP(
             self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
         )

@@ -50,7 +50,8 @@ class DIN(nn.Module):
         self.attention = nn.ModuleList(
             Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values()
         )
-        self.inputs = DenseInput(schema, [f.name for f in schema.sparse if f.name not in dims])
+        pooled = [f.name for f in schema.sparse if f.name not in dims]
+        self.inputs = DenseInput(schema, pooled, for_products=True)
         width = self.inputs.width + sum(dims.values())
         self.deep = MLP(width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import lowered
 from girih.models.layers.interaction import PairwiseDots
 from girih.models.layers.mlp import MLP
 from girih.schema import Schema
@@ -50,7 +51,7 @@ class DLRM(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        fields = embeddings.views(self.features) if self.features else []
+        fields = [lowered(view) for view in embeddings.views(self.features)] if self.features else []
         if self.bottom is not None:
             dense = self.bottom(numeric)
             crossed = self.dots(torch.cat([dense[:, None], *fields], dim=1))

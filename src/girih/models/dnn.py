@@ -26,7 +26,7 @@ class DNN(nn.Module):
         self.schema = schema
         hidden = checks.widths("hidden", hidden)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.inputs = DenseInput(schema)
+        self.inputs = DenseInput(schema, for_products=True)
         self.deep = MLP(
             self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
         )

@@ -35,7 +35,7 @@ class MMoE(nn.Module):
         tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
         num_labels = len(schema.labels.names)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.inputs = DenseInput(schema)
+        self.inputs = DenseInput(schema, for_products=True)
         width = self.inputs.width
         self.experts = nn.ModuleList(
             MLP(width, expert_hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(num_experts)

@@ -32,7 +32,7 @@ class WideDeep(nn.Module):
         hidden = checks.widths("hidden", hidden)
         self.needs = needs.of_all(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         self.wide = FirstOrder(schema, bias=False)
-        self.inputs = DenseInput(schema)
+        self.inputs = DenseInput(schema, for_products=True)
         self.deep = MLP(
             self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
         )

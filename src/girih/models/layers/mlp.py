@@ -49,7 +49,7 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(width, size))
             if batch_norm:
                 layers.append(BatchNorm(size))
-            layers.append(nn.ReLU())
+            layers.append(nn.ReLU(inplace=True))  # nothing before it keeps its own output
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = size

@@ -1,0 +1,113 @@
+"""Float32 linear layers through oneDNN, put on a model from outside.
+
+PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 alone on processors that are not Intel's:
+there oneDNN, which PyTorch carries along for bfloat16, takes half the time
+(docs/decisions/0006-linear-through-onednn.md).
+
+Shapes: B examples (all dimensions before the last), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
+
+
+class OneDNNLinear(TorchFunctionMode):
+    """While entered, ``torch.nn.functional.linear`` takes oneDNN's way where that serves, else its own.
+
+    A mode reaches every model as it is: its modules, their types and state dicts stay what they were, and
+    nothing changes for other threads or outside of the ``with``. Only the order of summation differs.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear and not types:
+            return linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def available() -> bool:
+    """Whether this machine and this PyTorch have what :class:`OneDNNLinear` gains from."""
+    return (
+        platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear``: [..., I], [O, I] and [O] to [..., O]."""
+    if not _serves(input, weight, bias):
+        return F.linear(input, weight, bias)
+    flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
+    output: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    # a view of it would cost copies where the next layer works in place
+    return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
+
+
+def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        input.numel() * weight.shape[0] >= MIN_PRODUCTS
+        and weight.dim() == 2
+        and input.shape[-1] == weight.shape[1]
+        and (bias is None or bias.shape == weight.shape[:1])
+        and all(t is None or _is_plain(t) for t in (input, weight, bias))
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()  # vmap and its kin want torch's own operators
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+class _Linear(torch.autograd.Function):
+    """[B, I], [O, I] and [O] to [B, O]: three products, each only where it is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return _product(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        input, weight = ctx.saved_tensors
+        # where someone differentiates the gradient only torch's own operators serve
+        product = _differentiable_product if torch.is_grad_enabled() else _product
+        of_input = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_input = product(gradient, weight.mT)
+        if ctx.needs_input_grad[1]:  # twice as fast with the narrower matrix first
+            narrow = gradient.shape[1] <= input.shape[1]
+            of_weight = product(gradient.mT, input.mT) if narrow else product(input.mT, gradient.mT).mT
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.sum(0)
+        return of_input, of_weight, of_bias
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a bᵀ + bias, without a copy where ``a`` is contiguous and ``b`` or its transpose is."""
+    if bias is not None:
+        bias = bias.contiguous()
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+    return product
+
+
+def _differentiable_product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.mT
