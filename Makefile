@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup lint test test-all bench demo docs clean
+.PHONY: setup lint test test-all bench bench-peers demo docs clean
 
 setup: $(INSTALLED)
 
@@ -27,8 +27,12 @@ test-all: setup
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 bench: setup
-	$(BIN)/python benchmarks/kernels.py
-	$(BIN)/python benchmarks/train.py
+	$(BIN)/girih bench kernels
+	$(BIN)/girih bench train
+
+bench-peers: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchrec
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

@@ -1,115 +1,246 @@
-"""The sparse half alone: forward, backward and update of 26 features, beside ``nn.EmbeddingBag(sparse=True)``.
+"""The sparse half alone: lookup, backward and update, beside FBGEMM, TorchRec and nn.EmbeddingBag(sparse=True).
 
-    python benchmarks/kernels.py [--dims 16 64] [--rows 500000] [--repeats 15]
+All get the same ids (fresh every batch), gradients (random, contiguous), sum pooling, learning rate, float32 and
+threads, and take turns in one run. Times are medians; ``x FBGEMM`` is how many times as long FBGEMM takes for the
+whole step on as many threads, paired round by round. ``of memory`` is the share of the random cache lines a
+second, measured beside it, that the step's unavoidable lines account for (see memory.py).
 
-Both get the same ids (Zipf, fresh every batch, every id seen before), pooling and optimizer (Adagrad), one
-thread, and alternate in one run; medians are printed. Not alike: girih's tables are hash tables, torch's static.
+    girih bench kernels                     D = 16, 64; row-wise Adagrad, at D = 16 Adagrad too; Zipf and uniform
+                                            ids; bags of 1 and 10; the cost of an id from 26 to 208 features
+    girih bench kernels --full              D = 128 and all optimizers too
+    girih bench kernels --quick             D = 16, Zipf, bags of 1
+    girih bench kernels --only features     the second table alone (or: cases)
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-import warnings
-from collections.abc import Callable
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
+import harness
+import sparse_sides
 import torch
-from rich.console import Console
-from rich.table import Table
+from features import features_curve
+from ids import Shape, Stream, num_unique
+from memory import lines_of_step, random_lines_per_s
+from sparse_sides import OPTIMIZERS, STATE_COLUMNS, Side, run_step
 
-import girih
-from girih.data import Batch
-from girih.sparse.local import LocalSparse
-
-FEATURES, BATCH = 26, 4096
+FEATURES, BATCH, WARMUP = 26, 4096, 3
+OVERHEAD_BYTES = 64  # of a row, beside its columns: index and metadata
+COLUMNS = {
+    "D": "{}",
+    "optimizer": "{}",
+    "ids": "{}",
+    "bag": "{}",
+    "threads": "{}",
+    "what": "{}",
+    "forward ms": "{:.2f}",
+    "back + update ms": "{:.2f}",
+    "step ms": "{:.2f}",
+    "x FBGEMM": "{:.2f}",
+    "x nn.EmbeddingBag": "{:.2f}",
+    "of memory": "{:.0%}",
+    "rows": "{:,}",
+    "unique": "{:,}",
+    "new ids": "{:.2%}",
+}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--rows", type=int, default=500_000, help="of each feature")
-    parser.add_argument("--zipf", type=float, default=1.2)
-    parser.add_argument("--repeats", type=int, default=15)
-    arguments = parser.parse_args()
+    options = arguments()
+    if options.huge_pages:
+        harness.share_huge_pages()
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch's own sparse optimizer
-    table = Table(
-        title=f"{FEATURES} features × {BATCH:,} examples, one id a bag, milliseconds (median)",
-        title_justify="left",
-    )
-    for column in ("D", "what", "girih", "nn.EmbeddingBag", "ratio"):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    for dim in arguments.dims:
-        ours, theirs = Ours(dim, arguments.rows), Theirs(dim, arguments.rows)
-        times: dict[str, list[tuple[float, float]]] = {"girih": [], "torch": []}
-        rng = np.random.default_rng(0)
-        for repeat in range(arguments.repeats + 3):
-            ids = (rng.zipf(arguments.zipf, (FEATURES, BATCH)) % arguments.rows).astype(np.int64)
-            gradient = torch.from_numpy(rng.normal(size=(BATCH, FEATURES, dim)).astype(np.float32))
-            for name, side in (("girih", ours), ("torch", theirs)):
-                measured = timed(
-                    lambda side=side, ids=ids: side.forward(ids),
-                    lambda side=side, g=gradient: side.backward(g),
-                )
-                if repeat >= 3:
-                    times[name].append(measured)
-        for index, what in enumerate(("forward", "backward + update")):
-            a, b = (statistics.median(pair[index] for pair in times[name]) for name in ("girih", "torch"))
-            table.add_row(str(dim), what, f"{a:.2f}", f"{b:.2f}", f"{b / a:.1f}×")
-    Console().print(table)
-
-
-def timed(forward: Callable[[], None], backward: Callable[[], None]) -> tuple[float, float]:
-    """Milliseconds of each."""
-    start = time.perf_counter()
-    forward()
-    middle = time.perf_counter()
-    backward()
-    return (middle - start) * 1e3, (time.perf_counter() - middle) * 1e3
-
-
-class Ours:
-    """girih's local sparse half."""
-
-    def __init__(self, dim: int, rows: int) -> None:
-        schema = girih.Schema([girih.Categorical(name=f"f{i}", dim=dim) for i in range(FEATURES)], "y")
-        needs = {f.name: frozenset({"embedding"}) for f in schema.sparse}
-        self.sparse = LocalSparse(schema, needs, optimizer=girih.optim.Adagrad(lr=0.05))
-        self.offsets = np.arange(FEATURES * BATCH + 1, dtype=np.int32)
-        self.empty = np.empty((BATCH, 0), np.float32)
-        for start in range(0, rows, BATCH):
-            self.forward(np.tile(np.arange(start, start + BATCH), (FEATURES, 1)))
-
-    def forward(self, ids: np.ndarray) -> None:
-        self.pulled = self.sparse.pull(
-            Batch(ids=ids.reshape(-1), offsets=self.offsets, numeric=self.empty, labels=self.empty)
+    report = harness.Report("kernels", options)
+    peers = {
+        "FBGEMM": report.peer("fbgemm_gpu") is not None,
+        "TorchRec": report.peer("torchrec") is not None,
+    }
+    say_differences(report)
+    if options.only in (None, "cases"):
+        rates = {n: random_lines_per_s(n, options.memory_bytes) for n in options.threads}
+        for number, rate in rates.items():
+            tell(f"memory, {number} threads: {rate / 1e6:.0f} million random cache lines a second")
+        table = report.table(
+            f"Sparse half: {FEATURES} features × {options.batch:,} examples; "
+            + ", ".join(f"{n} threads: {rate / 1e6:.0f} M random lines/s" for n, rate in rates.items()),
+            COLUMNS,
         )
+        pairs = list(itertools.product(options.optimizers, options.dims))
+        if not (options.quick or options.full or options.chosen):
+            pairs.append(("adagrad", options.dims[0]))  # torch's sparse optimizer, beside all others
+        for optimizer, dim in pairs:
+            for row in cases(optimizer, dim, options, peers, rates):
+                table.row(row)
+        best_of_threads(report, table)
+    if options.only in (None, "features"):
+        features_curve(report, options, peers)
+    report.finish()
 
-    def backward(self, gradient: torch.Tensor) -> None:
-        self.pulled.wait().stacked().grad = gradient
-        self.sparse.push(self.pulled)
+
+def arguments() -> argparse.Namespace:
+    parser = harness.parser("kernels", __doc__)
+    parser.add_argument("--dims", type=int, nargs="+")
+    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), metavar="NAME")
+    parser.add_argument("--ids", nargs="+", choices=["zipf", "clipped", "uniform"])
+    parser.add_argument("--bag", type=int, nargs="+", help="ids a bag")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--features", type=int, nargs="+", default=[26, 52, 104, 208], help="of the curve")
+    parser.add_argument(
+        "--rows", type=int, default=13_000_000, help="of all tables; fewer where memory is short"
+    )
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--repeats", type=int, default=15, help="rounds that count")
+    parser.add_argument("--zipf", type=float, default=1.2, help="exponent")
+    parser.add_argument("--new", type=float, default=0.01, help="share of new ids among uniform ones")
+    parser.add_argument(
+        "--memory-bytes", type=int, default=2 << 30, help="of the array that random lines are read from"
+    )
+    parser.add_argument("--huge-pages", action="store_true", help="for the peers' malloc too (glibc)")
+    parser.add_argument("--only", choices=["cases", "features"])
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a reduced grid")
+    size.add_argument("--full", action="store_true", help="the whole grid, tens of minutes")
+    options = parser.parse_args()
+    options.chosen = options.optimizers is not None or options.dims is not None
+    options.dims = options.dims or ([16] if options.quick else [16, 64, 128] if options.full else [16, 64])
+    options.optimizers = options.optimizers or (list(OPTIMIZERS) if options.full else ["rowwise_adagrad"])
+    options.ids = options.ids or (["zipf"] if options.quick else ["zipf", "uniform"])
+    options.bag = options.bag or ([1] if options.quick else [1, 10])
+    return options
 
 
-class Theirs:
-    """torch's embedding bags with sparse gradients."""
+def say_differences(report: harness.Report) -> None:
+    """What the table cannot show."""
+    for what in (
+        "girih's tables grow: hashing, use marks, new rows and a check for NaN and infinity are in its time; FBGEMM, TorchRec"
+        " and nn.EmbeddingBag have static tables and do none of it",
+        "static tables cannot take unclipped ids: they get them modulo their rows, computed outside the timing",
+        "girih asks for huge pages, the others live in malloc's memory; --huge-pages gives them huge pages too",
+        "girih (packed) and FBGEMM know 26 tables and give [B, F, D]; the drop-in module and nn.EmbeddingBag hold the"
+        " ids of all features in one table and give [F·B, D]",
+        "FBGEMM and TorchRec have only row-wise Adagrad, Adagrad and SGD on CPU; torch has no sparse row-wise Adagrad"
+        " and no FTRL",
+        "two threads are two shards in girih, and two OpenMP threads in the others",
+    ):
+        report.not_identical(what)
 
-    def __init__(self, dim: int, rows: int) -> None:
-        self.bags = [torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for _ in range(FEATURES)]
-        self.optimizer = torch.optim.Adagrad([p for bag in self.bags for p in bag.parameters()], lr=0.05)
-        self.offsets = torch.arange(BATCH)
 
-    def forward(self, ids: np.ndarray) -> None:
-        tensors = torch.from_numpy(ids)
-        self.out = torch.stack([bag(tensors[i], self.offsets) for i, bag in enumerate(self.bags)], dim=1)
+def cases(
+    optimizer: str,
+    dim: int,
+    options: argparse.Namespace,
+    peers: Mapping[str, bool],
+    rates: Mapping[int, float],
+) -> list[dict[str, Any]]:
+    """All kinds of ids and bags over one set of filled tables."""
+    sides = {("girih packed", n): sparse_sides.Packed for n in options.threads}
+    sides |= {("girih.nn.EmbeddingBag", n): sparse_sides.Module for n in options.threads}
+    per_row = OVERHEAD_BYTES + 4 * (dim + STATE_COLUMNS[optimizer](dim))
+    bytes_a_row = len(sides) * per_row
+    makers: dict[str, Callable[..., Side]] = {}
+    if peers["FBGEMM"] and optimizer in sparse_sides.Fbgemm.OPTIMIZERS:
+        makers["FBGEMM TBE"] = sparse_sides.Fbgemm
+    if optimizer in sparse_sides.Torch.OPTIMIZERS:
+        makers["nn.EmbeddingBag"] = sparse_sides.Torch
+    bytes_a_row += len(makers) * (per_row - OVERHEAD_BYTES)
+    rows = min(options.rows, int(0.75 * harness.available_bytes() / bytes_a_row)) // FEATURES
+    shape = Shape(FEATURES, options.batch, rows)
+    tell(f"D = {dim}, {optimizer}: filling {FEATURES} tables of {rows:,} rows")
+    made: dict[tuple[str, int], Side] = {
+        (name, n): kind(shape, dim, optimizer, n) for (name, n), kind in sides.items()
+    }
+    sparse_sides.fill_all([(side, rows) for side in made.values()])
+    for name, make in makers.items():
+        side = make(shape, dim, optimizer)
+        made |= {(name, n): side for n in options.threads}
+    found = []
+    for kind, bag in itertools.product(options.ids, options.bag):
+        found += one_case(optimizer, dim, kind, bag, shape, made, options, rates)
+    for side in made.values():
+        side.close()
+    return found
 
-    def backward(self, gradient: torch.Tensor) -> None:
-        self.out.backward(gradient)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+
+def one_case(
+    optimizer: str,
+    dim: int,
+    kind: str,
+    bag: int,
+    shape: Shape,
+    sides: Mapping[tuple[str, int], Side],
+    options: argparse.Namespace,
+    rates: Mapping[int, float],
+) -> list[dict[str, Any]]:
+    tell(f"D = {dim}, {optimizer}, {kind} ids, bags of {bag}")
+    shape = Shape(shape.features, shape.batch, shape.rows, bag)
+    stream = Stream(shape, kind, zipf=options.zipf, new=options.new, seed=bag)
+    batches = [stream.next() for _ in range(WARMUP + options.repeats)]
+    gradient = torch.randn(shape.features * shape.batch * dim)
+    packed = sides["girih packed", options.threads[0]]
+    before: list[int] = []
+
+    def contestant(side: Side, threads: int) -> harness.Contestant:
+        def turn(number: int) -> Sequence[float]:
+            if side is packed and number == WARMUP:
+                before.append(packed.num_new())
+            with harness.threads(threads):
+                return run_step(side, side.prepare(batches[number], bag), gradient)
+
+        return turn
+
+    measured = harness.alternate(
+        {key: contestant(side, key[1]) for key, side in sides.items()}, options.repeats, WARMUP
+    )
+    unique = sum(num_unique(ids, shape.features) for ids in batches[WARMUP:]) // options.repeats
+    new_ids = (packed.num_new() - before[0]) / (options.repeats * shape.num_ids)
+    lines = lines_of_step(unique, dim, STATE_COLUMNS[optimizer](dim))
+    found = []
+    for (what, threads), times in measured.items():
+        seconds = harness.median(times)
+        row = {
+            "D": dim, "optimizer": optimizer, "ids": kind, "bag": bag, "threads": threads, "what": what,
+            "forward ms": 1e3 * harness.median_part(times, 0),
+            "back + update ms": 1e3 * harness.median_part(times, 1),
+            "step ms": 1e3 * seconds, "rows": shape.features * shape.rows, "unique": unique, "new ids": new_ids,
+        }  # fmt: skip
+        for column, peer in (("x FBGEMM", "FBGEMM TBE"), ("x nn.EmbeddingBag", "nn.EmbeddingBag")):
+            if (peer, threads) in measured and what != peer:
+                row[column] = harness.ratio(times, measured[peer, threads])
+        if what.startswith("girih"):
+            row["of memory"] = lines / seconds / rates[threads]
+        found.append(row)
+    return found
+
+
+def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
+    """The whole step at the best number of threads of either."""
+    columns = ("D", "optimizer", "ids", "bag")
+    summary = report.table(
+        "Whole step at the best number of threads of either, times as long as girih",
+        {
+            **{name: COLUMNS[name] for name in columns},
+            "what": "{}",
+            "FBGEMM TBE": "{:.2f}",
+            "nn.EmbeddingBag": "{:.2f}",
+        },
+    )
+    best: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in table.rows:
+        steps = best.setdefault(tuple(row[name] for name in columns), {})
+        steps[row["what"]] = min(row["step ms"], steps.get(row["what"], float("inf")))
+    for case, steps in best.items():
+        for what in ("girih packed", "girih.nn.EmbeddingBag"):
+            ratios = {p: steps[p] / steps[what] for p in ("FBGEMM TBE", "nn.EmbeddingBag") if p in steps}
+            summary.row({**dict(zip(columns, case, strict=True)), "what": what, **ratios})
+
+
+def tell(what: str) -> None:
+    """Progress, on standard error."""
+    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,163 +1,180 @@
-"""Whole training steps: girih, the same model over ``nn.EmbeddingBag``, and the dense half alone.
+"""Whole training steps, Criteo-shaped, beside TorchRec, DeepCTR-Torch and the dense half alone.
 
-    python benchmarks/train.py [--model deepfm] [--dim 16] [--seconds 5]
+13 numeric and 26 categorical features; DLRM (512-256-D, 512-256-1) and DeepFM (400-400-400); Adam for the network,
+row-wise Adagrad for rows. Contestants take turns of a few steps in one run; samples/s are medians over turns, and
+ratios are of turns that follow each other. ``dense alone`` has the embeddings given: plain eager PyTorch, which no
+trainer can beat on this machine without changing the network.
 
-Criteo-shaped batches (13 numeric, 26 categorical features, 4,096 examples) are made beforehand; the three
-alternate in rounds of a few steps, and the median samples/s over the rounds are printed. ``dense alone``
-has the embeddings given and is what no system can beat on this machine.
+    girih bench train                                   both models, D = 16, 64, bags of 1 and 10, float32 and bfloat16
+    girih bench train --models dlrm --dims 16 --bag 1 --precision float32
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import statistics
-import time
-import warnings
-from collections.abc import Callable
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
 
+import harness
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+import train_sides
+from deepctr_side import DeepCTR, prevent_version_check
+from ids import Shape, Stream, static
+from train_sides import NUMERIC, Side, Task
 
-import girih
-from girih import models
 from girih.data import Batch
-from girih.dense.replica import Replica
-from girih.models import Block, Embeddings, bce_with_logits, needs_of
-from girih.schedules import in_step
-from girih.spans import Spans
-from girih.sparse.local import LocalSparse
 
-CATEGORICAL, NUMERIC, BATCH, ROWS, NUM_BATCHES, ROUND = 26, 13, 4096, 500_000, 20, 4
+FEATURES, BATCH, WARMUP = 26, 4096, 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("train", __doc__)
+    parser.add_argument("--models", nargs="+", default=["dlrm", "deepfm"], choices=["dlrm", "deepfm"])
+    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--bag", type=int, nargs="+", default=[1, 10], help="ids a bag")
     parser.add_argument(
-        "--model", default="deepfm", choices=sorted(set(models.BY_NAME) - {"din", "mmoe", "lr", "fm"})
+        "--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"]
     )
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=6)
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
-    warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch's own sparse optimizer
-    features = [girih.Categorical(name=f"c{i}", dim=arguments.dim) for i in range(CATEGORICAL)]
-    schema = girih.Schema([*features, *(girih.Numeric(name=f"x{i}") for i in range(NUMERIC))], "click")
-    model = models.create(arguments.model, schema)
-    batches = make_batches()
-    contestants: dict[str, Callable[[list[Batch]], None]] = {
-        "girih": girih_steps(model, schema, arguments.precision),
-        "nn.EmbeddingBag": torch_steps(copy.deepcopy(model), schema, arguments.dim, arguments.precision),
-        "dense alone": dense_steps(copy.deepcopy(model), schema, arguments.dim, arguments.precision),
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shards", type=int, help="of girih's tables; default: as a trainer has them")
+    parser.add_argument("--rows", type=int, default=500_000, help="of each feature's table")
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--zipf", type=float, default=1.2)
+    parser.add_argument("--rounds", type=int, default=8, help="turns that count")
+    parser.add_argument("--steps", type=int, default=2, help="of each turn")
+    parser.add_argument("--huge-pages", action="store_true", help="for the peers' malloc too (glibc)")
+    options = parser.parse_args()
+    if options.huge_pages:
+        harness.share_huge_pages()
+    torch.set_num_threads(options.threads)
+    report = harness.Report("train", options)
+    prevent_version_check()
+    peers = {name: report.peer(name) is not None for name in ("fbgemm_gpu", "torchrec", "deepctr_torch")}
+    report.skip(
+        "FuxiCTR",
+        "its wheel holds layers but no models, and needs ray[data], polars, pandas and h5py to be imported",
+    )
+    say_differences(report)
+    table = report.table(
+        f"Training: {FEATURES} categorical and {NUMERIC} numeric features, {options.batch:,} examples a step,"
+        f" {options.threads} threads",
+        {
+            "model": "{}", "D": "{}", "bag": "{}", "precision": "{}", "what": "{}", "samples/s": "{:,.0f}",
+            "girih is x as fast": "{:.2f}", "of dense alone": "{:.1%}", "x its float32": "{:.2f}",
+        },
+    )  # fmt: skip
+    for model, dim in itertools.product(options.models, options.dims):
+        for row in rows_of(model, dim, options, report, peers):
+            table.row(row)
+    report.finish()
+
+
+def say_differences(report: harness.Report) -> None:
+    """What the table cannot show."""
+    for what in (
+        "girih's tables grow, those of TorchRec and DeepCTR-Torch are static; ids stay below their rows, so that all of"
+        " them read and move the same rows",
+        "girih looks for NaN and infinity in the loss and in every gradient at each step; the others do not",
+        "TorchRec runs FusedEmbeddingBagCollection; 'TorchRec tables' puts girih's own network over it, 'TorchRec DLRM' is"
+        " its own model of the same layers",
+        "first-order weights of DeepFM over TorchRec are a column of rows D + 4 wide, as FBGEMM wants multiples of 4, and"
+        " share the row's accumulator",
+        "DeepCTR-Torch has no DLRM and no bfloat16; one optimizer moves everything (Adagrad), gradients of its"
+        " tables are dense, its network has L2 terms by default, and its ids travel as float32",
+        "girih's tables ask for huge pages, the others live in malloc's memory; --huge-pages gives them huge pages too",
+        "batches are made beforehand, each in the shape that its contestant's data loader would give",
+    ):
+        report.not_identical(what)
+
+
+def rows_of(
+    model: str, dim: int, options: argparse.Namespace, report: harness.Report, peers: Mapping[str, bool]
+) -> list[dict[str, object]]:
+    """All bags and precisions of one model over one set of filled tables."""
+    print(f"{model}, D = {dim}", file=sys.stderr, flush=True)
+    shape = Shape(FEATURES, options.batch, options.rows)
+    task = Task(model, dim, shape)
+    sides: dict[str, Side] = {
+        "girih": train_sides.Girih(task, options.shards),
+        "dense alone": train_sides.DenseAlone(task),
+        "dense alone, girih's Replica": train_sides.ReplicaAlone(task),
     }
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(arguments.rounds + 1):
-        part = [batches[(number * ROUND + i) % NUM_BATCHES] for i in range(ROUND)]
-        for name, steps in contestants.items():
-            start = time.perf_counter()
-            steps(part)
-            if number:
-                rates[name].append(ROUND * BATCH / (time.perf_counter() - start))
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    title = (
-        f"{arguments.model}, D = {arguments.dim}, {arguments.precision}, {torch.get_num_threads()} threads"
-    )
-    table = Table(title=title, title_justify="left")
-    for column in ("", "samples/s", "of dense alone"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, rate in medians.items():
-        table.add_row(name, f"{rate:,.0f}", f"{rate / medians['dense alone']:.0%}")
-    Console().print(table)
+    if peers["fbgemm_gpu"] and peers["torchrec"]:
+        sides["TorchRec tables"] = train_sides.TorchRecTables(task)
+        if model == "dlrm":
+            sides["TorchRec DLRM"] = train_sides.TorchRecDLRM(task)
+    found: list[dict[str, object]] = []
+    for bag in options.bag:
+        bags = Shape(FEATURES, options.batch, options.rows, bag)
+        batches = make_batches(bags, options.steps * (WARMUP + options.rounds), options.zipf)
+        contestants = {
+            (name, precision): turns(side, precision, options.steps, batches)
+            for precision in options.precision
+            for name, side in sides.items()
+        }
+        if peers["deepctr_torch"] and model == "deepfm" and "float32" in options.precision:
+            side = deepctr(Task(model, dim, bags), report)
+            contestants["DeepCTR-Torch", "float32"] = turns(side, "float32", 1, batches)
+        measured = harness.alternate(contestants, options.rounds, WARMUP)
+        found += [{"model": model, "D": dim, "bag": bag, **row} for row in compared(measured, options.batch)]
+    for side in sides.values():
+        side.close()
+    return found
 
 
-def make_batches() -> list[Batch]:
-    rng = np.random.default_rng(0)
+def turns(side: Side, precision: str, steps: int, batches: list[Batch]) -> harness.Contestant:
+    """A contestant that takes some steps a turn; measures seconds a step."""
+
+    def turn(number: int) -> tuple[float]:
+        side.precision = precision
+        prepared = [side.prepare(batches[(number * steps + i) % len(batches)]) for i in range(steps)]
+        return (harness.seconds(lambda: [side.step(each) for each in prepared]) / steps,)
+
+    return turn
+
+
+def compared(
+    measured: Mapping[tuple[str, str], list[tuple[float, ...]]], batch: int
+) -> Iterator[dict[str, object]]:
+    """Rates, and ratios of turns that follow each other."""
+    for (name, precision), times in measured.items():
+        row: dict[str, object] = {
+            "precision": precision,
+            "what": name,
+            "samples/s": batch / harness.median(times),
+            "of dense alone": harness.ratio(times, measured["dense alone", precision]),
+        }
+        if name != "girih":
+            row["girih is x as fast"] = harness.ratio(measured["girih", precision], times)
+        if precision != "float32" and (name, "float32") in measured:
+            row["x its float32"] = harness.ratio(times, measured[name, "float32"])
+        yield row
+
+
+def deepctr(task: Task, report: harness.Report) -> DeepCTR:
+    """With tables of 4 GB at most, gradients and optimizer included: each of its steps moves all of them."""
+    bytes_a_row = DeepCTR.BYTES_A_COLUMN * (task.dim + 1) * task.shape.features
+    rows = min(task.shape.rows, (4 << 30) // bytes_a_row)
+    if rows < task.shape.rows:
+        report.not_identical(
+            f"DeepCTR-Torch at D = {task.dim} has tables of {rows:,} rows, in its favour: a step moves every row"
+        )
+    return DeepCTR(task, rows)
+
+
+def make_batches(shape: Shape, count: int, zipf: float) -> list[Batch]:
+    rng, stream = np.random.default_rng(0), Stream(shape, "zipf", zipf=zipf)
     return [
         Batch(
-            ids=(rng.zipf(1.2, CATEGORICAL * BATCH) % ROWS).astype(np.int64),
-            offsets=np.arange(CATEGORICAL * BATCH + 1, dtype=np.int32),
-            numeric=rng.normal(size=(BATCH, NUMERIC)).astype(np.float32),
-            labels=(rng.random((BATCH, 1)) < 0.25).astype(np.float32),
+            ids=static(stream.next(), shape.rows),
+            offsets=shape.offsets.astype(np.int32),
+            numeric=rng.normal(size=(shape.batch, NUMERIC)).astype(np.float32),
+            labels=(rng.random((shape.batch, 1)) < 0.25).astype(np.float32),
         )
-        for _ in range(NUM_BATCHES)
+        for _ in range(count)
     ]
-
-
-def adam(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3)  # type: ignore[arg-type]
-
-
-def girih_steps(
-    model: torch.nn.Module, schema: girih.Schema, precision: str
-) -> Callable[[list[Batch]], None]:
-    sparse = LocalSparse(schema, needs_of(model, schema), optimizer=girih.optim.Adagrad(lr=0.05))
-    dense = Replica(model, adam, precision=precision)
-
-    def steps(batches: list[Batch]) -> None:
-        for _ in in_step(((b, None) for b in batches), sparse, dense, bce_with_logits, lambda: 1.0, Spans()):
-            pass
-
-    return steps
-
-
-def torch_steps(
-    model: torch.nn.Module, schema: girih.Schema, dim: int, precision: str
-) -> Callable[[list[Batch]], None]:
-    needs = needs_of(model, schema)
-    first_order = any("first_order" in kinds for kinds in needs.values())
-    widths = [dim] + ([1] if first_order else [])
-    bags = [[torch.nn.EmbeddingBag(ROWS, w, mode="mean", sparse=True) for _ in schema.sparse] for w in widths]
-    rows_optimizer = torch.optim.Adagrad([bag.weight for group in bags for bag in group], lr=0.05)
-    optimizer, names = adam(model.parameters()), tuple(f.name for f in schema.sparse)
-
-    def steps(batches: list[Batch]) -> None:
-        for batch in batches:
-            ids = torch.from_numpy(batch.ids).view(CATEGORICAL, BATCH, 1)
-            blocks = [
-                Block(names, torch.stack([bag(ids[i]) for i, bag in enumerate(group)], dim=1))
-                for group in bags
-            ]
-            embeddings = Embeddings((blocks[0],), {}, tuple(blocks[1:]))
-            loss_step(model, embeddings, batch, precision)
-            for each in (rows_optimizer, optimizer):
-                each.step()
-                each.zero_grad()
-
-    return steps
-
-
-def dense_steps(
-    model: torch.nn.Module, schema: girih.Schema, dim: int, precision: str
-) -> Callable[[list[Batch]], None]:
-    optimizer, names = adam(model.parameters()), tuple(f.name for f in schema.sparse)
-    given = torch.randn(BATCH, CATEGORICAL, dim), torch.randn(BATCH, CATEGORICAL, 1)
-
-    def steps(batches: list[Batch]) -> None:
-        for batch in batches:
-            leaves = [tensor.clone().requires_grad_() for tensor in given]
-            loss_step(
-                model,
-                Embeddings((Block(names, leaves[0]),), {}, (Block(names, leaves[1]),)),
-                batch,
-                precision,
-            )
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return steps
-
-
-def loss_step(model: torch.nn.Module, embeddings: Embeddings, batch: Batch, precision: str) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-        logits = model(torch.from_numpy(batch.numeric), embeddings)
-    logits = logits.float()
-    _, gradient = bce_with_logits(logits.detach(), torch.from_numpy(batch.labels), None)
-    logits.backward(gradient)
 
 
 if __name__ == "__main__":

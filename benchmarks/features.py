@@ -1,0 +1,65 @@
+"""What an id costs as features grow: the sparse half at 26 to 208 features, the rows of all tables together fixed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+import harness
+import torch
+from ids import Shape, Stream
+from sparse_sides import Fbgemm, Packed, Side, TorchRec, fill_all, run_step
+
+DIM, OPTIMIZER, WARMUP = 16, "rowwise_adagrad", 2
+
+
+def features_curve(report: harness.Report, options: argparse.Namespace, peers: Mapping[str, bool]) -> None:
+    """Nanoseconds an id, forward, backward and update, Zipf ids, one thread; all points take turns."""
+    rows = max(1, options.rows // len(options.features))  # all sets of tables are in memory at once
+    table = report.table(
+        f"Sparse half as features grow: D = {DIM}, {OPTIMIZER}, {options.batch:,} examples, one id a bag,"
+        f" {rows:,} rows in all, nanoseconds an id, one thread",
+        {
+            "features": "{}",
+            "girih packed": "{:.1f}",
+            "FBGEMM TBE": "{:.1f}",
+            "TorchRec": "{:.1f}",
+            "girih, of its first": "{:.2f}",
+            "TorchRec, of its first": "{:.2f}",
+        },
+    )
+    sides: dict[str, type[Side]] = {"girih packed": Packed}
+    if peers["FBGEMM"]:
+        sides["FBGEMM TBE"] = Fbgemm
+    if peers["FBGEMM"] and peers["TorchRec"]:
+        sides["TorchRec"] = TorchRec
+    contestants: dict[str, harness.Contestant] = {}
+    made: list[tuple[Side, int]] = []
+    for features in options.features:
+        shape = Shape(features, options.batch, max(1, rows // features))
+        stream = Stream(shape, "zipf", zipf=options.zipf)
+        batches = [stream.next() for _ in range(WARMUP + options.repeats)]
+        gradient = torch.randn(features * shape.batch * DIM)
+        for name, kind in sides.items():
+            side = kind(shape, DIM, OPTIMIZER)
+            made.append((side, shape.rows))
+            contestants[f"{name} {features}"] = _contestant(side, batches, gradient)
+    fill_all(made)
+    measured = harness.alternate(contestants, options.repeats, WARMUP)
+    for features in options.features:
+        first = options.features[0]
+        cost = {
+            name: 1e9 * harness.median(measured[f"{name} {features}"]) / (features * options.batch)
+            for name in sides
+        }
+        for name, column in (("girih packed", "girih"), ("TorchRec", "TorchRec")):
+            if name in sides:
+                growth = harness.ratio(measured[f"{name} {first}"], measured[f"{name} {features}"])
+                cost[f"{column}, of its first"] = growth * first / features
+        table.row({"features": features, **cost})
+    for side, _ in made:
+        side.close()
+
+
+def _contestant(side: Side, batches: Sequence, gradient: torch.Tensor) -> harness.Contestant:
+    return lambda number: run_step(side, side.prepare(batches[number], 1), gradient)

@@ -1,0 +1,273 @@
+"""What all benchmarks share: contestants that take turns in one run, a table, JSON, peers that may be missing.
+
+A benchmark is one file here with a ``main()``; its docstring's first line is what ``girih bench`` lists:
+
+    def main() -> None:
+        parser = harness.parser("kernels", __doc__)         # has --json already
+        parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+        report = harness.Report("kernels", parser.parse_args())
+        torchrec = report.peer("torchrec")                  # a module, or None: skipped, with the reason
+        report.not_identical("girih's tables grow, those of torch are static")
+        times = harness.alternate({"girih": ours, "torch": theirs}, rounds=15)
+        table = report.table("title", {"what": "{}", "ms": "{:.2f}", "of torch": "{:.2f}×"})
+        table.row({"what": "girih", "ms": 1e3 * harness.median(times["girih"]), ...})
+        report.finish()                                     # prints, and writes the JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from rich.console import Console
+from rich.table import Table as RichTable
+
+PACKAGES = (
+    "girih", "torch", "numba", "numpy", "pyarrow", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
+)  # fmt: skip
+
+ENVIRONMENT = ("GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NUMBA_", "OMP_")
+"""Variables of the environment that change what is measured begin with one of these."""
+
+Contestant = Callable[[int], Sequence[float] | None]
+"""Does its work for one round; returns what it measured itself, or None to have the whole call timed."""
+
+
+def alternate(
+    contestants: Mapping[str, Contestant], rounds: int, warmup: int = 2
+) -> dict[str, list[tuple[float, ...]]]:
+    """Lets contestants take turns, A B C A B C …, so that a machine that slows down slows them all.
+
+    Args:
+        contestants: called with the number of the round, 0 to ``warmup + rounds - 1``; rounds beyond the
+            warm-up count. Every other round goes backwards, so that nobody always follows the same one.
+
+    Returns:
+        Of each, a tuple a round: seconds of the call, or what the contestant returned.
+    """
+    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in contestants}
+    for number in range(warmup + rounds):
+        for name in list(contestants)[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            parts = contestants[name](number)
+            whole = time.perf_counter() - start
+            if number >= warmup:
+                measured[name].append((whole,) if parts is None else tuple(parts))
+    return measured
+
+
+def median(measured: Sequence[Sequence[float]]) -> float:
+    """The median over rounds of each round's sum."""
+    return statistics.median(sum(parts) for parts in measured)
+
+
+def median_part(measured: Sequence[Sequence[float]], part: int) -> float:
+    """The median over rounds of one part."""
+    return statistics.median(parts[part] for parts in measured)
+
+
+def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """How many times as long they took: the median of each round's own ratio, so that drift cancels."""
+    return statistics.median(sum(b) / sum(a) for a, b in zip(ours, theirs, strict=True))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """``torch.set_num_threads``, put back afterwards; FBGEMM and torch's OpenMP loops obey it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def share_huge_pages() -> None:
+    """Starts this program anew with a malloc that asks for huge pages, as girih's tables do by themselves."""
+    if "malloc.hugetlb" not in os.environ.get("GLIBC_TUNABLES", ""):
+        environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Mistakes are one line and status 2, as in all of girih."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"girih: {self.prog.removeprefix('girih ')}: {message}; see --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser that knows ``--json``; options must be written out."""
+    made = OneLineParser(
+        prog=f"girih bench {name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--json", type=Path, default=Path("runs", "bench", f"{name}.json"), metavar="FILE")
+    return made
+
+
+class ResultTable:
+    """Rows of raw values, shown by one format a column; None is shown as a dash."""
+
+    def __init__(self, title: str, columns: Mapping[str, str]) -> None:
+        self.title = title
+        self.columns = dict(columns)
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, values: Mapping[str, Any]) -> None:
+        """Adds a row; a column that is left out is None.
+
+        Raises:
+            KeyError: a value of no column.
+        """
+        unknown = set(values) - set(self.columns)
+        if unknown:
+            raise KeyError(f"{self.title}: no column {sorted(unknown)}; columns: {list(self.columns)}")
+        self.rows.append({name: values.get(name) for name in self.columns})
+
+    def shown(self) -> RichTable:
+        """For the terminal: words to the left, numbers to the right; columns of one value stand in the title."""
+        cells = {
+            name: ["–" if row[name] is None else form.format(row[name]) for row in self.rows]
+            for name, form in self.columns.items()
+        }
+        same = {name for name, texts in cells.items() if len(texts) > 1 and len(set(texts)) == 1}
+        title = [self.title, ", ".join(f"{name} {cells[name][0]}" for name in self.columns if name in same)]
+        table = RichTable(title="\n".join(line for line in title if line), title_justify="left")
+        varying = [name for name in self.columns if name not in same]
+        for name in varying:
+            words = any(isinstance(row[name], str) for row in self.rows)
+            table.add_column(name, justify="left" if words else "right", overflow="fold")
+        for number in range(len(self.rows)):
+            table.add_row(*(cells[name][number] for name in varying))
+        return table
+
+
+class Report:
+    """What one run of a benchmark found, with all that is needed to judge or repeat it."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name = name
+        self.file: Path = arguments.json
+        self.options = {key: _plain(value) for key, value in vars(arguments).items() if key != "json"}
+        self.skipped: dict[str, str] = {}
+        self.tables: list[ResultTable] = []
+        self.differences: list[str] = []
+        self._start = time.perf_counter()
+
+    def peer(self, module: str, mend: str = "make bench-peers installs it") -> ModuleType | None:
+        """Imports a peer's module; where that fails, None, and the reason stands in the report."""
+        try:
+            return importlib.import_module(module)
+        except (ImportError, OSError, RuntimeError) as error:  # a wheel of another torch fails in its loader
+            self.skip(module, f"{' '.join(str(error).split())}; {mend}")
+            return None
+
+    def skip(self, what: str, reason: str) -> None:
+        """Says that something was left out, and why."""
+        self.skipped.setdefault(what, reason)
+
+    def not_identical(self, what: str) -> None:
+        """Says where the contestants' work differs."""
+        if what not in self.differences:
+            self.differences.append(what)
+
+    def table(self, title: str, columns: Mapping[str, str]) -> ResultTable:
+        """A new table; ``columns`` is name → format, as in ``{"D": "{}", "ms": "{:.2f}"}``."""
+        self.tables.append(ResultTable(title, columns))
+        return self.tables[-1]
+
+    def finish(self) -> None:
+        """Prints tables, what was skipped and what was not identical; writes the JSON."""
+        console = Console(width=None if sys.stdout.isatty() else 180)
+        for table in self.tables:
+            console.print(table.shown())
+        for what in self.differences:
+            console.print(f"not identical: {what}", highlight=False, markup=False, soft_wrap=True)
+        for what, reason in self.skipped.items():
+            console.print(f"skipped: {what}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n")
+        console.print(str(self.file), highlight=False, markup=False, soft_wrap=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON: tables with raw values, and where they come from."""
+        return {
+            "benchmark": self.name,
+            "command": f"girih bench {' '.join([self.name, *sys.argv[1:]])}",
+            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "duration_s": round(time.perf_counter() - self._start, 1),
+            "machine": machine(),
+            "versions": {"python": platform.python_version(), **versions()},
+            "options": self.options,
+            "tables": [{"title": t.title, "columns": list(t.columns), "rows": t.rows} for t in self.tables],
+            "not_identical": self.differences,
+            "skipped": self.skipped,
+        }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, huge pages."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "huge_pages": pages.read_text().strip() if pages.is_file() else "unknown",
+        "torch_threads": torch.get_num_threads(),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT)},
+    }
+
+
+def available_bytes() -> int:
+    """Memory that is free or could be; half of all where the system does not say."""
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    fields = dict(line.split(":") for line in file.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

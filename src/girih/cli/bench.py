@@ -1,0 +1,57 @@
+"""``girih bench``."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from girih.cli import cli
+from girih.errors import ConfigError, MissingFileError, nearest
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@cli.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NAME] [OPTIONS]...")
+def bench(words: tuple[str, ...]) -> int:
+    """Measure this machine, with peers beside us. Without NAME: list the benchmarks.
+
+    Options are the benchmark's own: girih bench NAME --help.
+    """
+    names = benchmarks()
+    if words and words[0] not in ("-h", "--help"):
+        name, *options = words
+        if name not in names:
+            raise ConfigError(f"bench: unknown benchmark {name!r}{nearest(name, names)}")
+        # A fresh program, so that nothing has set up threads or memory, and signals and status are its own.
+        os.execv(sys.executable, [sys.executable, str(FOLDER / f"{name}.py"), *options])
+    click.echo("girih bench NAME [OPTIONS]; girih bench NAME --help lists the options of one")
+    for name, line in names.items():
+        click.echo(f"  {name:12} {line}")
+    return 0
+
+
+def benchmarks() -> dict[str, str]:
+    """Name → first line of the docstring, of each file with a ``main``.
+
+    Raises:
+        MissingFileError: this is an installed package, which benchmarks are no part of.
+    """
+    if not FOLDER.is_dir():
+        raise MissingFileError(
+            f"bench: {FOLDER} is missing: benchmarks are in the source checkout, not in the installed package;"
+            " clone the repository and run make setup there"
+        )
+    found = {}
+    for file in sorted(FOLDER.glob("*.py")):
+        tree = ast.parse(file.read_text())
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[file.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found

@@ -1,0 +1,102 @@
+"""``girih bench``: listed, started, refused; and the benchmarks of this folder run end to end at toy sizes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from girih import cli
+from girih.cli import bench
+
+TINY = {
+    "kernels": (
+        "--quick", "--dims", "4", "--rows", "1000", "--batch", "64", "--repeats", "2", "--memory-bytes", "65536",
+        "--features", "2", "4", "--threads", "1", "--optimizers", "adagrad",
+    ),
+    "train": (
+        "--models", "deepfm", "--dims", "4", "--bag", "2", "--rows", "100", "--batch", "64", "--rounds", "2",
+        "--precision", "float32", "--threads", "1",
+    ),
+}  # fmt: skip
+NO_PEERS = """
+import runpy, sys
+for name in ("fbgemm_gpu", "torchrec", "deepctr_torch"):
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_without_a_name_it_lists_one_line_each(capsys):
+    assert cli.run(["bench"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert {"kernels", "train"} <= {line.split()[0] for line in lines}
+    assert all(len(line.split()) > 3 for line in lines)
+    assert "harness" not in {line.split()[0] for line in lines}
+
+
+def test_an_unknown_name_is_told_the_nearest(capsys):
+    assert cli.run(["bench", "kernls"]) == 2
+    assert capsys.readouterr().err == "girih: bench: unknown benchmark 'kernls'; did you mean 'kernels'?\n"
+
+
+def test_an_installed_package_has_no_benchmarks(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "benchmarks")
+    assert cli.run(["bench", "kernels"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "clone the repository" in told
+
+
+def test_options_are_the_benchmarks_own():
+    def girih(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "girih", *words], capture_output=True, text=True, check=False
+        )
+
+    helped = girih("bench", "train", "--help")
+    assert helped.returncode == 0
+    assert "--precision" in helped.stdout
+    refused = girih("bench", "train", "--dimz", "16")
+    assert refused.returncode == 2
+    assert refused.stderr == "girih: bench train: unrecognized arguments: --dimz 16; see --help\n"
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_runs_without_peers_and_says_so(name, tmp_path):
+    file = bench.FOLDER / f"{name}.py"
+    command = [sys.executable, "-c", NO_PEERS, str(file), *TINY[name], "--json", "out/found.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "found.json").read_text())
+    assert found["benchmark"] == name
+    assert found["command"].startswith(f"girih bench {name} ")
+    assert found["machine"]["cores"] >= 1
+    assert found["versions"]["torch"]
+    assert found["not_identical"]
+    assert all("make bench-peers" in found["skipped"][peer] for peer in ("fbgemm_gpu", "torchrec"))
+    assert "skipped: torchrec: " in done.stdout
+    for table in found["tables"]:
+        assert table["rows"]
+        assert all(set(row) == set(table["columns"]) for row in table["rows"])
+    rows = found["tables"][0]["rows"]
+    if name == "kernels":
+        assert {row["what"] for row in rows} == {"girih packed", "girih.nn.EmbeddingBag", "nn.EmbeddingBag"}
+        assert all(row["step ms"] > 0 for row in rows)
+        assert [row["features"] for row in found["tables"][-1]["rows"]] == [2, 4]
+    else:
+        assert {row["what"] for row in rows} == {"girih", "dense alone", "dense alone, girih's Replica"}
+        assert all(row["samples/s"] > 0 for row in rows)
+
+
+def test_json_lies_below_runs_unless_told_otherwise(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(bench.FOLDER)}
+    program = "import harness; r = harness.Report('x', harness.parser('x', None).parse_args()); r.finish()"
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    assert json.loads(Path(tmp_path, "runs", "bench", "x.json").read_text())["tables"] == []

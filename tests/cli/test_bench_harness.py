@@ -1,0 +1,106 @@
+"""What benchmarks rest on: turns, ratios, tables, and that contestants do the same work."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from girih.cli import bench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+def test_contestants_take_turns_and_warm_up():
+    import harness
+
+    calls = []
+
+    def contestant(name):
+        def turn(number):
+            calls.append((number, name))
+            return float(number), 1.0
+
+        return turn
+
+    measured = harness.alternate({name: contestant(name) for name in "ab"}, rounds=3, warmup=2)
+    assert calls[:4] == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    assert measured["a"] == measured["b"] == [(2.0, 1.0), (3.0, 1.0), (4.0, 1.0)]
+    assert harness.median(measured["a"]) == 4.0
+    assert harness.median_part(measured["a"], 0) == 3.0
+
+
+def test_ratios_are_paired_by_round():
+    import harness
+
+    slowing = [(1.0,), (2.0,), (4.0,)]
+    assert harness.ratio(slowing, [(2.0,), (4.0,), (8.0,)]) == 2.0
+    assert harness.ratio(slowing, [(3.0,), (3.0,), (3.0,)]) == 1.5
+
+
+def test_a_table_keeps_raw_values_and_refuses_unknown_columns():
+    import harness
+
+    table = harness.ResultTable("t", {"what": "{}", "ms": "{:.1f}"})
+    table.row({"what": "x", "ms": 1.23456})
+    table.row({"what": "y"})
+    assert table.rows == [{"what": "x", "ms": 1.23456}, {"what": "y", "ms": None}]
+    assert table.shown().row_count == 2
+    with pytest.raises(KeyError, match="no column"):
+        table.row({"who": "x"})
+
+
+def test_streams_are_fresh_and_their_new_ids_are_new():
+    import ids
+
+    shape = ids.Shape(features=2, batch=50, rows=100, bag=3)
+    stream = ids.Stream(shape, "uniform", new=0.2, seed=1)
+    first, second = stream.next(), stream.next()
+    assert len(first) == shape.num_ids == 300
+    assert not np.array_equal(first, second)
+    new = [set(batch[batch >= 100]) for batch in (first, second)]
+    assert all(30 < len(each) < 90 for each in new)
+    assert not new[0] & new[1]
+    assert ids.num_unique(np.array([1, 1, 2, 1, 1, 1]), features=2) == 3
+    assert max(ids.Stream(shape, "zipf", zipf=1.2).next()) > 100
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the peers
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_contestants_of_the_sparse_half_agree(optimizer):
+    """Same rows, ids and gradients: after three steps all give the same embeddings."""
+    pytest.importorskip("fbgemm_gpu", reason="peers are not installed; make bench-peers")
+    import ids
+    import sparse_sides
+    from upstream import gradient_arrives
+
+    shape, dim = ids.Shape(features=2, batch=8, rows=30, bag=3), 4
+    kinds = (sparse_sides.Packed, sparse_sides.Module, sparse_sides.Fbgemm, sparse_sides.Torch)
+    stream, generator = ids.Stream(shape, "uniform", new=0.0), torch.Generator().manual_seed(0)
+    batches = [stream.next() for _ in range(4)]
+    gradients = [torch.randn(8, 2, dim, generator=generator) for _ in batches]
+    moved = []
+    for kind in kinds:
+        side = kind(shape, dim, optimizer)
+        side.fill(shape.rows)
+        by_feature = kind in (sparse_sides.Module, sparse_sides.Torch)  # [F·B, D] instead of [B, F, D]
+        probe = side.prepare(batches[-1], shape.bag)
+        before = side.forward(probe).detach().clone()
+        for batch, gradient in zip(batches[:3], gradients, strict=False):
+            given = gradient.transpose(0, 1) if by_feature else gradient
+            out = side.forward(side.prepare(batch, shape.bag))
+            gradient_arrives(out, [given.reshape(out.shape).clone()])
+            side.update()
+        change = (side.forward(probe).detach() - before).reshape(-1, dim)
+        if by_feature:
+            change = change.view(2, 8, dim).transpose(0, 1).reshape(-1, dim)
+        moved.append(change)
+        side.close()
+    for other in moved[1:]:
+        torch.testing.assert_close(other, moved[0], rtol=1e-4, atol=1e-5)
