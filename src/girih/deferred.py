@@ -11,16 +11,17 @@ MOST_WAITING = 4  # each holds what it computes from
 
 
 class Deferred:
-    """One thread that computes, and a queue of what is to be told of it."""
+    """One thread, called ``name``, that computes, and a queue of what is to be told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._worker: ThreadPoolExecutor | None = None
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "girih-metrics")
+            self._worker = ThreadPoolExecutor(1, self._name)
         while len(self._waiting) >= MOST_WAITING:
             future, earlier = self._waiting.popleft()
             earlier(future.result())

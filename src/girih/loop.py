@@ -27,7 +27,8 @@ class Loop:
     """Trains until the data, the options or a request end it.
 
     Attributes:
-        save: writes a checkpoint of the state as it stands; called between steps only.
+        save: begins a checkpoint of the state as it stands; called between steps only.
+        settle_saves: called after every step; raises what went wrong with a checkpoint that was begun.
         score: scores the validation data, or None where there is none.
         stop_requested: asked after every step.
     """
@@ -41,12 +42,13 @@ class Loop:
     moments: Moments
     log: RunLog
     save: Callable[[], None]
+    settle_saves: Callable[[], None]
     score: Callable[[], Scores] | None
     label_names: Sequence[str]
     save_every_steps: int | None = None
     stop_requested: Callable[[], bool] = lambda: False
     spans: Spans = field(default_factory=Spans)
-    _telling: Deferred = field(default_factory=Deferred)
+    _telling: Deferred = field(default_factory=partial(Deferred, "girih-metrics"))
 
     def run(self, train: Dataset, until_epoch: int) -> None:
         """Trains on ``train`` until so many epochs are done.
@@ -111,6 +113,7 @@ class Loop:
             state.refused += 1
         self.learning_rate.after_step()
         self._telling.settle()
+        self.settle_saves()
         self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
 
     def _end_epoch(self) -> None:

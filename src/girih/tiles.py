@@ -38,6 +38,18 @@ class Pending(Protocol):
         ...
 
 
+class SparseSave(Protocol):
+    """Rows as they were when a save began; to be written once, by any thread."""
+
+    def write(self) -> Mapping[str, Any]:
+        """Writes the files; returns relative path → {"bytes", "crc32"}."""
+        ...
+
+    def close(self) -> None:
+        """Ends the save, written or not."""
+        ...
+
+
 class SparseHalf(Protocol):
     """Owns the rows."""
 
@@ -69,8 +81,8 @@ class SparseHalf(Protocol):
         """Rows of each table."""
         ...
 
-    def save(self, directory: Path) -> Mapping[str, Any]:
-        """Writes all rows below a directory; returns relative path → {"bytes", "crc32"}."""
+    def begin_save(self, directory: Path) -> SparseSave:
+        """All rows as they are now, to be written below a directory while training goes on."""
         ...
 
     def load(self, directory: Path, files: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from girih.arguments import device, expect, refuse_other_schema, schema_of
 from girih.callbacks import Callback, TensorBoard
 from girih.checkpoint import CheckpointOptions
 from girih.data import Dataset, Moments, Position
+from girih.deferred import Deferred
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, RunDirectoryError
 from girih.learning_rate import LearningRate
@@ -108,6 +110,7 @@ class Trainer:
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
         directory = run if isinstance(run, RunDirectory) else self._opened
         self._run = None if directory is None else directory.path
+        self._saving = Deferred("girih-checkpoint")  # one at a time
         self._saved: Path | None = None  # a checkpoint of exactly what is here now
         self._best: Path | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -172,6 +175,7 @@ class Trainer:
             moments=self.moments,
             log=log,
             save=self._save_into_run,
+            settle_saves=self._saving.settle,
             score=None if valid is None else lambda: self._score(valid, self._stop.is_set),
             label_names=self.schema.labels.names,
             save_every_steps=None if self._run is None else self.checkpoints.every_steps,
@@ -181,14 +185,18 @@ class Trainer:
         try:
             loop.run(train, self.state.epoch + epochs)
             loop.close()
+            self._saving.settle(wait=True)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 loop.close()
                 self._note(log)
+            with contextlib.suppress(Exception):
+                self._saving.settle(wait=True)
             raise
         self._note(log)
         if self._run is not None:
             self._save_into_run()
+            self._saving.settle(wait=True)
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -244,16 +252,16 @@ class Trainer:
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
-        return self._save(Path(directory), unchanged=False)
+        self._saving.settle(wait=True)
+        return checkpoint.Save(Path(directory), **self._content()).write()
 
-    def _save(self, root: Path, *, unchanged: bool) -> Path:
+    def _content(self) -> dict[str, Any]:
+        """What a checkpoint of this moment holds."""
         self.sparse.drain()
-        return checkpoint.save(
-            root,
-            unchanged=unchanged,
-            step=self.state.step,
-            schema=self.schema,
-            state={
+        return {
+            "step": self.state.step,
+            "schema": self.schema,
+            "state": {
                 "run": self.state.to_dict(),
                 "learning_rate": self.learning_rate.state(),
                 "moments": None if self.moments is None else self.moments.to_dict(),
@@ -262,9 +270,9 @@ class Trainer:
                 "sparse_step": self.sparse.step,
                 "strategy": self.strategy.name,
             },
-            sparse=self.sparse,
-            dense=self.dense,
-        )
+            "sparse": self.sparse,
+            "dense": self.dense,
+        }
 
     def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
         """Takes rows and parameters from a checkpoint, or from a run: its latest.
@@ -326,11 +334,14 @@ class Trainer:
 
     def close(self) -> None:
         """Gives the tables' memory and the run directory back."""
-        self.sparse.close()
-        if self._opened is not None:
-            self._opened.close()
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        try:
+            self._saving.close()
+        finally:
+            self.sparse.close()
+            if self._opened is not None:
+                self._opened.close()
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     def __enter__(self) -> Trainer:
         return self
@@ -399,10 +410,19 @@ class Trainer:
         return Path(self._scratch.name)
 
     def _save_into_run(self) -> None:
+        """Begins a checkpoint, which is written while training goes on, once an earlier one is done."""
+        with self.spans("wait for checkpoint"):
+            self._saving.settle(wait=True)
         with self.spans("checkpoint"):
-            root = self._checkpoint_root()
-            unchanged = self._saved == root / checkpoint.name_of(self.state.step)
-            self._saved = self._save(root, unchanged=unchanged)
-            if self.state.best_step == self.state.step:
-                self._best = self._saved
-            checkpoint.rotate(root, self.checkpoints.keep, self.state.best_step)
+            root, best_step = self._checkpoint_root(), self.state.best_step
+            if self._saved == root / checkpoint.name_of(self.state.step):
+                self._note_saved(root, best_step, checkpoint.save_manifest(root, **self._content()))
+                return
+            save = checkpoint.Save(root, **self._content())
+            self._saving.submit(save.write, functools.partial(self._note_saved, root, best_step))
+
+    def _note_saved(self, root: Path, best_step: int | None, path: Path) -> None:
+        self._saved = path
+        if best_step is not None and path.name == checkpoint.name_of(best_step):
+            self._best = path
+        checkpoint.rotate(root, self.checkpoints.keep, best_step)

@@ -83,7 +83,7 @@ OUT_OF_RANGE = [
     ("store.shards = 0", "store: shards = 0: expected an integer from 1 to 256"),
     ("store.shards = 1000", "store: shards = 1000: expected an integer from 1 to 256"),
     ("store.reserve_rows = -1", "store: reserve_rows = -1: expected an integer of at least 1"),
-    ("store.reserve_rows = 99999999999", "reserve_rows = 99999999999: expected 1 to 2,147,483,646"),
+    ("store.reserve_rows = 99999999999", "reserve_rows = 99999999999: expected 1 to 1,610,612,736"),
     (
         "tables = [{name = 'user', initializer = {name = 'normal', std = -1.0}}]",
         "normal: std = -1.0: expected ≥ 0",

@@ -120,8 +120,9 @@ def test_shards_have_threads(monkeypatch):
     plain = girih.nn.Embedding(4, seed=1).eval()
     torch.testing.assert_close(bag(ids[:, None]), plain(ids))
     torch.testing.assert_close(same(ids), plain(ids))
-    assert threads
-    assert all(name.startswith("girih-shard") for name in threads)
+    others = threads - {threading.current_thread().name}  # which reads the first shard itself
+    assert others
+    assert all(name.startswith("girih-shard") for name in others)
 
 
 def test_embedding_of_any_shape_equals_torch():

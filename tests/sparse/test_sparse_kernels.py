@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import dedup as dedup_kernels
+from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
-from reference import dedup, pool
+from girih.kernels.cpu import vector
+from reference import dedup, pool, shard_of_key
 
-SIZE, DIM, COLUMNS = 5, 3, 5
+SIZE, COLUMNS = 5, 5
 
 
 @st.composite
@@ -30,70 +32,115 @@ def batches(draw):
     return ids, offsets, features, tables, weights
 
 
+def deduped(batch, shard, num_shards, scratch, round_, inverse, first_key=0):
+    """One shard's unique keys, and what leads back to them."""
+    ids, offsets, features, tables, _ = batch
+    room = len(ids)
+    keys, key_tables, counts = np.zeros(room, np.int64), np.zeros(room, np.int32), np.zeros(room, np.int32)
+    own, key_ends = np.zeros(room, np.int32), np.zeros(len(features), np.int64)
+    found = dedup_kernels.dedup(
+        ids, offsets, SIZE, features, tables, shard, num_shards, scratch, round_, np.zeros(room, np.uint64),
+        first_key, own, inverse, keys, key_tables, counts, key_ends,
+    )  # fmt: skip
+    pairs = list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True))
+    return pairs, counts[:found], key_ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 3))
+def test_dedup_finds_the_keys_of_each_shard(batch, num_shards):
+    ids, offsets, features, tables, _ = batch
+    expected, expected_counts, expected_inverse = dedup(ids, offsets, SIZE, features, tables)
+    scratch = np.zeros(256, np.int64)
+    for round_ in (1, 10, 20):  # the scratch table is used again without being cleared
+        inverse = np.full(len(ids), -1, np.int32)
+        all_keys = [()] * (num_shards * max(1, len(ids)))
+        for shard in range(num_shards):
+            first = shard * len(ids)
+            pairs, counts, key_ends = deduped(
+                batch, shard, num_shards, scratch, round_ + shard * 40, inverse, first
+            )
+            mine = [key for key in expected if shard_of_key(key[1], key[0], num_shards) == shard]
+            assert pairs == mine
+            assert counts.tolist() == [expected_counts[expected.index(key)] for key in mine]
+            all_keys[first : first + len(pairs)] = pairs
+            for feature, end in enumerate(key_ends.tolist()):
+                assert {table for table, _ in pairs[:end]} <= set(tables[: feature + 1].tolist())
+                assert tables[feature] not in {table for table, _ in pairs[end:]} or (
+                    tables[feature] in tables[feature + 1 :]
+                )
+        assert [all_keys[key] for key in inverse] == [expected[expected_inverse[i]] for i in range(len(ids))]
+
+
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.randoms(use_true_random=False))
 def test_there_and_back(batch, random):
-    ids, offsets, features, tables, weights = batch
-    scratch, num_ids = np.zeros((256, 2), np.int64), len(ids)
-    for round_ in (1, 10, 20):  # the scratch table is used again without being cleared
-        inverse = np.full(num_ids, -1, np.int32)
-        keys, key_tables, counts = (
-            np.zeros(num_ids, np.int64),
-            np.zeros(num_ids, np.int32),
-            np.zeros(num_ids, np.int32),
-        )
-        found = dedup_kernels.dedup(
-            ids, offsets, SIZE, features, tables, scratch, round_, inverse, keys, key_tables, counts
-        )
-        expected, expected_counts, expected_inverse = dedup(ids, offsets, SIZE, features, tables)
-        assert list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True)) == expected
-        assert counts[:found].tolist() == expected_counts
-        assert dict(enumerate(inverse.tolist())) == expected_inverse
+    ids, offsets, features, _, weights = batch
+    inverse = np.full(len(ids), -1, np.int32)
+    pairs, _, _ = deduped(batch, 0, 1, np.zeros(256, np.int64), 1, inverse)
+    found = len(pairs)
 
     rng = np.random.default_rng(random.randrange(1 << 30))
-    rows = rng.normal(size=(found, COLUMNS)).astype(np.float32)
+    columns = COLUMNS + 16 * rng.integers(0, 3)  # whole lanes, and what is left of them
+    dim = columns - 2
+    rows = rng.normal(size=(found, columns)).astype(np.float32)
     modes = rng.integers(0, 3, len(features)).astype(np.int8)
-    out = np.full((SIZE, len(features), DIM), np.nan, np.float32)
+    out = np.full((SIZE, len(features), dim), np.nan, np.float32)
     for begin, end in ((0, 2), (2, SIZE)):
-        pool_kernels.pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, out)
+        pool_kernels.pool(
+            rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, out.reshape(-1, dim)
+        )
     np.testing.assert_allclose(
-        out, pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, DIM), atol=1e-5
+        out, pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim), atol=1e-5
     )
 
-    # The way back is the transpose: <pool(rows), g> = <rows, scatter(g)>.
+    # The way back is the transpose: <pool(rows), g> = <rows, sum by key of g>.
     gradients = rng.normal(size=out.shape).astype(np.float32)
-    back = np.zeros((found, COLUMNS), np.float32)
-    middle = found // 2
-    for first, last in ((0, middle), (middle, found)):
-        pool_kernels.scatter(
-            gradients, 1, inverse, offsets, weights, SIZE, features, modes, first, last, back
-        )
-    assert (back[:, 0] == 0).all()
-    assert (back[:, 1 + DIM :] == 0).all()
+    back = np.full((found, columns), 7, np.float32)
+    gradient_kernels.clear(0, found, back)
+    places, middle = np.arange(len(features)), len(features) // 2
+    for part in (slice(0, middle), slice(middle, None)):
+        gradient_kernels.scatter(
+            gradients.reshape(-1, dim), 1, inverse, offsets, weights, SIZE, features[part], places[part],
+            modes[part], len(features), back,
+        )  # fmt: skip
+    assert (back[:, [0, -1]] == 0).all()
     assert np.vdot(out.astype(float), gradients) == pytest.approx(np.vdot(rows.astype(float), back), abs=1e-3)
 
-    start, end = offsets[0], offsets[SIZE]
-    whole = np.empty((end - start, DIM), np.float32)
+    feature = int(features[0])
+    start, end = offsets[feature * SIZE], offsets[(feature + 1) * SIZE]
+    whole = np.empty((end - start, dim), np.float32)
     pool_kernels.spread(rows, 2, inverse, start, whole)
-    np.testing.assert_array_equal(whole, rows[inverse[start:end], 2 : 2 + DIM])
-    back = np.zeros((found, COLUMNS), np.float32)
-    pool_kernels.gather_spread(whole, 2, inverse, start, 0, found, back)
-    expected = np.zeros((found, COLUMNS))
-    np.add.at(expected[:, 2 : 2 + DIM], inverse[start:end], whole.astype(float))
-    np.testing.assert_allclose(back, expected, atol=1e-4)
-
-
-def test_order_by_shard_is_a_stable_partition():
-    shards = np.array([2, 0, 1, 0, 2, 2], np.int32)
-    order, bounds = np.empty(6, np.int64), np.empty(4, np.int64)
-    dedup_kernels.order_by_shard(shards, 3, order, bounds)
-    assert order.tolist() == [1, 3, 2, 0, 4, 5]
-    assert bounds.tolist() == [0, 2, 3, 6]
+    np.testing.assert_array_equal(whole, rows[inverse[start:end], 2 : 2 + dim])
+    total = rng.normal(size=(found, columns)).astype(np.float32)
+    expected = total.astype(float)
+    np.add.at(expected[:, 2 : 2 + dim], inverse[start:end], whole.astype(float))
+    gradient_kernels.scatter_whole(whole, 2, inverse, start, total)
+    np.testing.assert_allclose(total, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_first_nonfinite(bad):
-    values = np.ones((4, 3), np.float32) * np.float32(3e38)
-    assert pool_kernels.first_nonfinite(values) == -1
-    values[2, 1] = bad
-    assert pool_kernels.first_nonfinite(values) == 2
+def test_the_first_key_that_is_not_finite(bad):
+    totals = np.ones((5, 20), np.float32) * np.float32(3e38)
+    bits = totals.view(np.uint32)
+    assert gradient_kernels.first_nonfinite(0, 5, bits) == -1
+    totals[2, 18] = bad
+    assert gradient_kernels.first_nonfinite(0, 5, bits) == 2
+    assert gradient_kernels.first_nonfinite(3, 5, bits) == -1
+    totals[1, 0] = bad
+    assert gradient_kernels.first_nonfinite(0, 5, bits) == 1
+
+
+@pytest.mark.parametrize("dim", [1, 8, 16, 17, 48, 65])
+def test_rows_sixteen_floats_at_a_time(dim):
+    rng = np.random.default_rng(dim)
+    source = rng.normal(size=(3, dim + 2)).astype(np.float32)
+    target = rng.normal(size=(4, dim + 5)).astype(np.float32)
+    expected = target.copy()
+    vector.copy_row(target, 1, 3, source, 2, 1, dim)
+    expected[1, 3 : 3 + dim] = source[2, 1 : 1 + dim]
+    vector.add_row(target, 3, 2, source, 0, 2, dim)
+    expected[3, 2 : 2 + dim] += source[0, 2 : 2 + dim]
+    vector.add_scaled(target, 0, 0, source, 1, 0, dim, np.float32(0.3))
+    expected[0, :dim] += np.float32(0.3) * source[1, :dim]
+    np.testing.assert_array_equal(target, expected)

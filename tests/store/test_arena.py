@@ -204,7 +204,7 @@ def test_options_that_cannot_be_used(tmp_path):
     with pytest.raises(MissingFileError, match="no such directory"):
         Store(SPEC, arena=File(path=str(tmp_path / "no" / "x")))
     with pytest.raises(StorageFullError, match="lower reserve_rows"):
-        Store(group(dim=4096, optimizer=optim.Adam()), arena=Heap(reserve_rows=2**31 - 2))
+        Store(group(dim=8192, optimizer=optim.Adam()), arena=Heap(reserve_rows=3 << 29))
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot set memory aside")
@@ -245,9 +245,9 @@ def test_a_file_grows_as_rows_come_and_gives_old_indexes_back(tmp_path, small_in
 )
 def test_a_reservation_costs_no_memory():
     store = Store(group(dim=64), arena=Heap(reserve_rows=100_000_000))
-    assert store.memory()["rows"]["reserved"] >= 25_600_000_000
+    assert store.memory()["embedding"]["reserved"] >= 25_600_000_000
     look(store, *keys_of(1), 1)
-    assert store.memory()["rows"]["used"] == 256
+    assert store.memory()["embedding"]["used"] == 256
 
 
 def test_index_slots_hold_at_three_quarters():

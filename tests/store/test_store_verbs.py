@@ -102,7 +102,7 @@ def test_many_rows_and_rehashes(arena, small_index):
             np.testing.assert_array_equal(peek(store, ids, tables), model.peek(keys))
         assert store.num_rows == sum(map(len, model.tables))
         used = store.memory()
-        assert used["index"]["used"] * 3 >= 64 * store.num_rows
+        assert used["index"]["used"] * 3 >= 32 * store.num_rows
         assert all(part["used"] <= part["reserved"] for part in used.values())
 
 

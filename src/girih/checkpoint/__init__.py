@@ -5,6 +5,17 @@ from __future__ import annotations
 from girih.checkpoint.directory import complete, find, latest, name_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
-from girih.checkpoint.save import load, save
+from girih.checkpoint.save import Save, load, save_manifest
 
-__all__ = ["CheckpointOptions", "Manifest", "complete", "find", "latest", "load", "name_of", "rotate", "save"]
+__all__ = [
+    "CheckpointOptions",
+    "Manifest",
+    "Save",
+    "complete",
+    "find",
+    "latest",
+    "load",
+    "name_of",
+    "rotate",
+    "save_manifest",
+]

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,66 @@ from girih.tiles import DenseHalf, SparseHalf
 DENSE = "dense.safetensors"
 
 
-def save(
+class Save:
+    """A checkpoint of one moment; made between two steps, written by any thread while training goes on.
+
+    Parameters, data position and counters are copied here; rows are kept by the sparse half.
+
+    Args:
+        root: the checkpoint becomes ``root/step-…``.
+        state: plain values and tensors.
+
+    Raises:
+        StorageFullError: the disk is full; nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        step: int,
+        schema: Schema,
+        state: Mapping[str, Any],
+        sparse: SparseHalf,
+        dense: DenseHalf,
+    ) -> None:
+        self._root = root
+        self._final = root / name_of(step)
+        self._writing = root / f"{WRITING}{os.getpid()}"
+        self._manifest, self._tensors = _begin(step, schema, state, sparse, dense)
+        with _told(root, self._writing):
+            shutil.rmtree(self._writing, ignore_errors=True)
+            self._writing.mkdir(parents=True)
+            self._rows = sparse.begin_save(self._writing)
+
+    def write(self) -> Path:
+        """Writes ``root/step-…``; it appears under that name only when it is complete and on disk.
+
+        What has that name already is replaced whole.
+
+        Raises:
+            StorageFullError: the disk is full; nothing is left behind.
+        """
+        with _told(self._root, self._writing):
+            try:
+                files = dict(self._rows.write())
+            finally:
+                self._rows.close()
+            files[DENSE] = _write_dense(self._writing / DENSE, self._tensors)
+            replace(self._manifest, files=files).write(self._writing)
+            for directory in sorted(
+                (path for path in self._writing.rglob("*") if path.is_dir()), reverse=True
+            ):
+                _sync(directory)
+            _sync(self._writing)
+            if self._final.exists():
+                retire(self._final)
+            self._writing.rename(self._final)
+            _sync(self._root)
+        return self._final
+
+
+def save_manifest(
     root: Path,
     *,
     step: int,
@@ -33,58 +94,16 @@ def save(
     state: Mapping[str, Any],
     sparse: SparseHalf,
     dense: DenseHalf,
-    unchanged: bool = False,
 ) -> Path:
-    """Writes ``root/step-…``; it appears under that name only when it is complete and on disk.
-
-    Args:
-        state: plain values and tensors.
-        unchanged: that step is there already and no row or parameter moved since: only its manifest is
-            replaced. Otherwise what has its name is replaced whole.
+    """Replaces only the manifest of ``root/step-…``: it is there, and no row or parameter moved since.
 
     Raises:
-        StorageFullError: the disk is full; nothing is left behind.
+        StorageFullError: the disk is full; the old manifest stays.
     """
     final = root / name_of(step)
-    writing = root / f"{WRITING}{os.getpid()}"
-    tree, tensors = trees.split({"dense": dense.state(), "state": state})
-    files: dict[str, Any] = {}
-    try:
-        if unchanged:
-            files.update(Manifest.read(final).files)
-        else:
-            shutil.rmtree(writing, ignore_errors=True)
-            writing.mkdir(parents=True)
-            files.update(sparse.save(writing))
-            files[DENSE] = _write_dense(writing / DENSE, tensors)
-        manifest = Manifest(
-            step=step,
-            schema=schema.to_dict(),
-            fingerprint=schema.fingerprint(),
-            state=tree["state"],
-            dense=tree["dense"],
-            rows=sparse.rows(),
-            files=files,
-        )
-        if unchanged:
-            manifest.write(final)
-            return final
-        manifest.write(writing)
-        for directory in sorted((path for path in writing.rglob("*") if path.is_dir()), reverse=True):
-            _sync(directory)
-        _sync(writing)
-        if final.exists():
-            retire(final)
-        writing.rename(final)
-        _sync(root)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(writing, ignore_errors=True)
-        code = getattr(error, "errno", None)
-        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise StorageFullError(
-                f"{root}: no space left for a checkpoint; free some, then --resume"
-            ) from None
-        raise
+    manifest, _ = _begin(step, schema, state, sparse, dense)
+    with _told(root, None):
+        replace(manifest, files=Manifest.read(final).files).write(final)
     return final
 
 
@@ -133,6 +152,40 @@ def check_schema(manifest: Manifest, schema: Schema, path: Path) -> None:
         else "features of other kinds, tables or transforms"
     )
     raise CheckpointError(f"{path}: was trained with {what}; use its own configuration or start a new run")
+
+
+def _begin(
+    step: int, schema: Schema, state: Mapping[str, Any], sparse: SparseHalf, dense: DenseHalf
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """The manifest, files still to be named, and copies of the tensors of ``dense`` and ``state``."""
+    tree, tensors = trees.split({"dense": dense.state(), "state": state})
+    manifest = Manifest(
+        step=step,
+        schema=schema.to_dict(),
+        fingerprint=schema.fingerprint(),
+        state=tree["state"],
+        dense=tree["dense"],
+        rows=dict(sparse.rows()),
+        files={},
+    )
+    return manifest, tensors
+
+
+@contextmanager
+def _told(root: Path, writing: Path | None) -> Iterator[None]:
+    """Removes what is half-written where writing fails, and says so where the disk is full."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if writing is not None:
+            shutil.rmtree(writing, ignore_errors=True)
+        code = getattr(error, "errno", None)
+        full = code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        if full or isinstance(error, StorageFullError):
+            raise StorageFullError(
+                f"{root}: no space left for a checkpoint; free some, then --resume"
+            ) from None
+        raise
 
 
 def _write_dense(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -9,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from girih import checkpoint
+from girih.checkpoint.save import DENSE
 from girih.cli import cli
-from girih.report.text import count, size
+from girih.report.text import DASH, count, size
 from girih.rundir import read_summary
 from girih.schema import Schema
+from girih.store import SnapshotFile, read_snapshot
+from girih.store.memory import disk_bytes, loaded_bytes, row_bytes
 
 
 @cli.command()
@@ -24,6 +28,7 @@ def inspect(path: Path) -> int:
     schema = Schema.from_dict(manifest.schema, str(newest))
     state = manifest.state["run"]
     summary = read_summary(path) if path.is_dir() else None
+    shards = [read_snapshot(newest / name) for name in manifest.files if name != DENSE]
     console = Console(highlight=False, markup=False)
     written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)
@@ -34,21 +39,12 @@ def inspect(path: Path) -> int:
     others = [step for step, other in checkpoint.complete(newest.parent) if other != newest]
     if others:
         console.print(f"older checkpoints: {', '.join(map(count, others))}")
-    tables = Table(title="tables", title_justify="left")
-    for column in ("table", "features", "dim", "rows", "dtype", "eviction", "admission"):
-        tables.add_column(column, justify="right" if column in ("dim", "rows") else "left")
-    for table in schema.tables:
-        features = ", ".join(f.name for f in schema.sparse if f.table_name == table.name)
-        tables.add_row(
-            table.name,
-            features,
-            str(table.dim),
-            count(manifest.rows.get(table.name, 0)),
-            table.dtype,
-            "never" if table.eviction is None else str(table.eviction),
-            "always" if table.admission is None else str(table.admission),
-        )
-    console.print(tables)
+    console.print(_tables(schema, manifest.rows))
+    groups: dict[str, list[SnapshotFile]] = {}
+    for shard in shards:
+        groups.setdefault(shard.description["group"], []).append(shard)
+    for name, group in groups.items():
+        console.print(_bytes(name, group))
     files = Table(title="files", title_justify="left")
     files.add_column("file")
     files.add_column("bytes", justify="right")
@@ -58,3 +54,66 @@ def inspect(path: Path) -> int:
     if summary is not None:
         console.print(f"finished: AUC {summary.get('auc')}, logloss {summary.get('logloss')}")
     return 0
+
+
+def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
+    shown = Table(title="tables", title_justify="left")
+    for column in ("table", "features", "dim", "rows", "dtype", "eviction", "admission"):
+        shown.add_column(column, justify="right" if column in ("dim", "rows") else "left")
+    for table in schema.tables:
+        features = ", ".join(f.name for f in schema.sparse if f.table_name == table.name)
+        shown.add_row(
+            table.name,
+            features,
+            str(table.dim),
+            count(rows.get(table.name, 0)),
+            table.dtype,
+            "never" if table.eviction is None else str(table.eviction),
+            "always" if table.admission is None else str(table.admission),
+        )
+    return shown
+
+
+def _bytes(name: str, shards: list[SnapshotFile]) -> Table:
+    """Bytes of a group by part: of a row, in the files, and in memory once the files are loaded."""
+    description = shards[0].description
+    num_rows = sum(shard.num_rows for shard in shards)
+    row_on_disk, row_in_memory = disk_bytes(description), row_bytes(description)
+    on_disk = {part: taken * num_rows for part, taken in row_on_disk.items()}
+    in_memory = dict.fromkeys(("index", *row_in_memory), 0)
+    for shard in shards:
+        for part, taken in loaded_bytes(description, shard.num_rows).items():
+            in_memory[part] += taken
+    blooms = sum(_bloom_bytes(shard) for shard in shards)
+    if blooms:
+        on_disk["bloom"] = in_memory["bloom"] = blooms
+    memory, number = sum(in_memory.values()), f" in {len(shards)} shards" if len(shards) > 1 else ""
+    shown = Table(
+        title=f"bytes of {name}: {count(num_rows)} rows of {description['dtype']}{number}",
+        title_justify="left",
+        show_footer=True,
+    )
+    shown.add_column("part", "all")
+    for column, footer in {
+        "a row on disk": count(sum(row_on_disk.values())),
+        "on disk": count(sum(on_disk.values())),
+        "a row in memory": f"{memory / num_rows:.1f}" if num_rows else DASH,
+        "in memory": count(memory),
+    }.items():
+        shown.add_column(column, footer, justify="right")
+    for part in {**on_disk, **in_memory}:
+        shown.add_row(
+            part,
+            count(row_on_disk.get(part)),
+            count(on_disk.get(part)),
+            f"{in_memory[part] / num_rows:.1f}"
+            if part == "index" and num_rows
+            else count(row_in_memory.get(part)),
+            count(in_memory.get(part)),
+        )
+    return shown
+
+
+def _bloom_bytes(shard: SnapshotFile) -> int:
+    found = (shard.bloom(table["name"]) for table in shard.description["tables"])
+    return sum(len(cells) for cells in found if cells is not None)

@@ -132,7 +132,7 @@ class Growing(nn.Module):
         gradients = tile.gradients(pulled, batch)
         if gradients is None:
             return
-        if tile.first_nonfinite(pulled, gradients, batch) is not None:
+        if gradients.nonfinite_key >= 0:
             raise NonFiniteError(
                 f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied"
             )

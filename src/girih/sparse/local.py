@@ -20,7 +20,7 @@ from girih.schema import Schema
 from girih.sparse.gather import GroupPulled, GroupTile
 from girih.sparse.options import StoreOptions
 from girih.sparse.pack import pack
-from girih.store import Store, header_checksum, read_snapshot, write_snapshot
+from girih.store import LiveSnapshot, Store, header_checksum, read_snapshot, write_snapshot
 
 
 @dataclass
@@ -42,6 +42,30 @@ class Applied:
     def wait(self) -> None:
         """Returns at once."""
         return
+
+
+class LocalSave:
+    """The shards as they were at one moment, one file each below ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.snapshots: list[tuple[Path, LiveSnapshot]] = []
+
+    def write(self) -> dict[str, Any]:
+        """Writes every shard's file; each shard is free again as soon as its own is written."""
+        files = {}
+        for name, snapshot in self.snapshots:
+            path = self.directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with snapshot:
+                facts = write_snapshot(snapshot, path)
+            files[name.as_posix()] = {**facts, "header_crc32": header_checksum(path)}
+        return files
+
+    def close(self) -> None:
+        """Ends what was not written."""
+        for _, snapshot in self.snapshots:
+            snapshot.close()
 
 
 class LocalSparse:
@@ -95,9 +119,9 @@ class LocalSparse:
             gradients = tile.gradients(part, batch)
             if gradients is None:
                 continue
-            feature = tile.first_nonfinite(part, gradients, batch)
-            if feature is not None:
-                name = self.schema.sparse[feature].name
+            if gradients.nonfinite_key >= 0:
+                feature = tile.feature_of(part, gradients.nonfinite_key, batch)
+                name = "?" if feature is None else self.schema.sparse[feature].name
                 raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
             updates.append((tile, part, gradients))
         for tile, part, gradients in updates:
@@ -126,14 +150,16 @@ class LocalSparse:
                     rows[table.name] += store.num_rows_of(number)
         return dict(rows)
 
-    def save(self, directory: Path) -> dict[str, Any]:
-        """Writes every shard's file below a directory."""
-        files = {}
-        for name, store in self.stores():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            facts = write_snapshot(store, directory / name)
-            files[name.as_posix()] = {**facts, "header_crc32": header_checksum(directory / name)}
-        return files
+    def begin_save(self, directory: Path) -> LocalSave:
+        """Takes a live snapshot of every shard, to be written below a directory."""
+        save = LocalSave(directory)
+        try:
+            for name, store in self.stores():
+                save.snapshots.append((name, store.live_snapshot(directory)))
+        except BaseException:
+            save.close()
+            raise
+        return save
 
     def load(self, directory: Path, files: Mapping[str, Any]) -> None:
         """Replaces all rows by those of any number of shards."""

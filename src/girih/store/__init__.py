@@ -1,6 +1,7 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
 from girih.store.arena import ArenaOptions, File, Heap, Shared, remove_arena
+from girih.store.live import LiveSnapshot
 from girih.store.route import shard_of
 from girih.store.snapshot import Snapshot, SnapshotFile, read_snapshot, write_snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
@@ -12,6 +13,7 @@ __all__ = [
     "File",
     "GroupSpec",
     "Heap",
+    "LiveSnapshot",
     "Segment",
     "Shared",
     "Snapshot",

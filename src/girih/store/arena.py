@@ -3,9 +3,9 @@
 It is reserved large and given memory as it fills, so that growing never moves a row. Arrays are numbers
 only, no addresses: another process may map the same memory elsewhere and go on.
 
-    ┌────────┬─────────────┬────────┬───────┬─────────┬─────────┬──────┬────────┐
-    │ header │ description │ tables │ cells │ index 0 │ index 1 │ meta │ values │
-    └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┴────────┘
+    ┌────────┬─────────────┬────────┬───────┬─────────┬─────────┬──────┐
+    │ header │ description │ tables │ cells │ index 0 │ index 1 │ rows │
+    └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┘
 
 The header carries magic, format, a fingerprint of the layout, and a mark that stands while a verb changes
 the arrays: memory whose writer died amid a change is refused, one that died between two verbs is not. A
@@ -31,10 +31,11 @@ from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store import mapping
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
-_FORMAT = 1
+_FORMAT = 2
+SLOT_BYTES = 8
 _PAGE = 4096
 _HUGE_PAGE = 2 << 20
-_LEAST_ROWS, _MOST_ROWS = 1 << 10, (1 << 31) - 2
+_LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 # Words of the header; the shard's own state follows at _STATE.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
 _STATE = 64
@@ -84,7 +85,7 @@ class ArenaShape:
     Attributes:
         description: of the layout, for errors and for whoever finds the memory.
         fingerprint: of the layout; an arena with another one is refused.
-        num_words: float32 words of a row.
+        num_words: 32-bit words of a row, meta and padding included.
         tables_bytes, cells_bytes: of the arrays whose size does not depend on the rows.
     """
 
@@ -100,7 +101,7 @@ class ArenaShape:
 
     def regions(self, reserve_rows: int, text_bytes: int) -> dict[str, tuple[int, int]]:
         """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
-        index_bytes = 16 * index_slots(reserve_rows)
+        index_bytes = SLOT_BYTES * index_slots(reserve_rows)
         sizes = {
             "header": _PAGE,
             "description": text_bytes,
@@ -108,8 +109,7 @@ class ArenaShape:
             "cells": self.cells_bytes,
             "index 0": index_bytes,
             "index 1": index_bytes,
-            "meta": 32 * reserve_rows,
-            "values": 4 * self.num_words * reserve_rows,
+            "rows": 4 * self.num_words * reserve_rows,
             "end": 0,
         }
         places, offset = {}, 0
@@ -137,7 +137,12 @@ class Arena:
     """
 
     def __init__(
-        self, memory: mmap.mmap, descriptor: int | None, places: Mapping[str, tuple[int, int]], where: str
+        self,
+        memory: mmap.mmap,
+        descriptor: int | None,
+        places: Mapping[str, tuple[int, int]],
+        reserve_rows: int,
+        where: str,
     ) -> None:
         self.where = where
         self.attached = False
@@ -146,7 +151,7 @@ class Arena:
         self._places = places
         self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, _PAGE // 8)
         self.state: NDArray[np.int64] = self._header[_STATE : _STATE + STATE_WORDS]
-        self.reserve_rows = places["meta"][1] // 32
+        self.reserve_rows = reserve_rows
 
     @property
     def is_claimed_ahead(self) -> bool:
@@ -171,24 +176,30 @@ class Arena:
         """
         offset, size = self._places[region]
         if stop > size:
-            raise StorageFullError(
-                f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
-                " raise reserve_rows, or give its tables an eviction with max_rows"
-            )
+            raise self.full()
         if self._descriptor is not None:
             mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
 
-    def clear(self, region: str, num_bytes: int) -> None:
-        """Makes the first bytes of a region read 0, giving them back to the system where it takes them."""
+    def full(self) -> StorageFullError:
+        """What is raised where the reservation ends."""
+        return StorageFullError(
+            f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
+            " raise reserve_rows, or give its tables an eviction with max_rows"
+        )
+
+    def clear(self, region: str, start: int, stop: int) -> None:
+        """Makes bytes of a region read 0, giving whole pages back to the system where it takes them."""
         offset, _ = self._places[region]
-        whole = num_bytes // _PAGE * _PAGE
+        first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
         advice = "MADV_DONTNEED" if self._descriptor is None else "MADV_REMOVE"
-        if sys.platform == "linux" and hasattr(mmap, advice) and whole:
+        content = self.array(region, np.uint8)
+        if sys.platform == "linux" and hasattr(mmap, advice) and first < last:
             with contextlib.suppress(OSError):
-                self._memory.madvise(getattr(mmap, advice), offset, whole)
-                self.array(region, np.uint8)[whole:num_bytes] = 0
+                self._memory.madvise(getattr(mmap, advice), offset + first, last - first)
+                content[start:first] = 0
+                content[last:stop] = 0
                 return
-        self.array(region, np.uint8)[:num_bytes] = 0
+        content[start:stop] = 0
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -293,7 +304,7 @@ def remove_arena(options: ArenaOptions) -> None:
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
     """Maps a new arena; a reservation by default shrinks until the system grants it."""
     text = shape.text()
-    room = mapping.room_bytes(descriptor) // (4 * shape.num_words + 32)
+    room = mapping.room_bytes(descriptor) // (4 * shape.num_words)
     rows = reserve_rows or max(_LEAST_ROWS, min(_MOST_ROWS, room))
     while True:
         places = shape.regions(rows, len(text))
@@ -310,7 +321,7 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
                     " lower reserve_rows"
                 ) from None
             rows = max(_LEAST_ROWS, rows // 2)
-    arena = Arena(memory, descriptor, places, where)
+    arena = Arena(memory, descriptor, places, rows, where)
     arena._begin(shape, text)
     return arena
 
@@ -345,7 +356,8 @@ def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
             f"{where}: the machine went down before it was closed, so parts may be missing; remove it and"
             " restore from a checkpoint"
         )
-    arena = Arena(memory, descriptor, shape.regions(int(header[_ROWS_AT]), len(text)), where)
+    rows = int(header[_ROWS_AT])
+    arena = Arena(memory, descriptor, shape.regions(rows, len(text)), rows, where)
     if arena._places["end"][0] > size:
         raise ConfigError(f"{where}: {size:,} bytes, expected {arena._places['end'][0]:,}; it was cut short")
     header[_CLOSED_AT], header[_BOOT_AT] = 0, boot

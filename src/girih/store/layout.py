@@ -1,6 +1,6 @@
 """From a :class:`GroupSpec` to numbers: where columns lie, and the rules of each table, as arrays.
 
-Shapes: T tables, S segments, W columns of a row that training sees, V float32 words of a row.
+Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit words of a row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from girih.store.spec import GroupSpec
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
 
 DTYPES = {"float32": columns.FLOAT32, "bfloat16": columns.BFLOAT16, "float16": columns.FLOAT16}
-FORMAT_VERSION = 1
-_RESERVED_NAMES = ("ids", "tables", "last_used", "counts", "versions", "bloom")
+FORMAT_VERSION = 2
+_RESERVED_NAMES = (
+    "ids", "tables", "last_used", "counts", "versions", "rows", "newer", "bloom", "neighbours", "padding", "index",
+    "next_index", "free_rows", "unfilled", "header", "saving", "scratch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """One array of an optimizer's state, as words of a row: ``embedding.sum``, say."""
+    """One array of an optimizer's state, as words of a row, meta included: ``embedding.sum``, say."""
 
     segment: str
     name: str
@@ -43,7 +46,7 @@ class RowLayout:
 
     Attributes:
         num_columns: W.
-        num_words: V.
+        num_words: V, meta and padding included.
         state: the arrays of optimizer state, in order.
         kernel: the same and the tables' rules, for kernels.
         num_cells: bytes of all Bloom filters of this shard.
@@ -66,7 +69,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     weight_words = spec.dim if spec.dtype == "float32" else (spec.dim + 1) // 2
     segments = np.zeros((len(spec.segments), columns.SEGMENT_COLUMNS), np.int64)
     state = []
-    first, start = 0, weight_words
+    first, start = 0, columns.VALUES + weight_words
     for number, segment in enumerate(spec.segments):
         arrays = state_columns(segment.optimizer, segment.dim)
         width = sum(n for _, n in arrays)
@@ -91,7 +94,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
             [[_initializer(i)[1] for i in t.initializers] for t in spec.tables], np.float64
         ),
     )
-    return RowLayout(spec.dim, start, tuple(state), kernel, num_cells)
+    return RowLayout(spec.dim, start + start % 2, tuple(state), kernel, num_cells)
 
 
 def check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:

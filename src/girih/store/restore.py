@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, nearest
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import recency, transfer, update
+from girih.store.columns import Chunk, is_listed
 from girih.store.layout import block_range
 from girih.store.route import shard_of
-from girih.store.snapshot import Chunk, Snapshot, SnapshotFile
+from girih.store.snapshot import Snapshot, SnapshotFile
 
 if TYPE_CHECKING:
     from girih.store.store import Store
@@ -43,8 +44,16 @@ def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimize
     for source in sources:
         numbers = _table_numbers(store, source)
         gave = np.zeros(len(num_givers), np.bool_)
+        lists = _Lists(source) if source.description["linked"] else None
         for chunk in source.chunks():
-            gave[_load_chunk(store, chunk, numbers, keep or _routed_to(store), optimizer_state)] = True
+            kept, tables, rows = _load_chunk(
+                store, chunk, numbers, keep or _routed_to(store), optimizer_state
+            )
+            gave[tables] = True
+            if lists is not None:
+                lists.add(chunk, kept, rows)
+        if lists is not None:
+            lists.follow(store, numbers)
         num_givers += gave
     for source in _latest(sources).values():
         _add_bloom(store, source)
@@ -121,8 +130,8 @@ def _table_numbers(store: Store, source: Source) -> NDArray[np.int32]:
 
 def _load_chunk(
     store: Store, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
-) -> NDArray[np.int32]:
-    """Takes the rows to keep; returns the table of each."""
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
     if len(chunk["tables"]) and int(chunk["tables"].view(np.uint32).max()) >= len(numbers):
         raise CheckpointError(
             f"a row has table number {chunk['tables'].max()}, expected below {len(numbers)}"
@@ -130,17 +139,20 @@ def _load_chunk(
     all_tables = numbers[chunk["tables"]]
     kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables))
     ids, tables = chunk["ids"][kept], all_tables[kept]
-    if not len(kept):
-        return tables
     rows = np.empty(len(kept), np.int32)
+    if not len(kept):
+        return kept, tables, rows
     store.space.grow_rows(len(kept))
-    store.space.grow_index(len(kept))
+    store.space.reserve_index(len(kept))
     arrays, layout = store.space.arrays, store.layout
     last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
     transfer.load_keys(arrays, layout.kernel, ids, tables, last_used, counts, versions, rows)
-    weights = arrays.values if store.spec.dtype == "float32" else arrays.halves
+    weights: NDArray[Any] = arrays.values
+    start = at.VALUES
+    if store.spec.dtype != "float32":
+        weights, start = arrays.halves, 2 * at.VALUES
     for number, segment in enumerate(store.spec.segments):
-        first = int(layout.kernel.segments[number, at.FIRST_COLUMN])
+        first = start + int(layout.kernel.segments[number, at.FIRST_COLUMN])
         weights[rows, first : first + segment.dim] = chunk[segment.name][kept]
     if optimizer_state:
         for state in layout.state:
@@ -149,7 +161,33 @@ def _load_chunk(
             ][kept]
     else:
         update.begin_states(arrays, layout.kernel, rows, store.first_hyper)
-    return tables
+    return kept, tables, rows
+
+
+class _Lists:
+    """The lists of a source whose rows come in another order, by row numbers as they were: int32[R] each."""
+
+    def __init__(self, source: Source) -> None:
+        self._where, self._oldest = source.where, source.description["oldest"]
+        num_rows = int(source.description["rows_ever"])
+        self._newer_of = np.full(num_rows, at.NO_ROW, np.int32)
+        self._new_of = np.full(num_rows, at.NO_ROW, np.int32)
+
+    def add(self, chunk: Chunk, kept: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
+        """Notes where the chunk's rows came to be."""
+        numbers, num_rows = chunk["rows"], len(self._new_of)
+        if len(numbers) and int(numbers.view(np.uint32).max()) >= num_rows:
+            raise CheckpointError(f"{self._where}: a row has a number above {num_rows}, which none can have")
+        self._newer_of[numbers] = chunk["newer"]
+        self._new_of[numbers[kept]] = rows
+
+    def follow(self, store: Store, numbers: NDArray[np.int32]) -> None:
+        """Makes the rows the newest of their tables in the order that they had."""
+        arrays = store.space.arrays
+        for theirs, ours in enumerate(numbers):
+            oldest = int(self._oldest[theirs])
+            if is_listed(store.layout)[ours] and oldest < len(self._new_of):
+                transfer.follow(arrays, int(ours), oldest, self._newer_of, self._new_of)
 
 
 def _add_bloom(store: Store, source: Source) -> None:

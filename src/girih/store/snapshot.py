@@ -1,15 +1,7 @@
-"""A shard's state as named columns, read chunk by chunk: from the store itself, or from a file.
+"""A shard's state as named columns, read chunk by chunk: from a store that stands still, or from a file.
 
-| column | dtype | shape |
-|---|---|---|
-| ``ids`` | int64 | [n] |
-| ``tables``, ``last_used``, ``counts``, ``versions`` | int32 | [n] |
-| ``<segment>`` | float32, or the bits of 16-bit floats | [n, dim] |
-| ``<segment>.<state>``, as in ``embedding.sum`` | float32 | [n, width] |
-| ``bloom.<table>`` | uint8 | [cells of this shard] |
-
-Only live rows, by tables that keep a list from the oldest to the newest, so that reading them back gives the
-same list; row numbers appear nowhere.
+``columns`` lists them. Only live rows; a store that stands still gives those of tables that keep a list from
+the oldest to the newest, so that reading them back gives the same list, and no row numbers.
 
 Shapes: n rows of the snapshot, K rows of a chunk.
 """
@@ -19,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +20,9 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import recency
+from girih.store.columns import META, Chunk, bloom_tensors, cells_of, is_listed, link_tensors, row_tensors
 from girih.store.layout import FORMAT_VERSION, RowLayout
+from girih.store.live import LiveSnapshot
 from girih.store.space import Space
 from girih.store.tensorfile import Tensor, TensorFile, TensorWriter
 
@@ -36,22 +31,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
-_TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_META = {"tables": at.TABLE, "last_used": at.LAST_USED, "counts": at.COUNT, "versions": at.VERSION}
 _KIND = "girih shard"
-
-Chunk = dict[str, NDArray[Any]]
-
-
-def row_tensors(description: Mapping[str, Any], num_rows: int) -> list[Tensor]:
-    """The columns that the rows of a description have."""
-    tensors = [Tensor("ids", "I64", (num_rows,))]
-    tensors += [Tensor(name, "I32", (num_rows,)) for name in _META]
-    for segment in description["segments"]:
-        tensors.append(Tensor(segment["name"], _TAGS[description["dtype"]], (num_rows, segment["dim"])))
-        for name, width in segment["state"]:
-            tensors.append(Tensor(f"{segment['name']}.{name}", "F32", (num_rows, width)))
-    return tensors
 
 
 class Snapshot:
@@ -68,7 +48,6 @@ class Snapshot:
         space: Space,
         layout: RowLayout,
         description: Mapping[str, Any],
-        table_names: Sequence[str],
         counters: Sequence[Mapping[str, int]],
         since: int | None,
     ) -> None:
@@ -84,17 +63,15 @@ class Snapshot:
             "since": since,
             "last_step": int(space.arrays.state[at.LAST_STEP]),
             "counters": [dict(of_table) for of_table in counters],
+            "linked": False,
         }
-        self._table_names = table_names
 
     def tensors(self) -> list[Tensor]:
         """All columns and Bloom filters."""
-        blooms = [
-            Tensor(f"bloom.{name}", "U8", (len(cells),))
-            for name in self._table_names
-            if (cells := self.bloom(name)) is not None
+        return [
+            *row_tensors(self.description, self.num_rows),
+            *bloom_tensors(self.description, self._layout),
         ]
-        return row_tensors(self.description, self.num_rows) + blooms
 
     def verify(self) -> None:
         """Checks that the store has not changed since.
@@ -107,8 +84,16 @@ class Snapshot:
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
-        cells = self._cells(list(self._table_names).index(table))
-        return cells if len(cells) else None
+        names = [t["name"] for t in self.description["tables"]]
+        first, last = cells_of(self._layout, names.index(table))
+        return self._space.arrays.cells[first:last] if first < last else None
+
+    def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """(table's name, its Bloom cells), of those that have some."""
+        for table in self.description["tables"]:
+            cells = self.bloom(table["name"])
+            if cells is not None:
+                yield table["name"], cells
 
     def chunks(self) -> Iterator[Chunk]:
         """The columns of some rows at a time, as copies.
@@ -123,22 +108,20 @@ class Snapshot:
 
     def _gather(self, rows: NDArray[np.int32]) -> Chunk:
         arrays, segments = self._space.arrays, self._layout.kernel.segments
-        meta, values = arrays.meta[rows], arrays.values[rows]
-        chunk: Chunk = {"ids": meta.view(np.int64)[:, 0]}
-        for name, column in _META.items():
+        values = arrays.values[rows]
+        meta = values.view(np.int32)
+        chunk: Chunk = {"ids": values.view(np.int64)[:, 0]}
+        for name, column in META.items():
             chunk[name] = meta[:, column]
-        weights = values if self.description["dtype"] == "float32" else values.view(np.uint16)
+        weights, start = values, at.VALUES
+        if self.description["dtype"] != "float32":
+            weights, start = values.view(np.uint16), 2 * at.VALUES
         for number, segment in enumerate(self.description["segments"]):
-            first = int(segments[number, at.FIRST_COLUMN])
+            first = start + int(segments[number, at.FIRST_COLUMN])
             chunk[segment["name"]] = weights[:, first : first + segment["dim"]]
         for state in self._layout.state:
             chunk[f"{state.segment}.{state.name}"] = values[:, state.start : state.start + state.width]
         return chunk
-
-    def _cells(self, table: int) -> NDArray[np.uint8]:
-        bloom = self._layout.kernel.bloom[table]
-        start = int(bloom[at.CELLS_START])
-        return self._space.arrays.cells[start : start + int(bloom[at.NUM_BLOCKS] * bloom[at.BLOCK_CELLS])]
 
 
 class SnapshotFile:
@@ -158,7 +141,7 @@ class SnapshotFile:
                 raise CheckpointError(
                     f"{self.where}: format {version}, expected {FORMAT_VERSION}; update girih"
                 )
-            expected = {t.name: t for t in row_tensors(self.description, self.num_rows)}
+            expected = {t.name: t for t in self._row_tensors(self.num_rows)}
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -198,13 +181,16 @@ class SnapshotFile:
 
     def chunks(self) -> Iterator[Chunk]:
         """The columns of some rows at a time, mapped, not copied."""
-        row_bytes = sum(t.num_bytes for t in row_tensors(self.description, 1))
+        row_bytes = sum(t.num_bytes for t in self._row_tensors(1))
         size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
         for start in range(0, self.num_rows, size):
             yield {name: self._file.arrays[name][start : start + size] for name in self._columns}
 
+    def _row_tensors(self, num_rows: int) -> list[Tensor]:
+        return row_tensors(self.description, num_rows) + link_tensors(self.description, num_rows)
 
-def write_snapshot(source: Store | Snapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
+
+def write_snapshot(source: Store | Snapshot | LiveSnapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Writes a store, or a snapshot of one, to a file that the safetensors library can read too.
 
     Returns:
@@ -212,21 +198,19 @@ def write_snapshot(source: Store | Snapshot, path: str | os.PathLike[str]) -> di
 
     Raises:
         StorageFullError: the disk is full; no file is left behind.
-        ConfigError: the store changed meanwhile; no file is left behind.
+        ConfigError: the store changed meanwhile, and the snapshot is not a live one; no file is left behind.
     """
-    snapshot = source if isinstance(source, Snapshot) else source.snapshot()
-    metadata = {"kind": _KIND, "girih": json.dumps(snapshot.description)}
-    tensors = snapshot.tensors()
-    with TensorWriter(path, tensors, metadata) as writer:
-        for chunk in snapshot.chunks():
+    if not isinstance(source, Snapshot | LiveSnapshot):
+        with source.live_snapshot(Path(path).parent) as snapshot:
+            return write_snapshot(snapshot, path)
+    metadata = {"kind": _KIND, "girih": json.dumps(source.description)}
+    with TensorWriter(path, source.tensors(), metadata) as writer:
+        for chunk in source.chunks():
             for name, rows in chunk.items():
                 writer.write(name, rows)
-        for tensor in tensors:
-            if tensor.name.startswith("bloom."):
-                cells = snapshot.bloom(tensor.name.removeprefix("bloom."))
-                if cells is not None:
-                    writer.write(tensor.name, cells)
-        return {"bytes": writer.num_bytes, "rows": snapshot.num_rows, "crc32": writer.finish()}
+        for table, cells in source.blooms():
+            writer.write(f"bloom.{table}", cells)
+        return {"bytes": writer.num_bytes, "rows": source.num_rows, "crc32": writer.finish()}
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> SnapshotFile:
@@ -241,8 +225,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> SnapshotFile:
 
 def _live_rows(space: Space, layout: RowLayout, since: int | None) -> NDArray[np.int32]:
     """Row numbers: tables without a list in row order, then each list from the oldest."""
-    arrays, rules = space.arrays, layout.kernel.rules
-    listed = rules[:, at.EVICTION] != at.EVICT_NONE
+    arrays, listed = space.arrays, is_listed(layout)
     owner = arrays.meta[: arrays.state[at.ROWS_EVER], at.TABLE]
     parts = []
     if not listed.all():

@@ -8,6 +8,7 @@ Shapes: U unique keys, W columns of a row that training sees, T tables, S segmen
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -21,6 +22,8 @@ from girih.kernels.cpu import index, lookup, recency, update
 from girih.kernels.cpu import layout as at
 from girih.store.arena import ArenaOptions, ArenaShape, Heap, open_arena
 from girih.store.layout import bare, describe, fingerprint, hyper_rows, row_layout
+from girih.store.live import LiveSnapshot
+from girih.store.memory import row_bytes
 from girih.store.restore import Keep, Source, restore
 from girih.store.snapshot import Snapshot
 from girih.store.space import Space
@@ -29,6 +32,10 @@ from girih.store.spec import GroupSpec
 _LAST_STEP = (1 << 31) - 1
 _EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
 _LFU_SHARE = 16
+# What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
+# the Bloom cells of a key.
+_RECORDS_OF_A_DROP, _RECORDS_OF_A_READ = 3, 8
+_AT_ONCE = 1 << 31
 _NO_COUNTS: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
@@ -77,7 +84,7 @@ class Store:
         self._rules = self.layout.kernel.rules
         self._in_seconds = self._rules[:, at.IN_SECONDS] != 0
         self.first_hyper = hyper_rows(spec, 1.0, 1)
-        self._homes: NDArray[np.int64] = np.empty(0, np.int64)
+        self._tags: NDArray[np.int32] = np.empty(0, np.int32)
 
     # Verbs.
 
@@ -110,7 +117,7 @@ class Store:
         self._check_out(out, len(ids))
         now = self._now(step)
         with self.space.changing(step):
-            lookup.expire(self.space.arrays, self.layout.kernel, now)
+            self._expire(now)
             return self._read(ids, tables, counts, now, step, out, forced=False)
 
     def peek(
@@ -120,8 +127,8 @@ class Store:
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
         rows = np.empty(len(ids), np.int32)
-        homes = self._scratch(len(ids))
-        lookup.peek(self.space.arrays, self.layout.kernel, ids, tables, homes, rows, out, out.view(np.uint32))
+        tags = self._scratch(len(ids))
+        lookup.peek(self.space.arrays, self.layout.kernel, ids, tables, tags, rows, out, out.view(np.uint32))
         return rows
 
     def apply_gradients(
@@ -155,11 +162,12 @@ class Store:
             rows = _checked("rows", rows, np.int32, (len(ids),))
         hyper = hyper_rows(self.spec, lr_scale, step)
         with self.space.changing(step):
-            return int(
-                update.apply_gradients(
-                    self.space.arrays, self.layout.kernel, ids, tables, rows, grads, hyper, step
+            dropped, kernel = 0, self.layout.kernel
+            for part in self.space.stretches(len(ids), 1):
+                dropped += update.apply_gradients(
+                    self.space.arrays, kernel, ids[part], tables[part], rows[part], grads[part], hyper, step
                 )
-            )
+            return dropped
 
     def assign(self, ids: NDArray[np.int64], tables: NDArray[np.int32], values: NDArray[np.float32]) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
@@ -180,15 +188,16 @@ class Store:
                 ids, tables, _NO_COUNTS, self._now(step), step, np.empty_like(values), forced=True
             )
             counters[:, [at.LOOKUPS, at.HITS, at.FULL]] = reads
-            update.assign(
-                self.space.arrays,
-                self.layout.kernel,
-                rows,
-                values,
-                values.view(np.uint32),
-                self.first_hyper,
-                step,
-            )
+            for part in self.space.stretches(len(ids), 1):
+                update.assign(
+                    self.space.arrays,
+                    self.layout.kernel,
+                    rows[part],
+                    values[part],
+                    values[part].view(np.uint32),
+                    self.first_hyper,
+                    step,
+                )
         if (rows < 0).any():
             table = int(tables[np.argmin(rows)])
             raise ConfigError(
@@ -201,7 +210,19 @@ class Store:
         ids, tables = self._keys(ids, tables)
         with self.space.changing():
             rows = np.unique(self._find(ids, tables))
-            return int(update.drop_rows(self.space.arrays, self.layout.kernel, rows))
+            return self._drop(rows)
+
+    def live_snapshot(self, directory: str | os.PathLike[str]) -> LiveSnapshot:
+        """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
+
+        Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
+        in bounded memory; what does not fit goes to a file without a name in ``directory``.
+
+        Raises:
+            ConfigError: one was taken and not closed.
+        """
+        counters = [self.counters(table) for table in range(len(self.spec.tables))]
+        return LiveSnapshot(self.space, self.layout, self.description, counters, directory)
 
     def snapshot(self) -> Snapshot:
         """The whole state as columns, read chunk by chunk; no verb may change rows until it was read."""
@@ -213,9 +234,8 @@ class Store:
         It does not tell which rows have left since.
         """
         self.space.check_open()
-        names = [table.name for table in self.spec.tables]
-        counters = [self.counters(table) for table in range(len(names))]
-        return Snapshot(self.space, self.layout, self.description, names, counters, version)
+        counters = [self.counters(table) for table in range(len(self.spec.tables))]
+        return Snapshot(self.space, self.layout, self.description, counters, version)
 
     def restore(
         self, sources: Sequence[Source], keep: Keep | None = None, *, optimizer_state: bool = True
@@ -235,6 +255,8 @@ class Store:
             StorageFullError: no memory; the store holds a part.
         """
         self.space.check_open()
+        if self.space.saving is not None:
+            raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         with self.space.changing():
             restore(self, sources, keep, optimizer_state)
 
@@ -266,8 +288,18 @@ class Store:
         return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by each part: index, meta, rows, bloom."""
+        """Bytes ``used`` and ``reserved`` by part: all memory of this store, but for what a call holds.
+
+        Columns of rows have the names of a snapshot's (``ids``, ``embedding``, ``embedding.sum``, …), beside
+        ``neighbours`` and ``padding``; for the other parts see :meth:`Space.used_bytes`. Private memory is
+        used once it was touched, memory of Bloom filters too, though it counts as a whole.
+        """
         used, reserved = self.space.used_bytes(), self.space.reserved_bytes()
+        used["scratch"] = reserved["scratch"] = self._tags.nbytes
+        columns = row_bytes(self.description)
+        for bytes_of in (used, reserved):
+            num_rows = bytes_of.pop("rows") // sum(columns.values())
+            bytes_of.update({name: size * num_rows for name, size in columns.items()})
         return {part: {"used": used[part], "reserved": reserved[part]} for part in used}
 
     def close(self) -> None:
@@ -293,7 +325,19 @@ class Store:
         update.usage(arrays.meta, rows, counts, last_used)
         may_leave = np.flatnonzero(last_used < step)
         order = np.lexsort((last_used[may_leave], counts[may_leave]))[:wanted]
-        return int(update.drop_rows(arrays, self.layout.kernel, rows[may_leave[order]]))
+        return self._drop(rows[may_leave[order]])
+
+    def _drop(self, rows: NDArray[np.int32]) -> int:
+        dropped = 0
+        for part in self.space.stretches(len(rows), _RECORDS_OF_A_DROP):
+            dropped += update.drop_rows(self.space.arrays, self.layout.kernel, rows[part])
+        return dropped
+
+    def _expire(self, now: NDArray[np.int64]) -> None:
+        for part in self.space.stretches(_AT_ONCE, _RECORDS_OF_A_DROP):
+            most = part.stop - part.start
+            if lookup.expire(self.space.arrays, self.layout.kernel, now, most) < most:
+                return
 
     def _read(
         self,
@@ -310,15 +354,46 @@ class Store:
         rows = np.empty(len(ids), np.int32)
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
-        homes = self._scratch(len(ids))
-        lookup.read_known(
-            self.space.arrays, kernel, ids, tables, counts, now, homes, touched, rows, out, out_bits
-        )
+        tags = self._scratch(len(ids))
+        for part in self.space.stretches(len(ids), _RECORDS_OF_A_READ):
+            lookup.read_known(
+                self.space.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
+                out[part], out_bits[part],
+            )  # fmt: skip
+        for part in self.space.stretches(len(ids), _RECORDS_OF_A_READ):
+            self._read_new(
+                ids[part],
+                tables[part],
+                counts[part],
+                now,
+                step,
+                forced,
+                touched,
+                stuck,
+                rows[part],
+                out[part],
+            )
+        self.space.give_back()
+        return rows
+
+    def _read_new(
+        self,
+        ids: NDArray[np.int64],
+        tables: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        now: NDArray[np.int64],
+        step: int,
+        forced: bool,
+        touched: NDArray[np.int64],
+        stuck: NDArray[np.uint8],
+        rows: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
         start, need = 0, lookup.NEED_ROWS
         while need != lookup.DONE:
             start, need = lookup.read_new(
                 self.space.arrays,
-                kernel,
+                self.layout.kernel,
                 ids,
                 tables,
                 counts,
@@ -331,7 +406,7 @@ class Store:
                 self.first_hyper,
                 rows,
                 out,
-                out_bits,
+                out.view(np.uint32),
             )
             if need == lookup.NEED_ROWS:
                 self.space.grow_rows()
@@ -341,11 +416,11 @@ class Store:
                 table = int(tables[start])
                 wanted = max(1, int(self._rules[table, at.MAX_ROWS]) // _LFU_SHARE)
                 stuck[table] = self.evict_least_used(table, step, wanted) == 0
-        return rows
+                self.space.make_room(_RECORDS_OF_A_READ * (len(ids) - start))
 
     def _find(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> NDArray[np.int32]:
         rows = np.empty(len(ids), np.int32)
-        index.find_all(self.space.arrays.slots, ids, tables, self._scratch(len(ids)), rows)
+        index.find_all(self.space.arrays, ids, tables, rows)
         return rows
 
     def _now(self, step: int) -> NDArray[np.int64]:
@@ -354,10 +429,10 @@ class Store:
             now[self._in_seconds] = int(self._clock()) - _EPOCH_S
         return now
 
-    def _scratch(self, num_keys: int) -> NDArray[np.int64]:
-        if len(self._homes) < num_keys:
-            self._homes = np.empty(num_keys, np.int64)
-        return self._homes
+    def _scratch(self, num_keys: int) -> NDArray[np.int32]:
+        if len(self._tags) < num_keys:
+            self._tags = np.empty(num_keys, np.int32)
+        return self._tags
 
     def _keys(
         self, ids: NDArray[np.int64], tables: NDArray[np.int32]

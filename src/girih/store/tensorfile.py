@@ -15,6 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -85,6 +86,9 @@ class TensorWriter:
             raise MissingFileError(f"{self.path}: no such directory; make it first") from None
         except PermissionError:
             raise ConfigError(f"{self.path}: cannot be written; give a directory that can") from None
+        self._flusher = ThreadPoolExecutor(1, "girih-flush")
+        self._flushed: Future[None] | None = None
+        self._unflushed_bytes = 0
         try:
             self._write(header, 0)
         except BaseException:
@@ -111,6 +115,9 @@ class TensorWriter:
                 f"{self.path}: tensors {wrong} were not written as declared; the rows changed meanwhile"
             )
         self._write(self._header(None), 0)
+        self._flusher.shutdown()
+        if self._flushed is not None:
+            self._flushed.result()
         os.fsync(self._file)
         os.close(self._file)
         self._file = -1
@@ -123,6 +130,7 @@ class TensorWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._flusher.shutdown()
         if self._file >= 0:
             os.close(self._file)
             self._partial.unlink(missing_ok=True)
@@ -149,12 +157,22 @@ class TensorWriter:
             while len(view):
                 written = os.pwrite(self._file, view[:_PIECE], position)
                 view, position = view[written:], position + written
+                self._flush_early(written)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageFullError(
                     f"{self.path}: no room for {self.num_bytes:,} bytes ({error.strerror}); free space"
                 ) from None
             raise
+
+    def _flush_early(self, num_bytes: int) -> None:
+        """Has the disk begin with what is written, so that little is left for the end."""
+        self._unflushed_bytes += num_bytes
+        if self._unflushed_bytes >= _PIECE and (self._flushed is None or self._flushed.done()):
+            if self._flushed is not None:
+                self._flushed.result()
+            self._flushed = self._flusher.submit(_sync_data, self._file)
+            self._unflushed_bytes = 0
 
 
 def header_checksum(path: str | os.PathLike[str]) -> int:
@@ -236,6 +254,9 @@ class TensorFile:
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: damaged: {what}; use another checkpoint")
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

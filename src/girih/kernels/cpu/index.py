@@ -1,9 +1,17 @@
-"""The index of a shard: key to row, exact, by open addressing with linear probing.
+"""The index of a shard: key to row, exact, by open addressing with linear probing, 8 bytes a slot.
 
-Deletion shifts followers back, so that there are no tombstones and a probe ends at the first free
-slot. The load stays at or below 3/4; the table doubles by rehashing into fresh memory.
+A slot holds 31 bits of the key's hash, its tag, and the number of its row; the row's meta holds the key
+itself, which decides. A key's home is the upper bits of its tag, so that slots stand in the order of tags,
+and growing copies one stretch of slots to another, front to back.
 
-Shapes: C slots, a power of two; U unique keys.
+Growing is spread over the insertions that need it: each moves :data:`MOVES` slots and more, whole clusters
+of them, from ``slots`` to ``next_slots``, which is twice as large. Keys whose home was moved live there. It
+begins behind a free slot and moves on around the end, so that no cluster is ever torn.
+
+Deletion shifts followers back, so that there are no tombstones and a probe ends at the first free slot. The
+load stays at or below 3/4, and below 13/16 where slots are still to be moved.
+
+Shapes: C slots, a power of two up to 2³¹; U unique keys.
 """
 
 from __future__ import annotations
@@ -15,94 +23,223 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import njit_lean, prefetch
-from girih.kernels.cpu.layout import NO_ROW
+from girih.kernels.cpu.layout import (
+    GROW_CLAIMED,
+    GROW_MOVED,
+    GROW_START,
+    GROWING,
+    INDEX_SHIFT,
+    NUM_ROWS,
+    TABLE,
+    TAG_BITS,
+    Shard,
+)
 
+MOVES = 16
+_AHEAD = 48
+_SLOTS_OF_LINE = 8
+_TAG_MASK = (1 << TAG_BITS) - 1
 _ROW_MASK = (1 << 32) - 1
-_AHEAD = 12
 
 
 @njit_lean
-def home_slot(slots: NDArray[np.int64], key_id: Any, table: Any) -> Any:
-    """The slot at which a key's probe begins."""
-    return low_bits(key_hash(key_id, table), slots.shape[0] - 1)
+def tag_of(key_id: Any, table: Any) -> Any:
+    """31 bits of a key's hash; its home is made of the upper ones."""
+    return low_bits(key_hash(key_id, table), _TAG_MASK)
 
 
 @njit_lean
-def find_from(slots: NDArray[np.int64], slot: Any, key_id: Any, table: Any) -> Any:
-    """The row of a key whose home slot is known, or ``NO_ROW``."""
+def is_moved(shard: Shard, home: Any) -> Any:
+    """Whether keys of this home, a slot of ``slots``, live in ``next_slots``."""
+    mask = shard.slots.shape[0] - 1
+    return ((home - shard.state[GROW_START]) & mask) < shard.state[GROW_MOVED]
+
+
+@njit_lean
+def holds_key(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
+    """Whether a row that was ever made belongs to this key."""
+    return shard.keys[row, 0] == key_id and shard.meta[row, TABLE] == table
+
+
+@njit_lean
+def _slot_of(shard: Shard, slots: NDArray[np.int64], slot: Any, tag: Any, key_id: Any, table: Any) -> Any:
+    """The key's slot, or the free one at which its probe ends."""
     mask = slots.shape[0] - 1
-    while slots[slot, 1] != 0:
-        if slots[slot, 0] == key_id and (slots[slot, 1] >> 32) == table:
-            return (slots[slot, 1] & _ROW_MASK) - 1
+    while slots[slot] != 0:
+        entry = slots[slot]
+        if (entry >> 32) == tag and holds_key(shard, (entry & _ROW_MASK) - 1, key_id, table):
+            break
         slot = (slot + 1) & mask
-    return np.int64(NO_ROW)
+    return slot
 
 
 @njit_lean
-def find(slots: NDArray[np.int64], key_id: Any, table: Any) -> Any:
+def find_tagged(shard: Shard, tag: Any, key_id: Any, table: Any) -> Any:
+    """The row of a key whose tag is known, or ``NO_ROW``."""
+    home = tag >> shard.state[INDEX_SHIFT]
+    if is_moved(shard, home):
+        home = tag >> (shard.state[INDEX_SHIFT] - 1)
+        entry = shard.next_slots[_slot_of(shard, shard.next_slots, home, tag, key_id, table)]
+    else:
+        entry = shard.slots[_slot_of(shard, shard.slots, home, tag, key_id, table)]
+    return (entry & _ROW_MASK) - 1
+
+
+@njit_lean
+def find(shard: Shard, key_id: Any, table: Any) -> Any:
     """The row of a key, or ``NO_ROW``."""
-    return find_from(slots, home_slot(slots, key_id, table), key_id, table)
+    return find_tagged(shard, tag_of(key_id, table), key_id, table)
+
+
+@njit_lean
+def _first_tagged(slots: NDArray[np.int64], slot: Any, tag: Any) -> Any:
+    mask = slots.shape[0] - 1
+    while slots[slot] != 0 and (slots[slot] >> 32) != tag:
+        slot = (slot + 1) & mask
+    return (slots[slot] & _ROW_MASK) - 1
+
+
+@njit_lean
+def guess(shard: Shard, tag: Any) -> Any:
+    """The first row of this tag, nearly always the key's own, or ``NO_ROW``."""
+    home = tag >> shard.state[INDEX_SHIFT]
+    if is_moved(shard, home):
+        return _first_tagged(shard.next_slots, tag >> (shard.state[INDEX_SHIFT] - 1), tag)
+    return _first_tagged(shard.slots, home, tag)
+
+
+@njit_lean
+def guess_all(
+    shard: Shard,
+    ids: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    tags: NDArray[np.int32],
+    rows: NDArray[np.int32],
+) -> None:
+    """Writes the tag of every key, int32[U], and the row that :func:`guess` gives, int32[U].
+
+    Pass by pass, so that the first one has no branches and the second one's misses overlap.
+    """
+    num_keys = ids.shape[0]
+    for i in range(num_keys):
+        tags[i] = tag_of(ids[i], tables[i])
+    shift = shard.state[INDEX_SHIFT]
+    if shard.state[GROWING] == 0:
+        for i in range(num_keys):
+            if i + _AHEAD < num_keys:
+                prefetch(shard.slots, np.int64(tags[i + _AHEAD]) >> shift)
+            tag = np.int64(tags[i])
+            rows[i] = _first_tagged(shard.slots, tag >> shift, tag)
+        return
+    for i in range(num_keys):
+        if i + _AHEAD < num_keys:
+            home = np.int64(tags[i + _AHEAD]) >> shift
+            if is_moved(shard, home):
+                prefetch(shard.next_slots, np.int64(tags[i + _AHEAD]) >> (shift - 1))
+            else:
+                prefetch(shard.slots, home)
+        rows[i] = guess(shard, np.int64(tags[i]))
+
+
+@njit_lean
+def _put(slots: NDArray[np.int64], slot: Any, entry: Any) -> None:
+    mask = slots.shape[0] - 1
+    while slots[slot] != 0:
+        slot = (slot + 1) & mask
+    slots[slot] = entry
+
+
+@njit_lean
+def insert(shard: Shard, key_id: Any, table: Any, row: Any) -> None:
+    """Adds a key that is not there; a free slot must be left."""
+    tag = np.int64(tag_of(key_id, table))
+    entry = (tag << 32) | (np.int64(row) + 1)
+    home = tag >> shard.state[INDEX_SHIFT]
+    if is_moved(shard, home):
+        _put(shard.next_slots, tag >> (shard.state[INDEX_SHIFT] - 1), entry)
+    else:
+        _put(shard.slots, home, entry)
+
+
+@njit_lean
+def _close_gap(slots: NDArray[np.int64], gap: Any, shift: Any) -> None:
+    mask = slots.shape[0] - 1
+    slot = (gap + 1) & mask
+    while slots[slot] != 0:
+        home = (slots[slot] >> 32) >> shift
+        # It may move back only if its home does not lie between the gap and itself, around the end.
+        if ((slot - home) & mask) >= ((slot - gap) & mask):
+            slots[gap] = slots[slot]
+            gap = slot
+        slot = (slot + 1) & mask
+    slots[gap] = 0
+
+
+@njit_lean
+def delete(shard: Shard, key_id: Any, table: Any) -> None:
+    """Removes a key, if it is there, and closes the gap."""
+    tag, shift = tag_of(key_id, table), shard.state[INDEX_SHIFT]
+    home = tag >> shift
+    if is_moved(shard, home):
+        slot = _slot_of(shard, shard.next_slots, tag >> (shift - 1), tag, key_id, table)
+        if shard.next_slots[slot] != 0:
+            _close_gap(shard.next_slots, slot, shift - 1)
+    else:
+        slot = _slot_of(shard, shard.slots, home, tag, key_id, table)
+        if shard.slots[slot] != 0:
+            _close_gap(shard.slots, slot, shift)
+
+
+@njit_lean
+def after_free_slot(slots: NDArray[np.int64]) -> Any:
+    """The first slot behind a free one: where growing may begin."""
+    slot = 0
+    while slots[slot] != 0:
+        slot += 1
+    return (slot + 1) & (slots.shape[0] - 1)
+
+
+@njit_lean
+def move(shard: Shard, at_least: Any) -> None:
+    """Moves so many slots to ``next_slots``, and the rest of the last one's cluster; they are free afterwards.
+
+    It stops between two clusters, and early where memory of ``next_slots`` is not yet claimed.
+    """
+    slots, num_slots = shard.slots, shard.slots.shape[0]
+    mask, shift = num_slots - 1, shard.state[INDEX_SHIFT]
+    start, moved = shard.state[GROW_START], shard.state[GROW_MOVED]
+    stop = min(moved + at_least, shard.state[GROW_CLAIMED])
+    while moved < stop or (moved > shard.state[GROW_MOVED] and slots[(start + moved) & mask] != 0):
+        slot = (start + moved) & mask
+        entry = slots[slot]
+        if entry != 0:
+            slots[slot] = 0
+            home = (entry >> 32) >> shift
+            if ((home - start) & mask) > moved:  # since the start, it spilled over from the other end
+                _put(slots, home, entry)
+            else:
+                _put(shard.next_slots, (entry >> 32) >> (shift - 1), entry)
+        moved += 1
+    shard.state[GROW_MOVED] = moved
+    # The next call comes after random accesses; to the machine the two streams are no streams.
+    slot = (start + moved) & mask
+    for line in range(0, 2 * MOVES, _SLOTS_OF_LINE):
+        prefetch(slots, (slot + line // 2) & mask)
+        prefetch(shard.next_slots, 2 * slot + line)
+
+
+@njit_lean
+def is_full(shard: Shard) -> Any:
+    """Whether no key may be added before the index begins to grow, has more memory claimed, or is done."""
+    if shard.state[GROWING] == 0:
+        return 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]
+    return shard.state[GROW_MOVED] >= shard.state[GROW_CLAIMED]
 
 
 @njit_lean
 def find_all(
-    slots: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    homes: NDArray[np.int64],
-    rows: NDArray[np.int32],
+    shard: Shard, ids: NDArray[np.int64], tables: NDArray[np.int32], rows: NDArray[np.int32]
 ) -> None:
-    """Writes the row of every key, or ``NO_ROW``, to ``rows``, int32[U]; ``homes`` is scratch, int64[U]."""
-    num_keys = ids.shape[0]
-    for i in range(num_keys + _AHEAD):
-        if i < num_keys:
-            homes[i] = home_slot(slots, ids[i], tables[i])
-            prefetch(slots, homes[i])
-        j = i - _AHEAD
-        if j >= 0:
-            rows[j] = find_from(slots, homes[j], ids[j], tables[j])
-
-
-@njit_lean
-def insert(slots: NDArray[np.int64], key_id: Any, table: Any, row: Any) -> None:
-    """Adds a key that is not there; a free slot must be left."""
-    mask = slots.shape[0] - 1
-    slot = home_slot(slots, key_id, table)
-    while slots[slot, 1] != 0:
-        slot = (slot + 1) & mask
-    slots[slot, 0] = key_id
-    slots[slot, 1] = (np.int64(table) << 32) | (np.int64(row) + 1)
-
-
-@njit_lean
-def delete(slots: NDArray[np.int64], key_id: Any, table: Any) -> None:
-    """Removes a key, if it is there, and closes the gap."""
-    mask = slots.shape[0] - 1
-    gap = home_slot(slots, key_id, table)
-    while slots[gap, 1] != 0 and not (slots[gap, 0] == key_id and (slots[gap, 1] >> 32) == table):
-        gap = (gap + 1) & mask
-    if slots[gap, 1] == 0:
-        return
-    slot = (gap + 1) & mask
-    while slots[slot, 1] != 0:
-        home = home_slot(slots, slots[slot, 0], slots[slot, 1] >> 32)
-        # It may move back only if its home does not lie between the gap and itself, around the end.
-        if ((slot - home) & mask) >= ((slot - gap) & mask):
-            slots[gap, 0] = slots[slot, 0]
-            slots[gap, 1] = slots[slot, 1]
-            gap = slot
-        slot = (slot + 1) & mask
-    slots[gap, 1] = 0
-
-
-@njit_lean
-def rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-    """Copies all keys of ``old`` into ``new``, which is empty and large enough."""
-    mask = new.shape[0] - 1
-    for i in range(old.shape[0]):
-        if old[i, 1] != 0:
-            slot = home_slot(new, old[i, 0], old[i, 1] >> 32)
-            while new[slot, 1] != 0:
-                slot = (slot + 1) & mask
-            new[slot, 0] = old[i, 0]
-            new[slot, 1] = old[i, 1]
+    """Writes the row of every key, or ``NO_ROW``, to ``rows``, int32[U]."""
+    for i in range(ids.shape[0]):
+        rows[i] = find(shard, ids[i], np.int64(tables[i]))

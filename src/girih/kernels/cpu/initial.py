@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from girih.kernels.cpu.hashing import mix, mul_add, stream, uniform01
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import DIM, FIRST_COLUMN, INIT_CONSTANT, INIT_NORMAL, INIT_UNIFORM, Layout
+from girih.kernels.cpu.transcendental import cos_sin_turns, log
 
 
 @njit_lean
 def fill_normal(out: NDArray[np.float32], base: Any, mean: Any, std: Any) -> None:
     """Normally distributed columns; columns 2k and 2k+1 are one Box–Muller pair."""
-    for column in range(0, out.shape[0], 2):
-        radius = math.sqrt(-2.0 * math.log(uniform01(stream(base, column))))
-        angle = 2.0 * math.pi * uniform01(stream(base, column + 1))
-        out[column] = mean + std * radius * math.cos(angle)
-        if column + 1 < out.shape[0]:
-            out[column + 1] = mean + std * radius * math.sin(angle)
+    for pair in range(out.shape[0] // 2):
+        radius = std * math.sqrt(-2.0 * log(uniform01(stream(base, 2 * pair))))
+        cosine, sine = cos_sin_turns(uniform01(stream(base, 2 * pair + 1)))
+        out[2 * pair] = mean + radius * cosine
+        out[2 * pair + 1] = mean + radius * sine
+    if out.shape[0] % 2:
+        last = out.shape[0] - 1
+        radius = std * math.sqrt(-2.0 * log(uniform01(stream(base, last))))
+        out[last] = mean + radius * cos_sin_turns(uniform01(stream(base, last + 1)))[0]
 
 
 @njit_lean

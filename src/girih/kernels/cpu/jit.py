@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 import numba as _typed_numba
 from numba.core import cgutils as _typed_cgutils
-from numba.core import types
+from numba.core import types as _typed_types
 from numba.extending import intrinsic as _typed_intrinsic
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
 cgutils: Any = _typed_cgutils
 intrinsic: Any = _typed_intrinsic
+types: Any = _typed_types
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,7 +1,8 @@
 """Where everything lies: the arrays of one shard, their columns, and the rules of its tables.
 
 Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
-that training sees, V float32 words of a row with its optimizer state.
+that training sees, V 32-bit words of a row: meta, embedding columns, optimizer state, and one more where V would
+be odd. All of a row lies in one place, for what a random access costs is the page, not the line.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from numpy.typing import NDArray
 # Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
 META_COLUMNS = 8
+VALUES = META_COLUMNS  # the first word of a row behind its meta
 NO_ROW = -1
 
 # Entries of ``state``.
 NUM_ROWS, ROWS_EVER, FREE_ROW, LAST_STEP, INDEX_SIDE, INDEX_SLOTS, ROWS_COMMITTED = range(7)
+INDEX_SHIFT, GROWING, GROW_START, GROW_MOVED, GROW_CLAIMED = range(7, 12)  # see ``index``
 STATE_WORDS = 16
+TAG_BITS = 31
+
+# Entries of ``saving`` (see ``saving``): records below SAVED were copied, rows from SAVE_ROWS and pages from
+# SAVE_PAGES on are not of the save; all are 0 where none is under way. HEADS and the following: the log's last
+# record of each chunk.
+SAVED, SAVE_ROWS, SAVE_PAGES, FIRST_PAGE, CHUNK_BITS, NUM_KEPT, LOST, HEADS = range(8)
 
 # Columns of ``tables``: ends of the list and number of rows, then counters.
 NEWEST, OLDEST, TABLE_ROWS = 0, 1, 2
@@ -59,21 +68,25 @@ class Shard(NamedTuple):
     """The arrays that kernels change: all of them views of one arena.
 
     Attributes:
-        slots: int64[C, 2]: the id, and ``table << 32 | row + 1``; a second word of 0 is a free slot, so
-            that fresh memory is an empty index.
-        meta: int32[R, 8], 32 bytes a row: id, table (-1: no row), last use, count, version, and its
-            neighbours in the table's list. A free row chains to the next free one through ``OLDER``.
-        keys: int64[R, 4], the same memory; column 0 is the id.
-        values: float32[R, V]: embedding columns, then the state of each segment's optimizer.
+        slots: int64[C]: ``tag << 32 | row + 1``; 0 is a free slot, so that fresh memory is an empty index.
+        next_slots: int64[2C] while the index grows, else of length 0.
+        meta: int32[R, V]: id (two words), table (-1: no row), last use, count, version, and its neighbours
+            in the table's list. A free row chains to the next free one through ``OLDER``.
+        keys: int64[R, V/2], the same memory; column 0 is the id.
+        values: float32[R, V], the same memory: from :data:`VALUES` on embedding columns, then the state of
+            each segment's optimizer.
         halves: uint16[R, 2V], the same memory; 16-bit tables keep the embedding columns here.
         state: int64[16], what the shard as a whole knows.
         tables: int64[T, 16], list ends and counters of each table.
         cells: uint8[·], the counting Bloom filters side by side.
-        scratch: float32[W] for a row on its way; ``scratch_bits`` is the same memory as uint32.
+        scratch: float32[1, W] for a row on its way; ``scratch_bits`` is the same memory as uint32.
         scratch_halves: uint16[W].
+        saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
+        log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
     """
 
     slots: NDArray[np.int64]
+    next_slots: NDArray[np.int64]
     meta: NDArray[np.int32]
     keys: NDArray[np.int64]
     values: NDArray[np.float32]
@@ -84,6 +97,10 @@ class Shard(NamedTuple):
     scratch: NDArray[np.float32]
     scratch_bits: NDArray[np.uint32]
     scratch_halves: NDArray[np.uint16]
+    saving: NDArray[np.int64]
+    kept: NDArray[np.uint8]
+    log: NDArray[np.int32]
+    log_bytes: NDArray[np.uint8]
 
 
 class Layout(NamedTuple):

@@ -37,14 +37,13 @@ from girih.kernels.cpu.layout import (
     MAX_ROWS,
     MIN_COUNT,
     NEW,
-    NO_ROW,
-    NUM_ROWS,
     OLDEST,
     REFUSED,
     ROWS_COMMITTED,
     ROWS_EVER,
     TABLE_ROWS,
     TTL,
+    VALUES,
     Layout,
     Shard,
 )
@@ -52,28 +51,61 @@ from girih.kernels.cpu.rows import (
     begin_state,
     drop_row,
     prefetch_row,
-    prefetch_values,
     read_initial,
     read_row,
     take_row,
     write_row,
 )
+from girih.kernels.cpu.saving import keep_cells, keep_row
 
 DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
-_AHEAD = 8
+_AHEAD = 24
+_NEIGHBOURS_AHEAD = 8
 _MOST = 2**31 - 1
 
 
 @njit_lean
-def expire(shard: Shard, layout: Layout, now: NDArray[np.int64]) -> None:
-    """Drops the rows of ``ttl`` tables that were last used more than their time before ``now``, int64[T]."""
+def expire(shard: Shard, layout: Layout, now: NDArray[np.int64], most: Any) -> Any:
+    """Drops the rows of ``ttl`` tables that were last used more than their time before ``now``, int64[T].
+
+    At most ``most`` of them; returns how many.
+    """
+    dropped = 0
     for table in range(layout.rules.shape[0]):
         if layout.rules[table, EVICTION] == EVICT_TTL:
             row = shard.tables[table, OLDEST]
             while row >= 0 and now[table] - shard.meta[row, LAST_USED] > layout.rules[table, TTL]:
+                if dropped == most:
+                    return dropped
                 drop_row(shard, layout, row)
+                dropped += 1
                 shard.tables[table, EXPIRED] += 1
                 row = shard.tables[table, OLDEST]
+    return dropped
+
+
+@njit_lean
+def is_listed(layout: Layout, table: Any) -> Any:
+    """Whether a read moves the rows of a table to the newest end of its list."""
+    policy = layout.rules[table, EVICTION]
+    return policy == EVICT_LRU or policy == EVICT_TTL
+
+
+@njit_lean
+def run_end(tables: NDArray[np.int32], start: Any) -> Any:
+    """Where the keys of one table that begin at ``start`` end."""
+    end = start + 1
+    while end < tables.shape[0] and tables[end] == tables[start]:
+        end += 1
+    return end
+
+
+@njit_lean
+def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) -> Any:
+    """The row of a key, or ``NO_ROW``, given the first row of its tag."""
+    if guessed < 0 or index.holds_key(shard, guessed, key_id, table):
+        return guessed
+    return index.find_tagged(shard, tag, key_id, table)
 
 
 @njit_lean
@@ -84,7 +116,7 @@ def read_known(
     tables: NDArray[np.int32],
     counts: NDArray[np.int32],
     now: NDArray[np.int64],
-    homes: NDArray[np.int64],
+    tags: NDArray[np.int32],
     touched: NDArray[np.int64],
     rows: NDArray[np.int32],
     out: NDArray[np.float32],
@@ -95,31 +127,39 @@ def read_known(
     Args:
         counts: int32[U], how often each key occurs in the batch; or of length 0 where all occur once.
         now: int64[T]: the step, or the second for tables that count in seconds.
-        homes: scratch, int64[U].
+        tags: scratch, int32[U].
         touched: int64[T], adds the rows that this call has marked used.
         out: float32[U, W], written where there is a row; ``out_bits`` is the same memory as uint32.
     """
-    index.find_all(shard.slots, ids, tables, homes, rows)
+    index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
-    for i in range(num_keys):
-        if i + 2 * _AHEAD < num_keys:
-            prefetch_row(shard, rows[i + 2 * _AHEAD])
-        table = np.int64(tables[i])
-        listed = layout.rules[table, EVICTION] == EVICT_LRU or layout.rules[table, EVICTION] == EVICT_TTL
-        if listed and i + _AHEAD < num_keys and rows[i + _AHEAD] >= 0:
-            recency.prefetch_neighbours(shard.meta, rows[i + _AHEAD])
-        shard.tables[table, LOOKUPS] += 1
-        row = np.int64(rows[i])
-        if row < 0:
-            continue
-        count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-        shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), now[table])
-        shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
+    num_words = VALUES + out.shape[1]
+    start = 0
+    while start < num_keys:
+        end, table = run_end(tables, start), np.int64(tables[start])
+        listed, moment, hits = is_listed(layout, table), now[table], 0
+        for i in range(start, end):
+            if i + _AHEAD < num_keys:
+                prefetch_row(shard, rows[i + _AHEAD], num_words)
+            if listed and i + _NEIGHBOURS_AHEAD < end and rows[i + _NEIGHBOURS_AHEAD] >= 0:
+                recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
+            row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
+            rows[i] = row
+            if row < 0:
+                continue
+            keep_row(shard, row)
+            count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
+            shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), moment)
+            shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
+            if listed:
+                recency.touch(shard, table, row)
+            hits += 1
+            read_row(shard, layout, row, out, out_bits, i)
+        shard.tables[table, LOOKUPS] += end - start
+        shard.tables[table, HITS] += hits
         if listed:
-            recency.touch(shard.meta, shard.tables, table, row)
-            touched[table] += 1
-        shard.tables[table, HITS] += 1
-        read_row(shard, layout, row, out[i], out_bits[i])
+            touched[table] += hits
+        start = end
 
 
 @njit_lean
@@ -162,6 +202,7 @@ def make_room(
     rules = layout.rules[table]
     if not (forced or admits(shard, layout, key_id, table, count, step)):
         if rules[ADMISSION] == ADMIT_MIN_COUNT:
+            keep_cells(shard, layout, key_id, table)
             admission.add(shard.cells, layout.bloom, key_id, table, count)
         shard.tables[table, REFUSED] += 1
         return REFUSE
@@ -175,9 +216,7 @@ def make_room(
         shard.tables[table, EVICTED] += 1
     elif shard.state[FREE_ROW] < 0 and shard.state[ROWS_EVER] >= shard.state[ROWS_COMMITTED]:
         return NEED_ROWS
-    if 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]:
-        return NEED_INDEX
-    return DONE
+    return NEED_INDEX if index.is_full(shard) else DONE
 
 
 @njit_lean
@@ -213,10 +252,10 @@ def read_new(
             continue
         key_id, table = ids[i], np.int64(tables[i])
         count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-        twin = index.find(shard.slots, key_id, table)
+        twin = index.find(shard, key_id, table)
         if twin >= 0:  # the caller sent a key twice: it must not get two rows
             rows[i] = twin
-            read_row(shard, layout, twin, out[i], out_bits[i])
+            read_row(shard, layout, twin, out, out_bits, i)
             continue
         need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
         if need != DONE and need != REFUSE:
@@ -238,18 +277,20 @@ def peek(
     layout: Layout,
     ids: NDArray[np.int64],
     tables: NDArray[np.int32],
-    homes: NDArray[np.int64],
+    tags: NDArray[np.int32],
     rows: NDArray[np.int32],
     out: NDArray[np.float32],
     out_bits: NDArray[np.uint32],
 ) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
-    index.find_all(shard.slots, ids, tables, homes, rows)
+    index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
     for i in range(num_keys):
         if i + _AHEAD < num_keys:
-            prefetch_values(shard, rows[i + _AHEAD])
-        if rows[i] == NO_ROW:
-            read_initial(shard, layout, ids[i], tables[i], out[i], out_bits[i])
+            prefetch_row(shard, rows[i + _AHEAD], VALUES + out.shape[1])
+        table = np.int64(tables[i])
+        rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
+        if rows[i] < 0:
+            read_initial(shard, layout, ids[i], table, out[i], out_bits[i])
         else:
-            read_row(shard, layout, rows[i], out[i], out_bits[i])
+            read_row(shard, layout, np.int64(rows[i]), out, out_bits, i)

@@ -11,16 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean, prefetch
-from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST
+from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
+from girih.kernels.cpu.saving import keep_row
 
 
 @njit_lean
-def push_newest(meta: NDArray[np.int32], tables: NDArray[np.int64], table: Any, row: Any) -> None:
-    """Puts a row that is in no list at the newest end."""
+def push_newest(shard: Shard, table: Any, row: Any) -> None:
+    """Puts a row that is in no list, and that the caller has kept, at the newest end."""
+    meta, tables = shard.meta, shard.tables
     newest = tables[table, NEWEST]
     meta[row, NEWER] = NO_ROW
     meta[row, OLDER] = newest
     if newest >= 0:
+        keep_row(shard, newest)
         meta[newest, NEWER] = row
     else:
         tables[table, OLDEST] = row
@@ -28,25 +31,27 @@ def push_newest(meta: NDArray[np.int32], tables: NDArray[np.int64], table: Any, 
 
 
 @njit_lean
-def unlink(meta: NDArray[np.int32], tables: NDArray[np.int64], table: Any, row: Any) -> None:
+def unlink(shard: Shard, table: Any, row: Any) -> None:
     """Takes a row out of its table's list."""
+    meta, tables = shard.meta, shard.tables
     newer, older = meta[row, NEWER], meta[row, OLDER]
     if newer >= 0:
-        meta[newer, OLDER] = older
+        meta[newer, OLDER] = older  # not kept: a save reads lists from the oldest to the newest
     else:
         tables[table, NEWEST] = older
     if older >= 0:
+        keep_row(shard, older)
         meta[older, NEWER] = newer
     else:
         tables[table, OLDEST] = newer
 
 
 @njit_lean
-def touch(meta: NDArray[np.int32], tables: NDArray[np.int64], table: Any, row: Any) -> None:
-    """Moves a row of the list to the newest end."""
-    if tables[table, NEWEST] != row:
-        unlink(meta, tables, table, row)
-        push_newest(meta, tables, table, row)
+def touch(shard: Shard, table: Any, row: Any) -> None:
+    """Moves a row of the list, which the caller has kept, to the newest end."""
+    if shard.tables[table, NEWEST] != row:
+        unlink(shard, table, row)
+        push_newest(shard, table, row)
 
 
 @njit_lean

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu.initial import fill_initial
-from girih.kernels.cpu.jit import njit_lean, prefetch, prefetch_at
+from girih.kernels.cpu.jit import njit_lean, prefetch_at
 from girih.kernels.cpu.layout import (
     COUNT,
     DIM,
@@ -21,6 +21,7 @@ from girih.kernels.cpu.layout import (
     FIRST_COLUMN,
     FLOAT32,
     FREE_ROW,
+    GROWING,
     LAST_USED,
     NO_ROW,
     NUM_ROWS,
@@ -31,48 +32,43 @@ from girih.kernels.cpu.layout import (
     STATE_WIDTH,
     TABLE,
     TABLE_ROWS,
+    VALUES,
     VERSION,
     Layout,
     Shard,
 )
 from girih.kernels.cpu.optimizers import begin_row
 from girih.kernels.cpu.rounding import narrow_row, widen_row
+from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.vector import copy_row
 
 _LINE = 64
 
 
 @njit_lean
-def prefetch_values(shard: Shard, row: Any) -> None:
-    """Asks for the cache lines of a row's values; any number is safe."""
-    for byte in range(0, 4 * shard.values.shape[1], _LINE):
+def prefetch_row(shard: Shard, row: Any, num_words: Any) -> None:
+    """Asks for the cache lines of the first words of a row; any number is safe."""
+    for byte in range(0, 4 * num_words, _LINE):
         prefetch_at(shard.values, row, byte)
-
-
-@njit_lean
-def prefetch_row(shard: Shard, row: Any) -> None:
-    """Asks for the cache lines of a row's meta and values; any number is safe."""
-    prefetch(shard.meta, row)
-    prefetch_values(shard, row)
+    prefetch_at(shard.values, row, 4 * num_words - 1)
 
 
 @njit_lean
 def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
     """Whether a row number, from wherever, is the row of this key now."""
-    if row < 0 or row >= shard.state[ROWS_EVER]:
-        return False
-    return shard.keys[row, 0] == key_id and shard.meta[row, TABLE] == table
+    return 0 <= row < shard.state[ROWS_EVER] and index.holds_key(shard, row, key_id, table)
 
 
 @njit_lean
 def read_row(
-    shard: Shard, layout: Layout, row: Any, out: NDArray[np.float32], bits: NDArray[np.uint32]
+    shard: Shard, layout: Layout, row: Any, out: NDArray[np.float32], bits: NDArray[np.uint32], number: Any
 ) -> None:
-    """Copies a row's columns to ``out``, float32[W]; ``bits`` is the same memory as uint32."""
+    """Copies a row's columns to ``out[number]``, float32[W]; ``bits`` is the same memory as uint32."""
+    dim = out.shape[1]
     if layout.dtype == FLOAT32:
-        for column in range(out.shape[0]):
-            out[column] = shard.values[row, column]
+        copy_row(out, number, 0, shard.values, row, VALUES, dim)
     else:
-        widen_row(layout.dtype, shard.halves[row, : out.shape[0]], bits)
+        widen_row(layout.dtype, shard.halves[row, 2 * VALUES : 2 * VALUES + dim], bits[number])
 
 
 @njit_lean
@@ -82,9 +78,9 @@ def write_row(
     """Sets a row's columns from ``value``, float32[W], rounded to nearest where rows are of 16 bits."""
     if layout.dtype == FLOAT32:
         for column in range(value.shape[0]):
-            shard.values[row, column] = value[column]
+            shard.values[row, VALUES + column] = value[column]
     else:
-        narrow_row(layout.dtype, bits, shard.halves[row, : value.shape[0]])
+        narrow_row(layout.dtype, bits, shard.halves[row, 2 * VALUES : 2 * VALUES + value.shape[0]])
 
 
 @njit_lean
@@ -125,14 +121,17 @@ def take_row(
     else:
         row = shard.state[ROWS_EVER]
         shard.state[ROWS_EVER] = row + 1
+    keep_row(shard, row)
     shard.keys[row, 0] = key_id
     shard.meta[row, TABLE] = table
     shard.meta[row, LAST_USED] = now
     shard.meta[row, COUNT] = count
     shard.meta[row, VERSION] = version
-    index.insert(shard.slots, key_id, table, row)
+    index.insert(shard, key_id, table, row)
+    if shard.state[GROWING] != 0:
+        index.move(shard, index.MOVES)
     if layout.rules[table, EVICTION] != EVICT_NONE:
-        recency.push_newest(shard.meta, shard.tables, table, row)
+        recency.push_newest(shard, table, row)
     shard.state[NUM_ROWS] += 1
     shard.tables[table, TABLE_ROWS] += 1
     return row
@@ -141,10 +140,11 @@ def take_row(
 @njit_lean
 def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
     """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
+    keep_row(shard, row)
     table = np.int64(shard.meta[row, TABLE])
-    index.delete(shard.slots, shard.keys[row, 0], table)
+    index.delete(shard, shard.keys[row, 0], table)
     if layout.rules[table, EVICTION] != EVICT_NONE:
-        recency.unlink(shard.meta, shard.tables, table, row)
+        recency.unlink(shard, table, row)
     shard.meta[row, TABLE] = NO_ROW
     shard.meta[row, OLDER] = shard.state[FREE_ROW]
     shard.state[FREE_ROW] = row

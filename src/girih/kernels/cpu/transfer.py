@@ -44,7 +44,7 @@ def load_keys(
     """
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
-        row = index.find(shard.slots, ids[i], table)
+        row = index.find(shard, ids[i], table)
         if row < 0:
             row = take_row(shard, layout, ids[i], table, last_used[i], counts[i], versions[i])
         else:
@@ -52,7 +52,7 @@ def load_keys(
             shard.meta[row, COUNT] = counts[i]
             shard.meta[row, VERSION] = versions[i]
             if layout.rules[table, EVICTION] != EVICT_NONE:
-                recency.touch(shard.meta, shard.tables, table, row)
+                recency.touch(shard, table, row)
         rows[i] = row
 
 
@@ -62,7 +62,25 @@ def relink(shard: Shard, table: Any, rows: NDArray[np.int32]) -> None:
     shard.tables[table, NEWEST] = NO_ROW
     shard.tables[table, OLDEST] = NO_ROW
     for i in range(rows.shape[0]):
-        recency.push_newest(shard.meta, shard.tables, table, np.int64(rows[i]))
+        recency.push_newest(shard, table, np.int64(rows[i]))
+
+
+@njit_lean
+def follow(
+    shard: Shard, table: Any, oldest: Any, newer_of: NDArray[np.int32], new_of: NDArray[np.int32]
+) -> None:
+    """Makes the rows of a saved list the newest of a table's list, in the saved order.
+
+    The list begins at ``oldest``; of each row number as it was then, int32[R], ``newer_of`` is the next one and
+    ``new_of`` the row now, or -1.
+    """
+    row = np.int64(oldest)
+    for _ in range(newer_of.shape[0]):
+        if row < 0:
+            return
+        if new_of[row] >= 0:
+            recency.touch(shard, table, np.int64(new_of[row]))
+        row = np.int64(newer_of[row])
 
 
 @njit_lean

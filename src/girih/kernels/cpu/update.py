@@ -25,6 +25,7 @@ from girih.kernels.cpu.layout import (
     STATE_WIDTH,
     TABLE,
     UPDATES,
+    VALUES,
     VERSION,
     Layout,
     Shard,
@@ -32,8 +33,9 @@ from girih.kernels.cpu.layout import (
 from girih.kernels.cpu.optimizers import settle_row, update_row
 from girih.kernels.cpu.rounding import narrow_row_randomly
 from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_row, read_row, write_row
+from girih.kernels.cpu.saving import keep_row
 
-_AHEAD = 10
+_AHEAD = 24
 
 
 @njit_lean
@@ -77,28 +79,32 @@ def apply_gradients(
     """
     num_keys, num_columns = grads.shape
     dropped = 0
+    num_words = shard.values.shape[1]
     for i in range(num_keys):
         if i + _AHEAD < num_keys:
-            prefetch_row(shard, rows[i + _AHEAD])
+            prefetch_row(shard, rows[i + _AHEAD], num_words)
         table = np.int64(tables[i])
         row = np.int64(rows[i])
         if not holds(shard, row, ids[i], table):
-            row = index.find(shard.slots, ids[i], table)
+            row = index.find(shard, ids[i], table)
             if row < 0:
                 shard.tables[table, DROPPED] += 1
                 dropped += 1
                 continue
         shard.tables[table, UPDATES] += 1
+        keep_row(shard, row)
         shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(step))
         if layout.dtype == FLOAT32:
-            update_segments(shard, layout, row, shard.values[row, :num_columns], grads[i], hyper)
+            update_segments(
+                shard, layout, row, shard.values[row, VALUES : VALUES + num_columns], grads[i], hyper
+            )
         else:
-            read_row(shard, layout, row, shard.scratch, shard.scratch_bits)
-            update_segments(shard, layout, row, shard.scratch, grads[i], hyper)
+            read_row(shard, layout, row, shard.scratch, shard.scratch_bits, 0)
+            update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper)
             narrow_row_randomly(
                 layout.dtype,
-                shard.scratch_bits,
-                shard.halves[row, :num_columns],
+                shard.scratch_bits[0],
+                shard.halves[row, 2 * VALUES : 2 * VALUES + num_columns],
                 layout.table_seeds[table],
                 ids[i],
                 step,
@@ -121,6 +127,7 @@ def assign(
         if rows[i] < 0:
             continue
         row = np.int64(rows[i])
+        keep_row(shard, row)
         write_row(shard, layout, row, values[i], value_bits[i])
         shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(version))
         for segment in range(layout.segments.shape[0]):
@@ -138,8 +145,8 @@ def assign(
 def begin_states(shard: Shard, layout: Layout, rows: NDArray[np.int32], hyper: NDArray[np.float64]) -> None:
     """Writes a new optimizer state for rows, int32[K], that have their W columns."""
     for i in range(rows.shape[0]):
-        read_row(shard, layout, rows[i], shard.scratch, shard.scratch_bits)
-        begin_state(shard, layout, rows[i], shard.scratch, hyper)
+        read_row(shard, layout, np.int64(rows[i]), shard.scratch, shard.scratch_bits, 0)
+        begin_state(shard, layout, rows[i], shard.scratch[0], hyper)
 
 
 @njit_lean

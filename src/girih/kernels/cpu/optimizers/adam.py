@@ -42,12 +42,13 @@ def update(
     size, first, second = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]
+    means, squares = state[:dim], state[dim : 2 * dim]  # as arrays of their own, else nothing is vectorized
     for d in range(dim):
         g = bounded(grad[d] + l2 * row[d])
-        m = (g - state[d]) * first + state[d]
-        v = (g * g - state[dim + d]) * second + state[dim + d]
-        state[d] = m
-        state[dim + d] = v
+        m = (g - means[d]) * first + means[d]
+        v = (g * g - squares[d]) * second + squares[d]
+        means[d] = m
+        squares[d] = v
         row[d] -= size * (m / (np.sqrt(v) + eps))
 
 

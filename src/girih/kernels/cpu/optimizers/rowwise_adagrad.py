@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.optimizers.bound import bounded
+from girih.kernels.cpu.optimizers.bound import LARGEST_GRADIENT, bounded
+from girih.kernels.cpu.vector import sum_of_squares
 from girih.optim import RowwiseAdagrad
 
 
@@ -36,15 +37,12 @@ def update(
 ) -> None:
     """Moves one row, float32[dim]."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
-    squares = np.float32(0.0)
-    for d in range(row.shape[0]):
-        g = bounded(grad[d] + l2 * row[d])
-        squares += g * g
-    state[0] += squares / np.float32(row.shape[0])
+    dim = row.shape[0]
+    state[0] += sum_of_squares(grad, row, l2, LARGEST_GRADIENT) / np.float32(dim)
     root = np.sqrt(state[0]) + eps
     if root > 0:  # eps = 0 and no gradient yet: nothing moves
         rate = lr / root
-        for d in range(row.shape[0]):
+        for d in range(dim):
             row[d] -= rate * bounded(grad[d] + l2 * row[d])
 
 

@@ -1,0 +1,88 @@
+"""The way back of pooling: the gradients of vectors become one gradient for each unique key.
+
+Shapes: B examples, P features, N ids in the batch, W columns of a row, D columns of the output's segment,
+L ids of a feature whose vectors are not pooled, M rows of an output's gradient.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.pool import bag_scale
+from girih.kernels.cpu.vector import add_row, add_scaled
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+_INFINITY_BITS = np.uint32(0x7F80_0000)
+_SIGN_MASK = np.uint32(0x7FFF_FFFF)
+
+
+@njit_lean
+def clear(first_key: int, last_key: int, totals: F32) -> None:
+    """Sets the gradients of some keys to 0."""
+    for key in range(first_key, last_key):
+        for d in range(totals.shape[1]):
+            totals[key, d] = 0.0
+
+
+@njit_lean
+def scatter(
+    gradient: F32,
+    first_column: int,
+    inverse: I32,
+    offsets: I32,
+    weights: F32,
+    num_examples: int,
+    features: I64,
+    places: I64,
+    modes: NDArray[np.int8],
+    num_places: int,
+    totals: F32,
+) -> None:
+    """Adds the gradients of some features' pooled bags onto their keys.
+
+    Example by example, as the gradient lies in memory; a key has its ids' shares added in this order.
+
+    Args:
+        gradient: float32[M, D], M = B · ``num_places``; the segment's columns start at ``first_column``.
+        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        weights: float32[N], or of length 0 where all are 1.
+        features, places, modes: int64[P], int64[P], int8[P]: where each stands in the output, and its pooling.
+        totals: float32[·, W] by key number, added to.
+    """
+    dim = gradient.shape[1]
+    weighted = len(weights) > 0
+    for b in range(num_examples):
+        for p in range(len(features)):
+            bag = features[p] * num_examples + b
+            start, stop = offsets[bag], offsets[bag + 1]
+            row = b * num_places + places[p]
+            if stop - start == 1 and not weighted:
+                add_row(totals, inverse[start], first_column, gradient, row, 0, dim)
+                continue
+            scale = bag_scale(modes[p], stop - start)
+            for i in range(start, stop):
+                factor = scale * weights[i] if weighted else scale
+                add_scaled(totals, inverse[i], first_column, gradient, row, 0, dim, factor)
+
+
+@njit_lean
+def scatter_whole(gradient: F32, first_column: int, inverse: I32, start: int, totals: F32) -> None:
+    """Adds the gradients of vectors that were not pooled, float32[L, D], those of the ids from ``start`` on."""
+    for i in range(len(gradient)):
+        add_row(totals, inverse[start + i], first_column, gradient, i, 0, gradient.shape[1])
+
+
+@njit_lean
+def first_nonfinite(first_key: int, last_key: int, totals_bits: NDArray[np.uint32]) -> int:
+    """The first of some keys whose gradient, given as its bits, uint32[·, W], has a NaN or an infinity; or -1."""
+    for key in range(first_key, last_key):
+        largest = np.uint32(0)
+        for d in range(totals_bits.shape[1]):
+            largest = max(largest, totals_bits[key, d] & _SIGN_MASK)
+        if largest >= _INFINITY_BITS:
+            return key
+    return -1

@@ -1,0 +1,178 @@
+"""Copy on write: records as they stood when a save began, kept before a verb changes them.
+
+A record is a row, meta included, or a page of Bloom cells of the same size; rows are numbered from 0, pages
+from ``FIRST_PAGE`` on. A save copies them chunk by chunk, in order of their numbers. Whatever writes to a
+record that was not copied yet first calls :func:`keep_row` or :func:`keep_cells`, which copy it to a log, once.
+
+Shapes: V 32-bit words of a record, K records of a chunk, L records that the log has room for, P units of a
+record (words, or half words where columns have 16 bits).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.admission import NUM_HASHES, cell_of
+from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.layout import (
+    CHUNK_BITS,
+    FIRST_PAGE,
+    HEADS,
+    LOST,
+    NUM_KEPT,
+    SAVE_PAGES,
+    SAVE_ROWS,
+    SAVED,
+    TABLE,
+    Layout,
+    Shard,
+)
+from girih.kernels.cpu.vector import copy_row
+
+# The first words of a log record: its number, and one more than the place of its chunk's one before.
+LINKS = 2
+_BLOCK = 256  # rows that stay in the nearest cache while they are split
+
+
+@njit_lean
+def _place_of(shard: Shard, number: Any) -> Any:
+    """Where the log takes a record of a chunk that was not copied; -1 for one that it has already."""
+    byte, bit = number >> 3, 1 << (number & 7)
+    if shard.kept[byte] & bit != 0:
+        return -1
+    place = shard.saving[NUM_KEPT]
+    if place >= shard.log.shape[0]:
+        shard.saving[LOST] = 1  # nobody made room: the save fails, memory stays whole
+        return -1
+    shard.kept[byte] |= bit
+    shard.saving[NUM_KEPT] = place + 1
+    head = HEADS + (number >> shard.saving[CHUNK_BITS])
+    shard.log[place, 0] = number
+    shard.log[place, 1] = shard.saving[head]
+    shard.saving[head] = place + 1
+    return place
+
+
+@njit_lean
+def keep_row(shard: Shard, row: Any) -> None:
+    """To be called before a row is written to; costs two comparisons where no save is under way."""
+    if row < shard.saving[SAVE_ROWS] and row >= shard.saving[SAVED]:
+        place = _place_of(shard, np.int64(row))
+        if place >= 0:
+            for word in range(shard.meta.shape[1]):
+                shard.log[place, LINKS + word] = shard.meta[row, word]
+
+
+@njit_lean
+def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
+    """To be called before a key is counted in its table's Bloom filter."""
+    if shard.saving[SAVE_PAGES] == 0:
+        return
+    page_bytes = 4 * shard.meta.shape[1]
+    for hashed in range(NUM_HASHES):
+        page = np.int64(cell_of(layout.bloom, key_id, table, hashed)) // page_bytes
+        number = shard.saving[FIRST_PAGE] + page
+        if number >= shard.saving[SAVED]:
+            place = _place_of(shard, number)
+            if place >= 0:
+                start = page * page_bytes
+                for byte in range(min(page_bytes, shard.cells.shape[0] - start)):
+                    shard.log_bytes[place, 4 * LINKS + byte] = shard.cells[start + byte]
+
+
+@njit_lean
+def put_logged(shard: Shard, chunk: Any, first: Any, records: NDArray[np.int32]) -> None:
+    """Puts what the log has of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
+    place = shard.saving[HEADS + chunk]
+    while place > 0:
+        number = np.int64(shard.log[place - 1, 0]) - first
+        for word in range(records.shape[1]):
+            records[number, word] = shard.log[place - 1, LINKS + word]
+        place = np.int64(shard.log[place - 1, 1])
+
+
+@njit_lean
+def empty_log(shard: Shard, first_chunk: Any, out: NDArray[np.int32], ends: NDArray[np.int64]) -> Any:
+    """Moves the log's records of chunks from ``first_chunk`` on to ``out``, int32[L, 1 + V], chunk by chunk.
+
+    ``ends`` int64[number of chunks] tells where each ends in ``out``; returns how many records there are.
+    """
+    count = 0
+    for chunk in range(ends.shape[0]):
+        if chunk >= first_chunk:
+            place = shard.saving[HEADS + chunk]
+            while place > 0:
+                out[count, 0] = shard.log[place - 1, 0]
+                for word in range(out.shape[1] - 1):
+                    out[count, 1 + word] = shard.log[place - 1, LINKS + word]
+                place = np.int64(shard.log[place - 1, 1])
+                count += 1
+        shard.saving[HEADS + chunk] = 0
+        ends[chunk] = count
+    shard.saving[NUM_KEPT] = 0
+    return count
+
+
+@njit_lean
+def put_spilled(spilled: NDArray[np.int32], first: Any, records: NDArray[np.int32]) -> None:
+    """Puts records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
+    for i in range(spilled.shape[0]):
+        number = np.int64(spilled[i, 0]) - first
+        for word in range(records.shape[1]):
+            records[number, word] = spilled[i, 1 + word]
+
+
+@njit_lean
+def live_rows(records: NDArray[np.int32], rows: NDArray[np.int32]) -> Any:
+    """Writes the places of the rows that have a key, among int32[K, V], to ``rows``; returns how many."""
+    count = 0
+    for i in range(records.shape[0]):
+        rows[count] = i
+        if records[i, TABLE] >= 0:
+            count += 1
+    return count
+
+
+@njit_lean
+def split_halves(
+    records: NDArray[np.uint16],
+    rows: NDArray[np.int32],
+    columns: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out: NDArray[np.uint16],
+) -> None:
+    """As :func:`split_words`, with half words as units."""
+    for column in range(columns.shape[0]):
+        first, width = columns[column, 0], columns[column, 1]
+        for i in range(rows.shape[0]):
+            place = starts[column] + i * width
+            for unit in range(width):
+                out[0, place + unit] = records[rows[i], first + unit]
+
+
+@njit_lean
+def split_words(
+    records: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    columns: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out: NDArray[np.float32],
+) -> None:
+    """Copies rows of ``records``, [K, P] units, column by column.
+
+    Each of ``columns``, int64[·, 2] (first unit, width), is one dense array in ``out``, [1, ·], from its
+    ``starts`` on.
+    """
+    for block in range(0, rows.shape[0], _BLOCK):
+        end = min(block + _BLOCK, rows.shape[0])
+        for column in range(columns.shape[0]):
+            first, width, start = columns[column, 0], columns[column, 1], starts[column]
+            if width == 1:
+                for i in range(block, end):
+                    out[0, start + i] = records[rows[i], first]
+            else:
+                for i in range(block, end):
+                    copy_row(out, 0, start + i * width, records, rows[i], first, width)
