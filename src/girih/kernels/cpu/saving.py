@@ -58,7 +58,7 @@ def _place_of(shard: Shard, number: Any) -> Any:
 
 @njit_lean
 def keep_row(shard: Shard, row: Any) -> None:
-    """To be called before a row is written to; costs two comparisons where no save is under way."""
+    """To be called before a row is written to; costs one comparison where no save is under way."""
     if row < shard.saving[SAVE_ROWS] and row >= shard.saving[SAVED]:
         place = _place_of(shard, np.int64(row))
         if place >= 0:
