@@ -109,6 +109,16 @@ def guess(shard: Shard, tag: Any) -> Any:
 
 
 @njit_lean
+def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
+    """Asks for the slot at which a key's probe begins."""
+    tag, shift = tag_of(key_id, table), shard.state[INDEX_SHIFT]
+    if is_moved(shard, tag >> shift):
+        prefetch(shard.next_slots, tag >> (shift - 1))
+    else:
+        prefetch(shard.slots, tag >> shift)
+
+
+@njit_lean
 def guess_all(
     shard: Shard,
     ids: NDArray[np.int64],

@@ -247,7 +247,10 @@ def read_new(
     Returns:
         (key, DONE), or (the key to go on from, what is needed).
     """
-    for i in range(start, ids.shape[0]):
+    num_keys = ids.shape[0]
+    for i in range(start, num_keys):
+        if i + _AHEAD < num_keys and rows[i + _AHEAD] < 0:
+            index.prefetch_home(shard, ids[i + _AHEAD], np.int64(tables[i + _AHEAD]))
         if rows[i] >= 0:
             continue
         key_id, table = ids[i], np.int64(tables[i])
@@ -264,7 +267,7 @@ def read_new(
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
             rows[i] = row
-            write_row(shard, layout, row, out[i], out_bits[i])
+            write_row(shard, layout, row, out, out_bits, i)
             begin_state(shard, layout, row, out[i], hyper)
             shard.tables[table, NEW] += 1
             touched[table] += 1

@@ -73,14 +73,13 @@ def read_row(
 
 @njit_lean
 def write_row(
-    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], bits: NDArray[np.uint32]
+    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], bits: NDArray[np.uint32], number: Any
 ) -> None:
-    """Sets a row's columns from ``value``, float32[W], rounded to nearest where rows are of 16 bits."""
+    """Sets a row's columns from ``value[number]``, float32[W], rounded to nearest where rows are of 16 bits."""
     if layout.dtype == FLOAT32:
-        for column in range(value.shape[0]):
-            shard.values[row, VALUES + column] = value[column]
+        copy_row(shard.values, row, VALUES, value, number, 0, value.shape[1])
     else:
-        narrow_row(layout.dtype, bits, shard.halves[row, 2 * VALUES : 2 * VALUES + value.shape[0]])
+        narrow_row(layout.dtype, bits[number], shard.halves[row, 2 * VALUES : 2 * VALUES + value.shape[1]])
 
 
 @njit_lean

@@ -128,7 +128,7 @@ def assign(
             continue
         row = np.int64(rows[i])
         keep_row(shard, row)
-        write_row(shard, layout, row, values[i], value_bits[i])
+        write_row(shard, layout, row, values, value_bits, i)
         shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(version))
         for segment in range(layout.segments.shape[0]):
             first = layout.segments[segment, FIRST_COLUMN]
