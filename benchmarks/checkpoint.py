@@ -3,6 +3,7 @@
 Both are written to the same directory in turn and synced in the same way. ``of plain`` is how many times as fast
 as the plain write ours is, paired round by round. Then a thread trains (look-up and update of Zipf ids) while
 another saves: the longest that a verb waited for the lock, that moving the log to its file took, and a step.
+Last, whole training steps without and with a save under way (saving.py).
 
     girih bench checkpoint                  a file of some 2.5 GB
     girih bench checkpoint --rows 2000000   a smaller one
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import harness
 import numpy as np
+import saving
 from ids import Shape, Stream
 from numpy.typing import NDArray
 
@@ -42,16 +44,21 @@ def main() -> None:
     parser.add_argument("--eviction", choices=["lru", "none"], default="lru")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
     parser.add_argument("--steps", type=int, default=100, help="without a save; during one, as many as fit")
+    parser.add_argument("--saves", type=int, default=4, help="beside whole training steps")
     parser.add_argument(
         "--directory", type=Path, default=Path("runs", "bench"), help="on the disk to measure"
     )
     options = parser.parse_args()
     report = harness.Report("checkpoint", options)
+    report.warm_memory()
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         stores = filled(options)
         at_rest(report, options, stores, Path(directory))
         in_training(report, options, stores, Path(directory))
+        for store in stores:
+            store.close()
+        saving.beside_training(report, options, Path(directory))
     report.finish()
 
 

@@ -1,11 +1,12 @@
 """Files to batches: girih in order and shuffled, beside bare pyarrow scans of the same columns.
 
-    girih bench data [--rows 3145728] [--repeats 5] [--only parquet lists csv libsvm]
+    girih bench data [--rows 3145728] [--repeats 5] [--only parquet lists csv libsvm training]
 
 Files are made first, in a temporary directory (so they come from the page cache): Parquet with pyarrow's own
 settings, of 26 int64 ids (Zipf), 13 float32 and a label; Parquet of five lists of ten ids; the first as CSV and
 as libsvm. All take turns in one run; medians. ``one thread`` and ``own pool`` compare with the fastest scan to
 batches that has one thread, or pyarrow's pool. Memory is how far each raises the peak of a process of its own.
+``training`` trains on such Parquet: how long that waits for batches (reading.py).
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+import reading
 
 import girih
 from girih.data import Dataset
 
 BATCH, IDS, NUMBERS, LISTS, LIST_IDS, DISTINCT = 4096, 26, 13, 5, 10, 500_000
-SHARES = {"parquet": 1, "lists": 2 / 3, "csv": 1 / 8, "libsvm": 1 / 8}  # of --rows
+SHARES = {"parquet": 1, "lists": 2 / 3, "csv": 1 / 8, "libsvm": 1 / 8, "training": 1 / 3}  # of --rows
 GIRIH = {"girih, in order": False, "girih, shuffled": True}
 ONE, POOL, WHOLE = "one thread", "own pool", "whole row groups"
 Scan = Callable[[str], Iterable[Any]]
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(SHARES), choices=list(SHARES))
     arguments = parser.parse_args()
     report = harness.Report("data", arguments)
+    report.warm_memory()
     report.not_identical(
         "scans end at Arrow arrays; girih checks every number, makes batches of its own layout, and shuffles"
     )
@@ -55,7 +58,11 @@ def main() -> None:
             num_rows = max(BATCH, round(arguments.rows * SHARES[kind]))
             path = Path(folder, kind)
             write(kind, num_rows, path)
-            compare(report, kind, num_rows, path, arguments.repeats)
+            if kind == "training":
+                ordered, shuffled = (dataset(kind, path, shuffle=shuffle) for shuffle in (False, True))
+                reading.in_training(report, ordered, shuffled, max(1, arguments.repeats // 2))
+            else:
+                compare(report, kind, num_rows, path, arguments.repeats)
             path.unlink()
     report.finish()
 
@@ -159,7 +166,7 @@ def dataset(kind: str, path: Path, *, shuffle: bool) -> Dataset:
     if kind == "lists":
         features: list[girih.Feature] = [girih.Categorical(name=f"c{i}") for i in range(LISTS)]
     else:
-        features = [girih.Categorical(name=f"c{i}") for i in range(IDS)]
+        features = [girih.Categorical(name=f"c{i}", dim=16) for i in range(IDS)]
         features += [girih.Numeric(name=f"x{i}") for i in range(NUMBERS)]
     readers = {"csv": girih.read_csv, "libsvm": girih.read_libsvm}
     read = readers.get(kind, girih.read_parquet)
@@ -177,7 +184,7 @@ def write(kind: str, num_rows: int, path: Path) -> None:
         return
     ids = {f"c{i}": zipf(rng, num_rows) for i in range(IDS)}
     numbers = {f"x{i}": rng.normal(size=num_rows).astype(np.float32).round(4) for i in range(NUMBERS)}
-    if kind == "parquet":
+    if kind in ("parquet", "training"):
         pq.write_table(pa.table(ids | numbers | label), path)
     elif kind == "csv":
         pacsv.write_csv(pa.table(ids | numbers | label), path)

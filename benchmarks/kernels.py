@@ -55,6 +55,7 @@ def main() -> None:
         harness.share_huge_pages()
     torch.set_num_threads(1)
     report = harness.Report("kernels", options)
+    report.warm_memory()
     peers = {
         "FBGEMM": report.peer("fbgemm_gpu") is not None,
         "TorchRec": report.peer("torchrec") is not None,

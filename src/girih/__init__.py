@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from girih import openmp
+
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
     from girih.callbacks import Callback, TensorBoard
@@ -64,6 +66,8 @@ _HOMES = {
     "girih.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+openmp.sleep_soon()
 
 
 def __getattr__(name: str) -> Any:

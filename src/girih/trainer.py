@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,9 +18,8 @@ from torch import nn
 from girih import checkpoint, inference
 from girih.arguments import device, expect, refuse_other_schema, schema_of
 from girih.callbacks import Callback, TensorBoard
-from girih.checkpoint import CheckpointOptions
+from girih.checkpoint import CheckpointOptions, Content
 from girih.data import Dataset, Moments, Position
-from girih.deferred import Deferred
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, RunDirectoryError
 from girih.learning_rate import LearningRate
@@ -31,6 +28,7 @@ from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
+from girih.runcheckpoints import RunCheckpoints
 from girih.rundir import RunDirectory
 from girih.runlog import RunLog, rewind
 from girih.schema import Schema
@@ -110,10 +108,7 @@ class Trainer:
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
         directory = run if isinstance(run, RunDirectory) else self._opened
         self._run = None if directory is None else directory.path
-        self._saving = Deferred("girih-checkpoint")  # one at a time
-        self._saved: Path | None = None  # a checkpoint of exactly what is here now
-        self._best: Path | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._run_checkpoints = RunCheckpoints(self._run, self.checkpoints.keep)
         self._stop = threading.Event()
         self._callbacks = list(callbacks)
         if self.options.tensorboard:
@@ -147,7 +142,7 @@ class Trainer:
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
             raise ConfigError(f"epochs = {epochs!r}: expected an integer of at least 0")
         self.check(train, valid)
-        self._saved = None
+        self._run_checkpoints.forget_latest()
         if epochs and self.state.stopped_early:  # asked to go on all the same
             self.state.stopped_early, self.state.bad_evaluations = False, 0
         try:
@@ -156,7 +151,7 @@ class Trainer:
             self.stopped = self._stop.is_set()
             self._stop.clear()
         if self.state.best_step is not None and not self.stopped:
-            self._restore(self._best_checkpoint())
+            self._restore(self._run_checkpoints.best(self.state.best_step))
         return self.state
 
     def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
@@ -174,8 +169,8 @@ class Trainer:
             state=self.state,
             moments=self.moments,
             log=log,
-            save=self._save_into_run,
-            settle_saves=self._saving.settle,
+            save=self._begin_save,
+            settle_saves=self._run_checkpoints.settle,
             score=None if valid is None else lambda: self._score(valid, self._stop.is_set),
             label_names=self.schema.labels.names,
             save_every_steps=None if self._run is None else self.checkpoints.every_steps,
@@ -185,18 +180,18 @@ class Trainer:
         try:
             loop.run(train, self.state.epoch + epochs)
             loop.close()
-            self._saving.settle(wait=True)
+            self._run_checkpoints.settle(wait=True)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 loop.close()
                 self._note(log)
             with contextlib.suppress(Exception):
-                self._saving.settle(wait=True)
+                self._run_checkpoints.settle(wait=True)
             raise
         self._note(log)
         if self._run is not None:
-            self._save_into_run()
-            self._saving.settle(wait=True)
+            self._begin_save()
+            self._run_checkpoints.settle(wait=True)
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -252,27 +247,8 @@ class Trainer:
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
-        self._saving.settle(wait=True)
-        return checkpoint.Save(Path(directory), **self._content()).write()
-
-    def _content(self) -> dict[str, Any]:
-        """What a checkpoint of this moment holds."""
-        self.sparse.drain()
-        return {
-            "step": self.state.step,
-            "schema": self.schema,
-            "state": {
-                "run": self.state.to_dict(),
-                "learning_rate": self.learning_rate.state(),
-                "moments": None if self.moments is None else self.moments.to_dict(),
-                "random": torch.get_rng_state(),
-                "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
-                "sparse_step": self.sparse.step,
-                "strategy": self.strategy.name,
-            },
-            "sparse": self.sparse,
-            "dense": self.dense,
-        }
+        self._run_checkpoints.settle(wait=True)
+        return checkpoint.Save(Path(directory), self._content()).write()
 
     def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
         """Takes rows and parameters from a checkpoint, or from a run: its latest.
@@ -295,7 +271,7 @@ class Trainer:
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
-            self._best = checkpoint.find(path.parent, step=self.state.best_step)
+            self._run_checkpoints.set_best(checkpoint.find(path.parent, step=self.state.best_step))
         self.learning_rate.restore(state["learning_rate"])
         torch.set_rng_state(state["random"])
         if state["random_cuda"] and self.dense.device.type == "cuda":
@@ -335,13 +311,11 @@ class Trainer:
     def close(self) -> None:
         """Gives the tables' memory and the run directory back."""
         try:
-            self._saving.close()
+            self._run_checkpoints.close()
         finally:
             self.sparse.close()
             if self._opened is not None:
                 self._opened.close()
-            if self._scratch is not None:
-                self._scratch.cleanup()
 
     def __enter__(self) -> Trainer:
         return self
@@ -374,11 +348,8 @@ class Trainer:
             stop_requested=stop_requested,
         )
 
-    def _best_checkpoint(self) -> Path:
-        return self._best or checkpoint.find(self._checkpoint_root(), step=self.state.best_step)
-
     def _restore(self, path: Path) -> dict[str, Any]:
-        self._saved = None
+        self._run_checkpoints.forget_latest()
         state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
         self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
         self.sparse.step = state["sparse_step"]
@@ -402,27 +373,24 @@ class Trainer:
             self._log = RunLog(path, self._callbacks, self.options.log_every_steps)
         return self._log
 
-    def _checkpoint_root(self) -> Path:
-        if self._run is not None:
-            return self._run / "checkpoints"
-        if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="girih-best-")
-        return Path(self._scratch.name)
+    def _begin_save(self) -> None:
+        self._run_checkpoints.begin(self._content, self.state.best_step, self.spans)
 
-    def _save_into_run(self) -> None:
-        """Begins a checkpoint, which is written while training goes on, once an earlier one is done."""
-        with self.spans("wait for checkpoint"):
-            self._saving.settle(wait=True)
-        with self.spans("checkpoint"):
-            root, best_step = self._checkpoint_root(), self.state.best_step
-            if self._saved == root / checkpoint.name_of(self.state.step):
-                self._note_saved(root, best_step, checkpoint.save_manifest(root, **self._content()))
-                return
-            save = checkpoint.Save(root, **self._content())
-            self._saving.submit(save.write, functools.partial(self._note_saved, root, best_step))
-
-    def _note_saved(self, root: Path, best_step: int | None, path: Path) -> None:
-        self._saved = path
-        if best_step is not None and path.name == checkpoint.name_of(best_step):
-            self._best = path
-        checkpoint.rotate(root, self.checkpoints.keep, best_step)
+    def _content(self) -> Content:
+        """What a checkpoint of now holds."""
+        self.sparse.drain()
+        return Content(
+            step=self.state.step,
+            schema=self.schema,
+            state={
+                "run": self.state.to_dict(),
+                "learning_rate": self.learning_rate.state(),
+                "moments": None if self.moments is None else self.moments.to_dict(),
+                "random": torch.get_rng_state(),
+                "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
+                "sparse_step": self.sparse.step,
+                "strategy": self.strategy.name,
+            },
+            sparse=self.sparse,
+            dense=self.dense,
+        )

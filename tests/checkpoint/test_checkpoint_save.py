@@ -35,7 +35,7 @@ def test_saving_the_same_step_again_replaces_only_the_manifest(trainer, tmp_path
     path = trainer.save(tmp_path)
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")}
     trainer.state.epoch = 7
-    assert checkpoint.save_manifest(tmp_path, **trainer._content()) == path
+    assert checkpoint.save_manifest(tmp_path, trainer._content()) == path
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")} == before
     assert Manifest.read(path).state["run"]["epoch"] == 7
 

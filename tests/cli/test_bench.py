@@ -69,7 +69,16 @@ def test_options_are_the_benchmarks_own():
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_runs_without_peers_and_says_so(name, tmp_path):
     file = bench.FOLDER / f"{name}.py"
-    command = [sys.executable, "-c", NO_PEERS, str(file), *TINY[name], "--json", "out/found.json"]
+    command = [
+        sys.executable,
+        "-c",
+        NO_PEERS,
+        str(file),
+        *TINY[name],
+        "--no-warm",
+        "--json",
+        "out/found.json",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
@@ -91,6 +100,42 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
     else:
         assert {row["what"] for row in rows} == {"girih", "dense alone", "dense alone, girih's Replica"}
         assert all(row["samples/s"] > 0 for row in rows)
+
+
+def test_training_on_files_says_how_long_it_waits(tmp_path):
+    words = ["--only", "training", "--rows", "40000", "--repeats", "1", "--no-warm", "--json", "found.json"]
+    done = subprocess.run(
+        [sys.executable, str(bench.FOLDER / "data.py"), *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads((tmp_path / "found.json").read_text())["tables"]
+    alone, trained = table["rows"][:2], table["rows"][2:]
+    assert all(row["samples/s"] > 0 for row in alone + trained)
+    assert [row["what"] for row in trained] == [
+        f"{data}, {model}"
+        for model in ("lr", "deepfm")
+        for data in ("batches given", "files, in order", "files, shuffled")
+    ]
+    for row in trained:
+        assert 0 < row["waits after it"] <= row["waits"] + 0.05 < 1
+        assert row["first batch ms"] > 0
+
+
+def test_steps_are_timed_while_saves_are_under_way(tmp_path):
+    words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2", "--no-warm"]
+    done = subprocess.run(
+        [sys.executable, str(bench.FOLDER / "checkpoint.py"), *words, "--json", "found.json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "found.json").read_text())["tables"][-1]
+    alone, saving = table["rows"]
+    assert (alone["steps"], alone["lost s"]) == (3 * 3, None)
+    assert saving["steps"] >= 2
+    assert saving["save s"] > saving["to begin ms"] / 1e3 > 0
+    assert all(row["median ms"] <= row["longest ms"] for row in (alone, saving))
+    assert not [path for path in (tmp_path / "runs" / "bench").iterdir() if path.is_dir()]
 
 
 def test_json_lies_below_runs_unless_told_otherwise(tmp_path):

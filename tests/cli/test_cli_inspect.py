@@ -22,7 +22,7 @@ def parts_of(shown, group):
 @pytest.mark.parametrize("shards", [1, 2])
 def test_bytes_by_part(log_directory, capsys, shards, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    words = ("--set", f"store.shards={shards}") if shards > 1 else ()
+    words = ("--set", f"store.shards={shards}")
     assert run("train", log_directory / "config.toml", "--run", log_directory / "run", *words) == 0
     capsys.readouterr()
     assert run("inspect", log_directory / "run") == 0

@@ -1,6 +1,5 @@
 """Batches cut from rows: equal to a plain twin, the same for ever, in memory that is used again."""
 
-import gc
 import hashlib
 from itertools import pairwise
 
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from girih.buffers import Buffers
 from girih.data import cut as cut_module
 from girih.data import read_csv, read_parquet
-from girih.data.buffers import LEAST_BYTES, Buffers
 from girih.data.cut import batch_of, cut
 from girih.data.position import permutation, sorted_places
 from girih.data.rows import Bags, Rows
@@ -158,22 +157,6 @@ def test_shuffled_batches_are_the_same_for_ever(tmp_path, kind):
         for array in (batch.ids, batch.offsets, batch.numeric, batch.labels, batch.example_weights):
             digest.update(array.tobytes())
     assert digest.hexdigest()[:16] == GOLDEN[kind]
-
-
-def test_memory_comes_back_when_the_last_view_is_gone():
-    buffers = Buffers()
-    shape = (LEAST_BYTES // 4, 2)
-    first = buffers.empty(shape, np.float32)
-    address, view = first.ctypes.data, first[10:20, 1]
-    assert (first.shape, first.dtype, first.flags.c_contiguous) == (shape, np.float32, True)
-    assert first.flags.writeable
-    del first
-    gc.collect()
-    other = buffers.empty(shape, np.float32)
-    assert other.ctypes.data != address  # a view still refers to it
-    del view
-    gc.collect()
-    assert buffers.empty(shape, np.int32).ctypes.data == address
 
 
 def test_batches_that_are_kept_are_not_written_over(tmp_path):

@@ -32,14 +32,14 @@ def batches(draw):
     return ids, offsets, features, tables, weights
 
 
-def deduped(batch, shard, num_shards, scratch, round_, inverse, first_key=0):
+def deduped(batch, shard, num_shards, scratch, base, inverse, first_key=0):
     """One shard's unique keys, and what leads back to them."""
     ids, offsets, features, tables, _ = batch
     room = len(ids)
     keys, key_tables, counts = np.zeros(room, np.int64), np.zeros(room, np.int32), np.zeros(room, np.int32)
     own, key_ends = np.zeros(room, np.int32), np.zeros(len(features), np.int64)
     found = dedup_kernels.dedup(
-        ids, offsets, SIZE, features, tables, shard, num_shards, scratch, round_, np.zeros(room, np.uint64),
+        ids, offsets, SIZE, features, tables, shard, num_shards, scratch, base, np.zeros(room, np.uint64),
         first_key, own, inverse, keys, key_tables, counts, key_ends,
     )  # fmt: skip
     pairs = list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True))
@@ -51,15 +51,14 @@ def deduped(batch, shard, num_shards, scratch, round_, inverse, first_key=0):
 def test_dedup_finds_the_keys_of_each_shard(batch, num_shards):
     ids, offsets, features, tables, _ = batch
     expected, expected_counts, expected_inverse = dedup(ids, offsets, SIZE, features, tables)
-    scratch = np.zeros(256, np.int64)
-    for round_ in (1, 10, 20):  # the scratch table is used again without being cleared
+    scratch, base = np.zeros(256, np.int32), 1
+    for _ in range(3):  # the scratch table is used again without being cleared
         inverse = np.full(len(ids), -1, np.int32)
         all_keys = [()] * (num_shards * max(1, len(ids)))
         for shard in range(num_shards):
             first = shard * len(ids)
-            pairs, counts, key_ends = deduped(
-                batch, shard, num_shards, scratch, round_ + shard * 40, inverse, first
-            )
+            pairs, counts, key_ends = deduped(batch, shard, num_shards, scratch, base, inverse, first)
+            base += len(pairs)
             mine = [key for key in expected if shard_of_key(key[1], key[0], num_shards) == shard]
             assert pairs == mine
             assert counts.tolist() == [expected_counts[expected.index(key)] for key in mine]
@@ -77,35 +76,40 @@ def test_dedup_finds_the_keys_of_each_shard(batch, num_shards):
 def test_there_and_back(batch, random):
     ids, offsets, features, _, weights = batch
     inverse = np.full(len(ids), -1, np.int32)
-    pairs, _, _ = deduped(batch, 0, 1, np.zeros(256, np.int64), 1, inverse)
+    pairs, _, _ = deduped(batch, 0, 1, np.zeros(256, np.int32), 1, inverse)
     found = len(pairs)
 
     rng = np.random.default_rng(random.randrange(1 << 30))
     columns = COLUMNS + 16 * rng.integers(0, 3)  # whole lanes, and what is left of them
-    dim = columns - 2
+    num_tail = rng.integers(0, 3)  # columns behind the output's that another output takes in the same pass
+    dim = columns - 2 - num_tail
     rows = rng.normal(size=(found, columns)).astype(np.float32)
     modes = rng.integers(0, 3, len(features)).astype(np.int8)
-    out = np.full((SIZE, len(features), dim), np.nan, np.float32)
+    both = np.full((SIZE, len(features), dim + num_tail), np.nan, np.float32)
+    out, tail = np.ascontiguousarray(both[..., :dim]), np.ascontiguousarray(both[..., dim:])
+    flat = out.reshape(-1, dim), tail.reshape(-1, num_tail) if num_tail else np.empty((0, 0), np.float32)
     for begin, end in ((0, 2), (2, SIZE)):
-        pool_kernels.pool(
-            rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, out.reshape(-1, dim)
-        )
-    np.testing.assert_allclose(
-        out, pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim), atol=1e-5
-    )
+        pool_kernels.pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, *flat)
+    both = np.concatenate([out, tail], axis=2)
+    expected = pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim + num_tail)
+    np.testing.assert_allclose(both, expected, atol=1e-5)
 
     # The way back is the transpose: <pool(rows), g> = <rows, sum by key of g>.
-    gradients = rng.normal(size=out.shape).astype(np.float32)
     back = np.full((found, columns), 7, np.float32)
     gradient_kernels.clear(0, found, back)
+    out[:], tail[:] = rng.normal(size=out.shape), rng.normal(size=tail.shape)
     places, middle = np.arange(len(features)), len(features) // 2
     for part in (slice(0, middle), slice(middle, None)):
-        gradient_kernels.scatter(
-            gradients.reshape(-1, dim), 1, inverse, offsets, weights, SIZE, features[part], places[part],
-            modes[part], len(features), back,
-        )  # fmt: skip
+        for first, last in ((0, found // 2), (found // 2, found)):
+            gradient_kernels.scatter(
+                *flat, 1, inverse, offsets, weights, SIZE, features[part], places[part], modes[part], len(features),
+                first, last, back,
+            )  # fmt: skip
     assert (back[:, [0, -1]] == 0).all()
-    assert np.vdot(out.astype(float), gradients) == pytest.approx(np.vdot(rows.astype(float), back), abs=1e-3)
+    gradients = np.concatenate([out, tail], axis=2)
+    assert np.vdot(both.astype(float), gradients) == pytest.approx(
+        np.vdot(rows.astype(float), back), abs=1e-3
+    )
 
     feature = int(features[0])
     start, end = offsets[feature * SIZE], offsets[(feature + 1) * SIZE]
@@ -115,7 +119,8 @@ def test_there_and_back(batch, random):
     total = rng.normal(size=(found, columns)).astype(np.float32)
     expected = total.astype(float)
     np.add.at(expected[:, 2 : 2 + dim], inverse[start:end], whole.astype(float))
-    gradient_kernels.scatter_whole(whole, 2, inverse, start, total)
+    for first, last in ((0, found // 2), (found // 2, found)):
+        gradient_kernels.scatter_whole(whole, 2, inverse, start, first, last, total)
     np.testing.assert_allclose(total, expected, atol=1e-4)
 
 
@@ -143,4 +148,7 @@ def test_rows_sixteen_floats_at_a_time(dim):
     expected[3, 2 : 2 + dim] += source[0, 2 : 2 + dim]
     vector.add_scaled(target, 0, 0, source, 1, 0, dim, np.float32(0.3))
     expected[0, :dim] += np.float32(0.3) * source[1, :dim]
+    numbers = np.array([9, 2, 0, 2, 9], np.int32)
+    vector.sum_rows(target, 2, source, 1, numbers, 1, 4, dim, np.float32(0.7))
+    expected[2, :dim] = np.float32(0.7) * (source[[2, 0], 1 : 1 + dim].sum(0) + source[2, 1 : 1 + dim])
     np.testing.assert_array_equal(target, expected)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from girih.checkpoint.directory import complete, find, latest, name_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
-from girih.checkpoint.save import Save, load, save_manifest
+from girih.checkpoint.save import Content, Save, load, save_manifest
 
 __all__ = [
     "CheckpointOptions",
+    "Content",
     "Manifest",
     "Save",
     "complete",

@@ -8,7 +8,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,23 @@ from girih.tiles import DenseHalf, SparseHalf
 DENSE = "dense.safetensors"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a checkpoint keeps, between two steps.
+
+    Attributes:
+        step: batches seen.
+        state: plain values and tensors: everything that is neither row nor parameter.
+        sparse, dense: the halves, which hold the rest.
+    """
+
+    step: int
+    schema: Schema
+    state: Mapping[str, Any]
+    sparse: SparseHalf
+    dense: DenseHalf
+
+
 class Save:
     """A checkpoint of one moment; made between two steps, written by any thread while training goes on.
 
@@ -34,30 +51,20 @@ class Save:
 
     Args:
         root: the checkpoint becomes ``root/step-…``.
-        state: plain values and tensors.
 
     Raises:
         StorageFullError: the disk is full; nothing is left behind.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        step: int,
-        schema: Schema,
-        state: Mapping[str, Any],
-        sparse: SparseHalf,
-        dense: DenseHalf,
-    ) -> None:
+    def __init__(self, root: Path, content: Content) -> None:
         self._root = root
-        self._final = root / name_of(step)
+        self._final = root / name_of(content.step)
         self._writing = root / f"{WRITING}{os.getpid()}"
-        self._manifest, self._tensors = _begin(step, schema, state, sparse, dense)
+        self._manifest, self._tensors = _begin(content)
         with _told(root, self._writing):
             shutil.rmtree(self._writing, ignore_errors=True)
             self._writing.mkdir(parents=True)
-            self._rows = sparse.begin_save(self._writing)
+            self._rows = content.sparse.begin_save(self._writing)
 
     def write(self) -> Path:
         """Writes ``root/step-…``; it appears under that name only when it is complete and on disk.
@@ -86,22 +93,14 @@ class Save:
         return self._final
 
 
-def save_manifest(
-    root: Path,
-    *,
-    step: int,
-    schema: Schema,
-    state: Mapping[str, Any],
-    sparse: SparseHalf,
-    dense: DenseHalf,
-) -> Path:
+def save_manifest(root: Path, content: Content) -> Path:
     """Replaces only the manifest of ``root/step-…``: it is there, and no row or parameter moved since.
 
     Raises:
         StorageFullError: the disk is full; the old manifest stays.
     """
-    final = root / name_of(step)
-    manifest, _ = _begin(step, schema, state, sparse, dense)
+    final = root / name_of(content.step)
+    manifest, _ = _begin(content)
     with _told(root, None):
         replace(manifest, files=Manifest.read(final).files).write(final)
     return final
@@ -154,18 +153,16 @@ def check_schema(manifest: Manifest, schema: Schema, path: Path) -> None:
     raise CheckpointError(f"{path}: was trained with {what}; use its own configuration or start a new run")
 
 
-def _begin(
-    step: int, schema: Schema, state: Mapping[str, Any], sparse: SparseHalf, dense: DenseHalf
-) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest, files still to be named, and copies of the tensors of ``dense`` and ``state``."""
-    tree, tensors = trees.split({"dense": dense.state(), "state": state})
+def _begin(content: Content) -> tuple[Manifest, dict[str, Tensor]]:
+    """The manifest, files still to be named, and copies of the tensors of the dense half and of ``state``."""
+    tree, tensors = trees.split({"dense": content.dense.state(), "state": content.state})
     manifest = Manifest(
-        step=step,
-        schema=schema.to_dict(),
-        fingerprint=schema.fingerprint(),
+        step=content.step,
+        schema=content.schema.to_dict(),
+        fingerprint=content.schema.fingerprint(),
         state=tree["state"],
         dense=tree["dense"],
-        rows=dict(sparse.rows()),
+        rows=dict(content.sparse.rows()),
         files={},
     )
     return manifest, tensors

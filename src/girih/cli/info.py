@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import torch
 
+from girih import openmp
 from girih.cli import cli
 from girih.dense import linear
 from girih.report.text import size
@@ -35,6 +36,7 @@ def info() -> int:
         if _has("avx512_bf16") or _has("bf16")
         else "emulated: slow on this processor",
         "float32 layers": "oneDNN" if linear.available() else "as PyTorch has them",
+        "idle threads": openmp.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
         "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free"
         if Path("/dev/shm").is_dir()

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from girih.buffers import Buffers
 from girih.data.batch import Batch
-from girih.data.buffers import Buffers
 from girih.data.rows import Bags, Rows, joined_bags, joined_others, sealed, take_rows
 from girih.errors import DataError
 from girih.kernels.cpu import take as kernels
@@ -114,14 +114,14 @@ class _Group:
         self._ends = np.cumsum(totals)
         self._firsts = np.cumsum(counts, axis=0) - counts  # of each feature within its batch
         self._starts = self._firsts + (self._ends - totals)
-        self._ids = buffers.empty((int(self._ends[-1]),), np.int64)
+        self._ids = buffers.take(np.int64, int(self._ends[-1]))
         self._weights = None
         if weighted:
-            self._weights = buffers.empty(self._ids.shape, np.float32)
+            self._weights = buffers.take(np.float32, len(self._ids))
             self._weights[:] = 1.0
         self._has_bags = bounds is None
         if bounds is None:
-            bounds = buffers.empty((num_batches, len(columns) * size + 1), np.int32)
+            bounds = buffers.take(np.int32, num_batches, len(columns) * size + 1)
             bounds[:, 0] = 0
         self._offsets = bounds  # int32[K, F·B+1], or one for all
 

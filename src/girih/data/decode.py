@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from girih.buffers import Buffers
 from girih.data import columns
-from girih.data.buffers import Buffers
 from girih.data.conditions import Condition
 from girih.data.plan import Plan
 from girih.data.rows import Bags, Rows
@@ -232,7 +232,7 @@ def _side_by_side(parts: list[NDArray[np.float32]], num_rows: int, buffers: Buff
     """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
     if len(parts) == 1:
         return parts[0][:, None]
-    matrix = buffers.empty((num_rows, len(parts)), np.float32)
+    matrix = buffers.take(np.float32, num_rows, len(parts))
     for start in range(0, num_rows if parts else 0, BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
         for place, part in enumerate(parts):

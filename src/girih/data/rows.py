@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.buffers import Buffers
+from girih.buffers import Buffers
 from girih.kernels.cpu import take as kernels
 
 
@@ -119,7 +119,7 @@ def joined_others(parts: Sequence[Rows], buffers: Buffers) -> Rows:
 
 def take_rows(values: NDArray[np.float32], index: NDArray[np.int64], buffers: Buffers) -> NDArray[np.float32]:
     """Some rows of a matrix: float32[R, X], int64[B] to float32[B, X]."""
-    out = buffers.empty((len(index), values.shape[1]), np.float32)
+    out = buffers.take(np.float32, len(index), values.shape[1])
     kernels.take_rows(sealed(values), index, out)
     return out
 
@@ -133,4 +133,4 @@ def sealed(array: NDArray[Any]) -> NDArray[Any]:
 
 def _joined(parts: Sequence[NDArray[Any]], buffers: Buffers) -> NDArray[Any]:
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return np.concatenate(parts, out=buffers.empty(shape, parts[0].dtype))
+    return np.concatenate(parts, out=buffers.take(parts[0].dtype, *shape))

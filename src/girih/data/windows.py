@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from girih.buffers import Buffers
 from girih.data.batch import Batch
-from girih.data.buffers import Buffers
 from girih.data.cut import batch_of, cut
 from girih.data.decode import decode
 from girih.data.position import Position, permutation
@@ -18,6 +18,8 @@ from girih.errors import DataError
 
 if TYPE_CHECKING:
     from girih.data.dataset import Dataset
+
+_LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them is not to be kept too
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Windows:
         self._rows: list[Rows] = []
         self._num_rows = 0
         self._exhausted = False
-        self._buffers = Buffers()
+        self._buffers = Buffers(_LEAST_BYTES)
         self._num_skipped = start.skipped
         self._open: list[Rows] = []  # of a batch that ends in a later window
         skipped = dataset._skipped

@@ -41,8 +41,9 @@ class Rows:
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
         self.spec = spec
-        self.stores = [options.open_store(spec, shard) for shard in range(options.shards)]
-        self.pool = ThreadPoolExecutor(options.shards, "girih-shard") if options.shards > 1 else None
+        num_shards = options.num_shards([spec])
+        self.stores = options.open_stores(spec, num_shards)
+        self.pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
         self.step = 0
 
 

@@ -9,9 +9,8 @@ Shapes: B examples, F features of the group, N ids in the batch, U unique keys o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -19,17 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.buffers import Buffers
 from girih.data.batch import Batch
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
-from girih.sparse.buffers import Buffers
 from girih.sparse.pack import Group, Output
+from girih.sparse.parts import Members, Part, cut, passes
 from girih.store import Store
 
 T = TypeVar("T")
 NO_WEIGHTS = np.empty(0, np.float32)
-MAX_ROUNDS = (1 << dedup_kernels.ROUND_BITS) - 1
+NO_TAIL = np.empty((0, 0), np.float32)
+FEW_IDS = 8192  # fewer are done by one thread before another one is awake
+SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
 
 
 @dataclass
@@ -74,24 +76,22 @@ class _Scratch:
     """One thread's hash table, and memory for the ids of one feature, for dedup."""
 
     def __init__(self) -> None:
-        self.slots: NDArray[np.int64] = np.zeros(1 << 10, np.int64)
+        self.slots: NDArray[np.int32] = np.zeros(1 << 10, np.int32)
         self.hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
         self.own: NDArray[np.int32] = np.empty(0, np.int32)
-        self.round = 1
+        self.base = 1
 
-    def make_room(self, ids_of_feature: int, ids_of_table: int, num_rounds: int) -> int:
-        """Makes all large enough; returns the first of so many rounds that the table has not seen."""
+    def make_room(self, ids_of_feature: int, ids_of_table: int, num_ids: int) -> None:
+        """Makes all large enough for a batch of so many ids."""
         if len(self.hashes) < ids_of_feature:
             self.hashes = np.empty(ids_of_feature, np.uint64)
             self.own = np.empty(ids_of_feature, np.int32)
-        if len(self.slots) < 2 * ids_of_table:
-            self.slots = np.zeros(1 << (2 * ids_of_table - 1).bit_length(), np.int64)
-            self.round = 1
-        elif self.round + num_rounds > MAX_ROUNDS:
+        if len(self.slots) < SLOTS_PER_ID * ids_of_table:
+            self.slots = np.zeros(1 << (SLOTS_PER_ID * ids_of_table - 1).bit_length(), np.int32)
+            self.base = 1
+        elif self.base + num_ids > dedup_kernels.MAX_NUMBER:
             self.slots[:] = 0
-            self.round = 1
-        first, self.round = self.round, self.round + num_rounds
-        return first
+            self.base = 1
 
 
 class GroupTile:
@@ -109,27 +109,28 @@ class GroupTile:
         self._pool = pool
         self._scratch = [_Scratch() for _ in shards]
         self._buffers = Buffers()
-        self._parts = [_part(group, first, last) for first, last in _cut_by_tables(group, len(self.shards))]
+        self._passes = passes(group.outputs)
+        self._parts = cut(group, len(self.shards))
 
     def read(self, batch: Batch, step: int, *, train: bool) -> GroupPulled:
         """Reads and pools the rows of a batch; ``train`` gives new keys rows and marks rows as used."""
         group, take = self.group, self._buffers.take
-        starts = batch.offsets[group.features * batch.num_examples]
-        lengths = (batch.offsets[(group.features + 1) * batch.num_examples] - starts).astype(np.int64)
-        longest, num_ids = int(lengths.max()), int(lengths.sum())
-        of_table = int(np.bincount(group.tables, lengths).max())
+        num_ids, longest, of_table = dedup_kernels.count_ids(
+            batch.offsets, batch.num_examples, group.features, group.tables
+        )
         inverse = take(np.int32, len(batch.ids))
         values = take(np.float32, len(self.shards) * num_ids, group.spec.dim)
 
         def read_shard(s: int) -> ShardKeys:
             store, scratch = self.shards[s], self._scratch[s]
-            first_round = scratch.make_room(longest, of_table, len(group.features))
+            scratch.make_room(longest, of_table, num_ids)
             keys, tables, counts = take(np.int64, num_ids), take(np.int32, num_ids), take(np.int32, num_ids)
             ends, first = np.empty(len(group.features), np.int64), s * num_ids
             num_keys = dedup_kernels.dedup(
                 batch.ids, batch.offsets, batch.num_examples, group.features, group.tables, s, len(self.shards),
-                scratch.slots, first_round, scratch.hashes, first, scratch.own, inverse, keys, tables, counts, ends,
+                scratch.slots, scratch.base, scratch.hashes, first, scratch.own, inverse, keys, tables, counts, ends,
             )  # fmt: skip
+            scratch.base += num_keys
             keys, tables, counts = keys[:num_keys], tables[:num_keys], counts[:num_keys]
             out = values[first : first + num_keys]
             if train:
@@ -138,11 +139,9 @@ class GroupTile:
                 rows = store.peek(keys, tables, out)
             return ShardKeys(keys, tables, counts, rows, first, ends)
 
-        pulled = GroupPulled(self._each(len(self.shards), read_shard), inverse)
-        for output in group.outputs:
-            leaf = torch.from_numpy(self._output(output, values, inverse, batch))
-            pulled.leaves.append(leaf.requires_grad_(train))
-        return pulled
+        shards = self._each(len(self.shards), read_shard, num_ids)
+        outputs = self._outputs(values, inverse, batch)
+        return GroupPulled(shards, inverse, [torch.from_numpy(o).requires_grad_(train) for o in outputs])
 
     def gradients(self, pulled: GroupPulled, batch: Batch) -> GroupGradients | None:
         """The gradient of each unique key; None where no output took part in the loss."""
@@ -155,7 +154,9 @@ class GroupTile:
         last = pulled.shards[-1]
         totals = self._buffers.take(np.float32, last.first + len(last.keys), self.group.spec.dim)
         bad = self._each(
-            len(self._parts), lambda part: self._scatter(self._parts[part], pulled, given, batch, totals)
+            len(self._parts),
+            lambda part: self._scatter(self._parts[part], pulled, given, batch, totals),
+            len(pulled.inverse),
         )
         shards = [totals[shard.first : shard.first + len(shard.keys)] for shard in pulled.shards]
         return GroupGradients(shards, max(bad))
@@ -178,104 +179,114 @@ class GroupTile:
                 part.keys, part.tables, part.rows, gradients.shards[s], step, lr_scale
             )
 
-        self._each(len(self.shards), apply_shard)
+        self._each(len(self.shards), apply_shard, len(pulled.inverse))
 
     def _scatter(
         self,
-        part: _Part,
+        part: Part,
         pulled: GroupPulled,
         given: Sequence[NDArray[np.float32] | None],
         batch: Batch,
         totals: NDArray[np.float32],
     ) -> int:
-        """Sums the gradients of the keys of some tables; returns one that is not finite, or -1."""
-        ranges = [part.keys_of(shard) for shard in pulled.shards]
+        """Sums the gradients of a part's keys; returns one that is not finite, or -1."""
+        ranges = [part.key_range(s, shard.first, shard.ends) for s, shard in enumerate(pulled.shards)]
         for first, last in ranges:
             gradient_kernels.clear(first, last, totals)
-        weights = NO_WEIGHTS if batch.weights is None else batch.weights
-        size = batch.num_examples
-        for output, members, gradient in zip(self.group.outputs, part.members, given, strict=True):
-            if gradient is None or not len(members.features):
-                continue
-            if output.whole:
-                start = batch.offsets[output.features[0] * size]
-                gradient_kernels.scatter_whole(gradient, output.first_column, pulled.inverse, start, totals)
+        # by tables, no other key can come up
+        keys = (0, len(totals)) if part.shard is None else ranges[part.shard]
+        for numbers in self._passes:
+            taking_part = [
+                (number, gradient) for number in numbers if (gradient := given[number]) is not None
+            ]
+            if len(taking_part) == 2:
+                (number, gradient), (_, tail) = taking_part
+                self._scatter_output(number, part.members, gradient, tail, pulled, batch, keys, totals)
             else:
-                gradient_kernels.scatter(
-                    gradient, output.first_column, pulled.inverse, batch.offsets, weights, size,
-                    members.features, members.places, members.modes, len(output.features), totals,
-                )  # fmt: skip
+                for number, gradient in taking_part:
+                    self._scatter_output(number, part.members, gradient, NO_TAIL, pulled, batch, keys, totals)
         bits = totals.view(np.uint32)
         return max(gradient_kernels.first_nonfinite(first, last, bits) for first, last in ranges)
 
-    def _output(
-        self, output: Output, values: NDArray[np.float32], inverse: NDArray[np.int32], batch: Batch
-    ) -> NDArray[np.float32]:
-        size = batch.num_examples
+    def _scatter_output(
+        self,
+        number: int,
+        members: Sequence[Members],
+        gradient: NDArray[np.float32],
+        tail: NDArray[np.float32],
+        pulled: GroupPulled,
+        batch: Batch,
+        keys: tuple[int, int],
+        totals: NDArray[np.float32],
+    ) -> None:
+        output, mine, size = self.group.outputs[number], members[number], batch.num_examples
+        if not len(mine.features):
+            return
         if output.whole:
-            start, end = (int(batch.offsets[(output.features[0] + more) * size]) for more in (0, 1))
-            whole = self._buffers.take(np.float32, end - start, output.segment.dim)
-            pool_kernels.spread(values, output.first_column, inverse, start, whole)
-            return whole
-        pooled = self._buffers.take(np.float32, size, len(output.features), output.segment.dim)
-        flat = pooled.reshape(-1, output.segment.dim)
+            start = batch.offsets[output.features[0] * size]
+            gradient_kernels.scatter_whole(
+                gradient, output.first_column, pulled.inverse, start, keys[0], keys[1], totals
+            )
+            return
         weights = NO_WEIGHTS if batch.weights is None else batch.weights
-        num_parts = len(self.shards)
+        gradient_kernels.scatter(
+            gradient, tail, output.first_column, pulled.inverse, batch.offsets, weights, size, mine.features,
+            mine.places, mine.modes, len(output.features), keys[0], keys[1], totals,
+        )  # fmt: skip
+
+    def _outputs(
+        self, values: NDArray[np.float32], inverse: NDArray[np.int32], batch: Batch
+    ) -> list[NDArray[np.float32]]:
+        """The tensors of all outputs."""
+        outputs, size = self.group.outputs, batch.num_examples
+        found: dict[int, NDArray[np.float32]] = {}
+        for numbers in self._passes:
+            if outputs[numbers[0]].whole:
+                found[numbers[0]] = self._whole(outputs[numbers[0]], values, inverse, batch)
+                continue
+            for number in numbers:
+                shape = (size, len(outputs[number].features), outputs[number].segment.dim)
+                found[number] = self._buffers.take(np.float32, *shape)
+            flat = [found[number].reshape(-1, outputs[number].segment.dim) for number in numbers]
+            self._pool_bags(outputs[numbers[0]], values, inverse, batch, *flat)
+        return [found[number] for number in range(len(outputs))]
+
+    def _pool_bags(
+        self,
+        output: Output,
+        values: NDArray[np.float32],
+        inverse: NDArray[np.int32],
+        batch: Batch,
+        out: NDArray[np.float32],
+        tail: NDArray[np.float32] = NO_TAIL,
+    ) -> None:
+        size, num_parts = batch.num_examples, len(self.shards)
+        weights = NO_WEIGHTS if batch.weights is None else batch.weights
 
         def pool_part(part: int) -> None:
             pool_kernels.pool(
                 values, output.first_column, inverse, batch.offsets, weights, size, output.features, output.modes,
-                part * size // num_parts, (part + 1) * size // num_parts, flat,
+                part * size // num_parts, (part + 1) * size // num_parts, out, tail,
             )  # fmt: skip
 
-        self._each(num_parts, pool_part)
-        return pooled
+        self._each(num_parts, pool_part, len(inverse))
 
-    def _each(self, num_parts: int, work: Callable[[int], T]) -> list[T]:
-        """Does the parts side by side, the first one here."""
-        if self._pool is None:
+    def _whole(
+        self, output: Output, values: NDArray[np.float32], inverse: NDArray[np.int32], batch: Batch
+    ) -> NDArray[np.float32]:
+        size, feature = batch.num_examples, int(output.features[0])
+        start, end = int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size])
+        whole = self._buffers.take(np.float32, end - start, output.segment.dim)
+        pool_kernels.spread(values, output.first_column, inverse, start, whole)
+        return whole
+
+    def _each(self, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:
+        """Does the parts side by side, the first one here; those of a small batch in turn."""
+        if self._pool is None or num_ids < FEW_IDS:
             return [work(part) for part in range(num_parts)]
         others = [self._pool.submit(work, part) for part in range(1, num_parts)]
-        return [work(0), *(other.result() for other in others)]
-
-
-@dataclass(frozen=True)
-class _Members:
-    """Some features of an output: which, where they stand in it, and how they are pooled."""
-
-    features: NDArray[np.int64]
-    places: NDArray[np.int64]
-    modes: NDArray[np.int8]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """All features of some tables, ``first`` to ``last`` of the group's: no other part has their keys."""
-
-    first: int
-    last: int
-    members: tuple[_Members, ...]
-
-    def keys_of(self, shard: ShardKeys) -> tuple[int, int]:
-        """Numbers of the first of a shard's keys of these tables, and of the first behind them."""
-        before = shard.ends[self.first - 1] if self.first else 0
-        return int(shard.first + before), int(shard.first + shard.ends[self.last - 1])
-
-
-def _cut_by_tables(group: Group, num_parts: int) -> list[tuple[int, int]]:
-    """Cuts the group's features into at most so many parts of like size, never amid a table."""
-    num_features = len(group.features)
-    changes = [f for f in range(1, num_features) if group.tables[f] != group.tables[f - 1]]
-    wanted = [part * num_features / num_parts for part in range(1, num_parts)]
-    cuts = {min(changes, key=lambda f, w=w: abs(f - w)) for w in wanted} if changes else set()  # type: ignore[misc]
-    bounds = [0, *sorted(cuts), num_features]
-    return list(pairwise(bounds))
-
-
-def _part(group: Group, first: int, last: int) -> _Part:
-    inside = set(group.features[first:last].tolist())
-    members = []
-    for output in group.outputs:
-        places = [place for place, feature in enumerate(output.features) if int(feature) in inside]
-        members.append(_Members(output.features[places], np.array(places, np.int64), output.modes[places]))
-    return _Part(first, last, tuple(members))
+        try:
+            first = work(0)
+        finally:  # whatever happens, nobody works on after this
+            wait(others)
+        return [first, *(other.result() for other in others)]

@@ -92,11 +92,11 @@ class LocalSparse:
         options = options or StoreOptions()
         self.schema = schema
         self.step = 0
-        num_shards = options.shards
+        groups = pack(schema, needs, optimizer, first_order_optimizer, seed)
+        num_shards = options.num_shards(group.spec for group in groups)
         self._pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
         self.tiles = [
-            GroupTile(group, [options.open_store(group.spec, s) for s in range(num_shards)], self._pool)
-            for group in pack(schema, needs, optimizer, first_order_optimizer, seed)
+            GroupTile(group, options.open_stores(group.spec, num_shards), self._pool) for group in groups
         ]
 
     def pull(self, batch: Batch) -> LocalPulled:

@@ -250,7 +250,7 @@ def _shrink_to_bounds(store: Store) -> None:
         if surplus <= 0:
             continue
         if rules[table, at.EVICTION] == at.EVICT_LFU:
-            store.evict_least_used(int(table), 1 << 31, surplus)
+            store.residents.evict_least_used(int(table), 1 << 31, surplus)
         else:
             rows = np.empty(store.num_rows_of(int(table)), np.int32)
             recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError
-from girih.kernels.cpu import index, lookup, recency, update
+from girih.kernels.cpu import index, update
 from girih.kernels.cpu import layout as at
 from girih.store.arena import ArenaOptions, ArenaShape, Heap, open_arena
 from girih.store.layout import bare, describe, fingerprint, hyper_rows, row_layout
 from girih.store.live import LiveSnapshot
 from girih.store.memory import row_bytes
+from girih.store.residents import Residents
 from girih.store.restore import Keep, Source, restore
 from girih.store.snapshot import Snapshot
 from girih.store.space import Space
@@ -31,11 +32,6 @@ from girih.store.spec import GroupSpec
 
 _LAST_STEP = (1 << 31) - 1
 _EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
-_LFU_SHARE = 16
-# What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
-# the Bloom cells of a key.
-_RECORDS_OF_A_DROP, _RECORDS_OF_A_READ = 3, 8
-_AT_ONCE = 1 << 31
 _NO_COUNTS: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
@@ -84,7 +80,7 @@ class Store:
         self._rules = self.layout.kernel.rules
         self._in_seconds = self._rules[:, at.IN_SECONDS] != 0
         self.first_hyper = hyper_rows(spec, 1.0, 1)
-        self._tags: NDArray[np.int32] = np.empty(0, np.int32)
+        self.residents = Residents(self.space, self.layout, self.first_hyper)
 
     # Verbs.
 
@@ -117,8 +113,8 @@ class Store:
         self._check_out(out, len(ids))
         now = self._now(step)
         with self.space.changing(step):
-            self._expire(now)
-            return self._read(ids, tables, counts, now, step, out, forced=False)
+            self.residents.expire(now)
+            return self.residents.read(ids, tables, counts, now, step, out, forced=False)
 
     def peek(
         self, ids: NDArray[np.int64], tables: NDArray[np.int32], out: NDArray[np.float32]
@@ -126,10 +122,7 @@ class Store:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
-        rows = np.empty(len(ids), np.int32)
-        tags = self._scratch(len(ids))
-        lookup.peek(self.space.arrays, self.layout.kernel, ids, tables, tags, rows, out, out.view(np.uint32))
-        return rows
+        return self.residents.peek(ids, tables, out)
 
     def apply_gradients(
         self,
@@ -184,7 +177,7 @@ class Store:
         counters = self.space.arrays.tables
         with self.space.changing():
             reads = counters[:, [at.LOOKUPS, at.HITS, at.FULL]]
-            rows = self._read(
+            rows = self.residents.read(
                 ids, tables, _NO_COUNTS, self._now(step), step, np.empty_like(values), forced=True
             )
             counters[:, [at.LOOKUPS, at.HITS, at.FULL]] = reads
@@ -210,7 +203,7 @@ class Store:
         ids, tables = self._keys(ids, tables)
         with self.space.changing():
             rows = np.unique(self._find(ids, tables))
-            return self._drop(rows)
+            return self.residents.drop(rows)
 
     def live_snapshot(self, directory: str | os.PathLike[str]) -> LiveSnapshot:
         """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
@@ -295,7 +288,7 @@ class Store:
         used once it was touched, memory of Bloom filters too, though it counts as a whole.
         """
         used, reserved = self.space.used_bytes(), self.space.reserved_bytes()
-        used["scratch"] = reserved["scratch"] = self._tags.nbytes
+        used["scratch"] = reserved["scratch"] = self.residents.scratch_bytes
         columns = row_bytes(self.description)
         for bytes_of in (used, reserved):
             num_rows = bytes_of.pop("rows") // sum(columns.values())
@@ -316,108 +309,6 @@ class Store:
 
     # Inside.
 
-    def evict_least_used(self, table: int, step: int, wanted: int) -> int:
-        """Removes the least counted rows, ties by last use, none used at ``step``; returns how many."""
-        arrays = self.space.arrays
-        rows = np.empty(self.num_rows_of(table), np.int32)
-        counts, last_used = np.empty_like(rows), np.empty_like(rows)
-        recency.oldest_first(arrays.meta, arrays.tables, table, rows)
-        update.usage(arrays.meta, rows, counts, last_used)
-        may_leave = np.flatnonzero(last_used < step)
-        order = np.lexsort((last_used[may_leave], counts[may_leave]))[:wanted]
-        return self._drop(rows[may_leave[order]])
-
-    def _drop(self, rows: NDArray[np.int32]) -> int:
-        dropped = 0
-        for part in self.space.stretches(len(rows), _RECORDS_OF_A_DROP):
-            dropped += update.drop_rows(self.space.arrays, self.layout.kernel, rows[part])
-        return dropped
-
-    def _expire(self, now: NDArray[np.int64]) -> None:
-        for part in self.space.stretches(_AT_ONCE, _RECORDS_OF_A_DROP):
-            most = part.stop - part.start
-            if lookup.expire(self.space.arrays, self.layout.kernel, now, most) < most:
-                return
-
-    def _read(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        now: NDArray[np.int64],
-        step: int,
-        out: NDArray[np.float32],
-        *,
-        forced: bool,
-    ) -> NDArray[np.int32]:
-        kernel, out_bits = self.layout.kernel, out.view(np.uint32)
-        rows = np.empty(len(ids), np.int32)
-        touched = np.zeros(len(now), np.int64)
-        stuck = np.zeros(len(now), np.uint8)
-        tags = self._scratch(len(ids))
-        for part in self.space.stretches(len(ids), _RECORDS_OF_A_READ):
-            lookup.read_known(
-                self.space.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
-                out[part], out_bits[part],
-            )  # fmt: skip
-        for part in self.space.stretches(len(ids), _RECORDS_OF_A_READ):
-            self._read_new(
-                ids[part],
-                tables[part],
-                counts[part],
-                now,
-                step,
-                forced,
-                touched,
-                stuck,
-                rows[part],
-                out[part],
-            )
-        self.space.give_back()
-        return rows
-
-    def _read_new(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        now: NDArray[np.int64],
-        step: int,
-        forced: bool,
-        touched: NDArray[np.int64],
-        stuck: NDArray[np.uint8],
-        rows: NDArray[np.int32],
-        out: NDArray[np.float32],
-    ) -> None:
-        start, need = 0, lookup.NEED_ROWS
-        while need != lookup.DONE:
-            start, need = lookup.read_new(
-                self.space.arrays,
-                self.layout.kernel,
-                ids,
-                tables,
-                counts,
-                now,
-                step,
-                start,
-                forced,
-                touched,
-                stuck,
-                self.first_hyper,
-                rows,
-                out,
-                out.view(np.uint32),
-            )
-            if need == lookup.NEED_ROWS:
-                self.space.grow_rows()
-            elif need == lookup.NEED_INDEX:
-                self.space.grow_index()
-            elif need == lookup.NEED_LFU:
-                table = int(tables[start])
-                wanted = max(1, int(self._rules[table, at.MAX_ROWS]) // _LFU_SHARE)
-                stuck[table] = self.evict_least_used(table, step, wanted) == 0
-                self.space.make_room(_RECORDS_OF_A_READ * (len(ids) - start))
-
     def _find(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> NDArray[np.int32]:
         rows = np.empty(len(ids), np.int32)
         index.find_all(self.space.arrays, ids, tables, rows)
@@ -428,11 +319,6 @@ class Store:
         if self._in_seconds.any():
             now[self._in_seconds] = int(self._clock()) - _EPOCH_S
         return now
-
-    def _scratch(self, num_keys: int) -> NDArray[np.int32]:
-        if len(self._tags) < num_keys:
-            self._tags = np.empty(num_keys, np.int32)
-        return self._tags
 
     def _keys(
         self, ids: NDArray[np.int64], tables: NDArray[np.int32]

@@ -1,10 +1,9 @@
 """Dedup: the ids of a batch become unique keys of one shard, and each id learns its key's number.
 
-A scratch hash table is used again for each table of rows, so that it stays in L2: slots carry the
-tag of the round that wrote them and are never cleared.
+A scratch hash table serves one table of rows after the other, and stays in L2: slots hold numbers that only grow,
+so that what an earlier table or batch left is known as old and never cleared.
 
-Shapes: B examples, F features of the group, N ids in the batch, n of them this shard's, U unique keys of this
-shard.
+Shapes: B examples, F features of the group, N ids in the batch, n of one feature, U unique keys of this shard.
 """
 
 from __future__ import annotations
@@ -20,30 +19,34 @@ from girih.kernels.cpu.jit import njit_lean
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-ROUND_BITS = 31
-_KEY_MASK = (1 << 32) - 1
+MAX_NUMBER = (1 << 31) - 1
 
 
 @njit_lean
-def choose(
-    ids: I64, start: Any, end: Any, table: Any, shard: Any, num_shards: Any, hashes: U64, own: I32
-) -> Any:
-    """Lists in ``own`` which ids from ``start`` to ``end`` are this shard's; returns how many.
+def count_ids(offsets: I32, num_examples: int, features: I64, tables: I32) -> Any:
+    """How many ids some features have together, how many the one with most, and how many the table with most."""
+    total, longest, of_table, most = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for f in range(len(features)):
+        count = offsets[(features[f] + 1) * num_examples] - offsets[features[f] * num_examples]
+        of_table = count + (of_table if f > 0 and tables[f] == tables[f - 1] else 0)
+        total, longest, most = total + count, max(longest, np.int64(count)), max(most, np.int64(of_table))
+    return total, longest, most
 
-    ``hashes``, uint64[end - start], takes the hash of each id listed, in their order.
+
+@njit_lean
+def choose(ids: I64, table: Any, shard: Any, num_shards: Any, hashes: U64, own: I32) -> Any:
+    """Lists in ``own`` which of ``ids``, int64[n], are this shard's; returns how many.
+
+    ``hashes``, uint64[n], takes the hash of each id listed, in their order.
     """
-    for i in range(start, end):
-        hashes[i - start] = key_hash(ids[i], table)
-    if num_shards == 1:
-        for i in range(start, end):
-            own[i - start] = i
-        return end - start
-    count = 0
-    for i in range(start, end):  # without a branch, which would be mispredicted every other time
-        h = hashes[i - start]
+    for i in range(len(ids)):
+        hashes[i] = key_hash(ids[i], table)
+    count = np.int64(0)
+    for i in range(len(ids)):  # without a branch, which would be mispredicted every other time
+        h = hashes[i]
         own[count] = i
         hashes[count] = h
-        count += scaled(h, num_shards) == shard
+        count += np.int64(scaled(h, num_shards) == shard)
     return count
 
 
@@ -56,8 +59,8 @@ def dedup(
     tables: I32,
     shard: int,
     num_shards: int,
-    scratch: I64,
-    first_round: int,
+    scratch: I32,
+    base: int,
     hashes: U64,
     first_key: int,
     own: I32,
@@ -66,7 +69,7 @@ def dedup(
     key_tables: I32,
     counts: I32,
     key_ends: I64,
-) -> int:
+) -> Any:
     """Finds the unique keys of some features of a batch that belong to one shard.
 
     Args:
@@ -74,8 +77,9 @@ def dedup(
         features, tables: int64[F], int32[F]: which features, and the table of each; features of one
             table stand together.
         shard, num_shards: whose keys; other ids are passed over.
-        scratch: int64[S], S a power of two above twice the ids of any one table: round << 32 | key.
-        first_round: rounds up to ``first_round + F`` were never used with this scratch.
+        scratch: int32[S], S a power of two above the ids of any one table: ``base`` plus the number of a key. What is
+            below ``base`` is a free slot.
+        base: at least 1, above all that calls before wrote to ``scratch``: their ``base`` + U.
         hashes: scratch, uint64, with room for the ids of any one feature.
         first_key: number of the first key, where shards share one numbering.
         own: scratch, int32, with room for the ids of any one feature.
@@ -87,33 +91,32 @@ def dedup(
         U.
     """
     mask = len(scratch) - 1
-    num_keys = 0
-    tag = np.int64(first_round)
+    num_keys = np.int64(0)
+    oldest = np.int64(base)  # of this table's entries
     for f in range(len(features)):
         table = tables[f]
         if f > 0 and table != tables[f - 1]:
-            tag += 1
-        start = offsets[features[f] * num_examples]
-        end = offsets[(features[f] + 1) * num_examples]
-        count = choose(ids, start, end, table, shard, num_shards, hashes, own)
-        for n in range(count):
+            oldest = base + num_keys
+        start, end = offsets[features[f] * num_examples], offsets[(features[f] + 1) * num_examples]
+        part, numbers = ids[start:end], inverse[start:end]
+        for n in range(choose(part, table, shard, num_shards, hashes, own)):
             i = own[n]
-            id_ = ids[i]
+            id_ = part[i]
             slot = low_bits(hashes[n], mask)
             while True:
-                entry = scratch[slot]
-                if entry >> 32 != tag:
-                    scratch[slot] = (tag << 32) | num_keys
+                entry = np.int64(scratch[slot])
+                if entry < oldest:
+                    scratch[slot] = base + num_keys
                     keys[num_keys] = id_
                     key_tables[num_keys] = table
                     counts[num_keys] = 1
-                    inverse[i] = first_key + num_keys
+                    numbers[i] = first_key + num_keys
                     num_keys += 1
                     break
-                key = entry & _KEY_MASK
+                key = entry - base
                 if keys[key] == id_:
                     counts[key] += 1
-                    inverse[i] = first_key + key
+                    numbers[i] = first_key + key
                     break
                 slot = (slot + 1) & mask
         key_ends[f] = num_keys

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.pool import bag_scale
+from girih.kernels.cpu.pool import bag_scale, bags_ahead, prefetch_bag, prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
 F32 = NDArray[np.float32]
@@ -31,6 +31,7 @@ def clear(first_key: int, last_key: int, totals: F32) -> None:
 @njit_lean
 def scatter(
     gradient: F32,
+    tail: F32,
     first_column: int,
     inverse: I32,
     offsets: I32,
@@ -40,6 +41,8 @@ def scatter(
     places: I64,
     modes: NDArray[np.int8],
     num_places: int,
+    first_key: int,
+    last_key: int,
     totals: F32,
 ) -> None:
     """Adds the gradients of some features' pooled bags onto their keys.
@@ -48,32 +51,56 @@ def scatter(
 
     Args:
         gradient: float32[M, D], M = B · ``num_places``; the segment's columns start at ``first_column``.
+        tail: float32[M, E], that of the E columns which follow; E may be 0.
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 where all are 1.
         features, places, modes: int64[P], int64[P], int8[P]: where each stands in the output, and its pooling.
+        first_key, last_key: numbers of the keys that count, the last one excluded; others are passed over.
         totals: float32[·, W] by key number, added to.
     """
-    dim = gradient.shape[1]
+    dim, num_tail, num_features = gradient.shape[1], tail.shape[1], len(features)
     weighted = len(weights) > 0
+    ahead = bags_ahead(offsets, features, num_examples, dim + num_tail)
+    next_b, next_p = ahead // max(1, num_features), ahead % max(1, num_features)
     for b in range(num_examples):
-        for p in range(len(features)):
+        for p in range(num_features):
+            if next_b < num_examples:
+                bag = features[next_p] * num_examples + next_b
+                prefetch_bag(totals, first_column, dim + num_tail, inverse, offsets, bag)
+                # one part of several reads stretches of it, of which the machine finds none by itself
+                prefetch_columns(gradient, next_b * num_places + places[next_p], 0, dim)
+                next_p += 1
+                if next_p == num_features:
+                    next_b, next_p = next_b + 1, 0
             bag = features[p] * num_examples + b
             start, stop = offsets[bag], offsets[bag + 1]
             row = b * num_places + places[p]
             if stop - start == 1 and not weighted:
-                add_row(totals, inverse[start], first_column, gradient, row, 0, dim)
+                key = inverse[start]
+                if first_key <= key < last_key:
+                    add_row(totals, key, first_column, gradient, row, 0, dim)
+                    if num_tail > 0:
+                        add_row(totals, key, first_column + dim, tail, row, 0, num_tail)
                 continue
             scale = bag_scale(modes[p], stop - start)
             for i in range(start, stop):
-                factor = scale * weights[i] if weighted else scale
-                add_scaled(totals, inverse[i], first_column, gradient, row, 0, dim, factor)
+                key = inverse[i]
+                if first_key <= key < last_key:
+                    factor = scale * weights[i] if weighted else scale
+                    add_scaled(totals, key, first_column, gradient, row, 0, dim, factor)
+                    if num_tail > 0:
+                        add_scaled(totals, key, first_column + dim, tail, row, 0, num_tail, factor)
 
 
 @njit_lean
-def scatter_whole(gradient: F32, first_column: int, inverse: I32, start: int, totals: F32) -> None:
+def scatter_whole(
+    gradient: F32, first_column: int, inverse: I32, start: int, first_key: int, last_key: int, totals: F32
+) -> None:
     """Adds the gradients of vectors that were not pooled, float32[L, D], those of the ids from ``start`` on."""
     for i in range(len(gradient)):
-        add_row(totals, inverse[start + i], first_column, gradient, i, 0, gradient.shape[1])
+        key = inverse[start + i]
+        if first_key <= key < last_key:
+            add_row(totals, key, first_column, gradient, i, 0, gradient.shape[1])
 
 
 @njit_lean

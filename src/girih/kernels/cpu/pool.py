@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean, prefetch_at
-from girih.kernels.cpu.vector import add_row, add_scaled, copy_row
+from girih.kernels.cpu.vector import add_scaled, copy_row, sum_rows
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 SUM, MEAN, SQRTN = 0, 1, 2
-_FLOATS_AHEAD, _LINE = 1664, 64
+_LINE = 64
+_LINES_AHEAD = 104
 
 
 @njit_lean
@@ -36,16 +37,29 @@ def bag_scale(mode: Any, length: Any) -> Any:
 
 
 @njit_lean
-def examples_ahead(num_places: Any, dim: Any) -> Any:
-    """How many examples ahead to ask for rows, so that about a hundred cache lines are on their way."""
-    return max(1, _FLOATS_AHEAD // max(1, num_places * dim))
+def bags_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
+    """How many bags ahead to ask for rows, so that about a hundred cache lines are on their way."""
+    num_ids = np.int64(0)
+    for p in range(len(features)):
+        num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
+    lines = num_ids * max(1, 4 * num_columns // _LINE)
+    return 1 + _LINES_AHEAD * len(features) * num_examples // max(1, lines)
 
 
 @njit_lean
-def prefetch_columns(rows: F32, row: Any, first_column: Any, dim: Any) -> None:
+def prefetch_columns(rows: F32, row: Any, first_column: Any, num_columns: Any) -> None:
     """Asks for the cache lines of a row's columns."""
-    for byte in range(4 * first_column, 4 * (first_column + dim), _LINE):
+    for byte in range(4 * first_column, 4 * (first_column + num_columns), _LINE):
         prefetch_at(rows, row, byte)
+
+
+@njit_lean
+def prefetch_bag(
+    rows: F32, first_column: Any, num_columns: Any, inverse: I32, offsets: I32, bag: Any
+) -> None:
+    """Asks for the columns of the rows of a bag."""
+    for i in range(offsets[bag], offsets[bag + 1]):
+        prefetch_columns(rows, inverse[i], first_column, num_columns)
 
 
 @njit_lean
@@ -61,6 +75,7 @@ def pool(
     begin: int,
     end: int,
     out: F32,
+    tail: F32,
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
@@ -70,31 +85,59 @@ def pool(
         weights: float32[N], or of length 0 where all are 1.
         features, modes: int64[P], int8[P].
         out: float32[B·P, D], written for these examples.
+        tail: float32[B·P, E], the same bags of the E columns that follow, E may be 0.
     """
-    num_places, dim = len(features), out.shape[1]
+    num_places, dim, num_tail = len(features), out.shape[1], tail.shape[1]
     weighted = len(weights) > 0
-    ahead = examples_ahead(num_places, dim)
+    ahead = bags_ahead(offsets, features, num_examples, dim + num_tail)
+    next_b, next_p = begin + ahead // num_places, ahead % num_places
     for b in range(begin, end):
         for p in range(num_places):
+            if next_b < end:
+                bag = features[next_p] * num_examples + next_b
+                prefetch_bag(rows, first_column, dim + num_tail, inverse, offsets, bag)
+                next_p += 1
+                if next_p == num_places:
+                    next_b, next_p = next_b + 1, 0
             bag = features[p] * num_examples + b
             start, stop = offsets[bag], offsets[bag + 1]
-            if b + ahead < end and offsets[bag + ahead] < offsets[bag + ahead + 1]:
-                prefetch_columns(rows, inverse[offsets[bag + ahead]], first_column, dim)
             vector = b * num_places + p
-            if stop - start == 1 and not weighted:
+            scale = bag_scale(modes[p], stop - start)
+            if weighted:
+                weigh(rows, first_column, inverse, start, stop, weights, scale, out, vector)
+                if num_tail > 0:
+                    weigh(rows, first_column + dim, inverse, start, stop, weights, scale, tail, vector)
+            elif stop - start == 1:
                 copy_row(out, vector, 0, rows, inverse[start], first_column, dim)
-                continue
-            for d in range(dim):
-                out[vector, d] = 0.0
-            for i in range(start, stop):
-                if weighted:
-                    add_scaled(out, vector, 0, rows, inverse[i], first_column, dim, weights[i])
-                else:
-                    add_row(out, vector, 0, rows, inverse[i], first_column, dim)
-            if stop - start > 1 and modes[p] != SUM:
-                scale = bag_scale(modes[p], stop - start)
-                for d in range(dim):
-                    out[vector, d] *= scale
+                if num_tail > 0:
+                    copy_row(tail, vector, 0, rows, inverse[start], first_column + dim, num_tail)
+            else:
+                sum_rows(out, vector, rows, first_column, inverse, start, stop, dim, scale)
+                if num_tail > 0:
+                    sum_rows(tail, vector, rows, first_column + dim, inverse, start, stop, num_tail, scale)
+
+
+@njit_lean
+def weigh(
+    rows: F32,
+    first_column: Any,
+    inverse: I32,
+    start: Any,
+    stop: Any,
+    weights: F32,
+    scale: Any,
+    out: F32,
+    vector: Any,
+) -> None:
+    """Writes ``scale`` times Σ w·row over the ids from ``start`` to ``stop`` to ``out[vector]``."""
+    dim = out.shape[1]
+    for d in range(dim):
+        out[vector, d] = 0.0
+    for i in range(start, stop):
+        add_scaled(out, vector, 0, rows, inverse[i], first_column, dim, weights[i])
+    if scale != 1.0:
+        for d in range(dim):
+            out[vector, d] *= scale
 
 
 @njit_lean

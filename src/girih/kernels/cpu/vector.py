@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, njit_lean, types
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 _LANES = 16
 
 
@@ -108,6 +109,23 @@ if JIT_DISABLED:
         """Adds ``factor`` times ``dim`` floats at one place to those at another."""
         target[row, column : column + dim] += factor * source[from_row, from_column : from_column + dim]
 
+    def sum_rows(
+        target: F32,
+        row: Any,
+        source: F32,
+        from_column: Any,
+        numbers: I32,
+        start: Any,
+        stop: Any,
+        dim: Any,
+        factor: Any,
+    ) -> None:
+        """``factor`` times the sum of the rows ``numbers[start:stop]``, ``dim`` floats each, in their order."""
+        total = np.zeros(dim, np.float32)
+        for i in range(start, stop):
+            total += source[numbers[i], from_column : from_column + dim]
+        target[row, :dim] = factor * total
+
     def sum_of_squares(grad: F32, row: F32, l2: Any, bound: Any) -> Any:
         """Σ g² with g = grad + l2 · row within ±bound, float32[D] each: 16 sums side by side, then halves to halves."""
         g = np.clip(grad + l2 * row, -bound, bound)
@@ -142,6 +160,65 @@ else:
             return context.get_dummy_value()
 
         return types.void(target, at, source, start, types.float32), generate
+
+    @intrinsic
+    def _sum_lanes(
+        typing_context: Any,
+        target: Any,
+        at: Any,
+        source: Any,
+        column: Any,
+        width: Any,
+        numbers: Any,
+        start: Any,
+        stop: Any,
+        factor: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir = cgutils.ir
+            lanes = ir.VectorType(ir.FloatType(), _LANES)
+            word = context.get_value_type(types.intp)
+            column, width, first, last = (
+                context.cast(builder, arguments[n], signature.args[n], types.intp) for n in (3, 4, 6, 7)
+            )
+            rows = context.make_array(signature.args[5])(context, builder, arguments[5]).data
+            total = cgutils.alloca_once_value(builder, ir.Constant(lanes, [0.0] * _LANES))
+            with cgutils.for_range_slice(builder, first, last, word(1), word) as (i, _):
+                number = builder.sext(builder.load(builder.gep(rows, [i])), word)
+                place = builder.add(builder.mul(number, width), column)
+                out_of = _address(context, builder, signature.args[2], arguments[2], place, types.intp)
+                builder.store(builder.fadd(builder.load(total), _load(builder, out_of)), total)
+            into = _address(
+                context, builder, signature.args[0], arguments[0], arguments[1], signature.args[1]
+            )
+            scaled = builder.fmul(builder.load(total), _all_lanes(builder, arguments[8]))
+            _store(builder, scaled, into)
+            return context.get_dummy_value()
+
+        return types.void(target, at, source, column, width, numbers, start, stop, types.float32), generate
+
+    @njit_lean
+    def sum_rows(
+        target: F32,
+        row: Any,
+        source: F32,
+        from_column: Any,
+        numbers: I32,
+        start: Any,
+        stop: Any,
+        dim: Any,
+        factor: Any,
+    ) -> None:
+        """``factor`` times the sum of the rows ``numbers[start:stop]``, ``dim`` floats each, in their order."""
+        whole = dim - dim % _LANES
+        for d in range(0, whole, _LANES):
+            at = row * target.shape[1] + d
+            _sum_lanes(target, at, source, from_column + d, source.shape[1], numbers, start, stop, factor)
+        for d in range(whole, dim):
+            total = np.float32(0.0)
+            for i in range(start, stop):
+                total += source[numbers[i], from_column + d]
+            target[row, d] = factor * total
 
     @intrinsic
     def _square_lanes(typing_context: Any, grad: Any, row: Any, l2: Any, bound: Any, whole: Any) -> Any:

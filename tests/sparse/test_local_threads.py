@@ -1,0 +1,101 @@
+"""Shards on threads: large batches, which are shared, give what one shard gives, to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+
+import girih
+from girih.data import Batch
+from girih.sparse.gather import FEW_IDS
+from girih.sparse.local import LocalSparse
+from girih.sparse.options import MOST_THREADS, StoreOptions
+from girih.tables import LRU, Table
+
+SIZE, DIM = 512, 20
+
+
+def sparse_of(num_tables, shards, *, first_order=True, sequence=False):
+    features = [girih.Categorical(name=f"f{i}", table=f"t{i % num_tables}", dim=DIM) for i in range(5)]
+    needs = {
+        f.name: frozenset({"embedding", "first_order"} if first_order else {"embedding"}) for f in features
+    }
+    if sequence:
+        features.append(girih.Sequence(name="s", table="t0", dim=DIM))
+        needs["s"] = frozenset({"sequence"})
+    schema = girih.Schema(features, "y")
+    optimizer = girih.optim.Adagrad(lr=0.1)
+    return LocalSparse(schema, needs, optimizer=optimizer, options=StoreOptions(shards=shards), seed=3)
+
+
+def batch_of(rng, num_features, weighted):
+    lengths = rng.integers(0, 9, num_features * SIZE)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = rng.zipf(1.3, offsets[-1]).astype(np.int64)
+    assert len(ids) > FEW_IDS
+    nothing = np.empty((SIZE, 0), np.float32)
+    weights = rng.normal(size=len(ids)).astype(np.float32) if weighted else None
+    return Batch(ids=ids, offsets=offsets, numeric=nothing, labels=nothing, weights=weights)
+
+
+def leaves_of(embeddings):
+    blocks = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
+    return blocks + [sequence.values for sequence in embeddings.sequences.values()]
+
+
+@pytest.mark.parametrize("num_tables", [1, 2, 5])
+@pytest.mark.parametrize("shards", [2, 3, 8])
+@pytest.mark.parametrize(("first_order", "sequence", "weighted"), [(True, False, False), (False, True, True)])
+def test_any_number_of_shards(num_tables, shards, first_order, sequence, weighted):
+    options = {"first_order": first_order, "sequence": sequence}
+    one, many = sparse_of(num_tables, 1, **options), sparse_of(num_tables, shards, **options)
+    rng = np.random.default_rng(num_tables)
+    for _ in range(3):
+        batch = batch_of(rng, 5 + sequence, weighted)
+        pulled = [half.pull(batch) for half in (one, many)]
+        for a, b in zip(*(leaves_of(p.wait()) for p in pulled), strict=True):
+            assert torch.equal(a, b)
+            a.grad = torch.from_numpy(rng.normal(size=a.shape).astype(np.float32))
+            b.grad = a.grad.clone()
+        for half, part in zip((one, many), pulled, strict=True):
+            half.push(part)
+    last = [leaves_of(half.peek(batch).wait()) for half in (one, many)]
+    assert all(torch.equal(a, b) for a, b in zip(*last, strict=True))
+    assert one.counters() == many.counters()
+
+
+def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch):
+    sparse = sparse_of(2, 2)
+    tile = sparse.tiles[0]
+    done = []
+
+    def work(part):
+        if part == 0:
+            raise MemoryError("of the first")
+        torch.zeros(1 << 22).exp()
+        done.append(part)
+
+    with pytest.raises(MemoryError, match="of the first"):
+        tile._each(2, work, FEW_IDS)
+    assert done == [1]
+
+
+def test_shards_by_default(monkeypatch):
+    plain, bounded = (
+        [
+            LocalSparse(schema, {"a": frozenset({"embedding"})}, optimizer=girih.optim.SGD(lr=1.0))
+            .tiles[0]
+            .shards
+        ]
+        for schema in (
+            girih.Schema([girih.Categorical(name="a", dim=4)], "y"),
+            girih.Schema(
+                [girih.Categorical(name="a", table="a", dim=4)],
+                "y",
+                [Table(name="a", dim=4, eviction=LRU(max_rows=9))],
+            ),
+        )
+    )
+    assert [len(shards) for shards in plain] == [min(torch.get_num_threads(), MOST_THREADS)]
+    assert [len(shards) for shards in bounded] == [1]
+    assert StoreOptions(reserve_rows=100).num_shards([]) == 1
+    assert StoreOptions(shards=5).num_shards([]) == 5
