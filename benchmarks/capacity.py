@@ -94,7 +94,6 @@ LRU_COLUMNS = {
 def main() -> None:
     options = arguments()
     report = harness.Report("capacity", options)
-    report.warm_memory()
     report.not_identical(
         "large steps that only fill are not among the usual ones; the pause is the longest usual step in which the"
         " index grew, less the median of those in which it did not"

@@ -50,7 +50,6 @@ def main() -> None:
     )
     options = parser.parse_args()
     report = harness.Report("checkpoint", options)
-    report.warm_memory()
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         stores = filled(options)

@@ -45,7 +45,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(SHARES), choices=list(SHARES))
     arguments = parser.parse_args()
     report = harness.Report("data", arguments)
-    report.warm_memory()
     report.not_identical(
         "scans end at Arrow arrays; girih checks every number, makes batches of its own layout, and shuffles"
     )

@@ -3,10 +3,9 @@
 A benchmark is one file here with a ``main()``; its docstring's first line is what ``girih bench`` lists:
 
     def main() -> None:
-        parser = harness.parser("kernels", __doc__)         # has --json and --no-warm already
+        parser = harness.parser("kernels", __doc__)         # has --json already
         parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
         report = harness.Report("kernels", parser.parse_args())
-        report.warm_memory()                                # unless --no-warm
         torchrec = report.peer("torchrec")                  # a module, or None: skipped, with the reason
         report.not_identical("girih's tables grow, those of torch are static")
         times = harness.alternate({"girih": ours, "torch": theirs}, rounds=15)
@@ -24,7 +23,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +35,6 @@ from typing import Any, NoReturn
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
-from warm import SPARE_BYTES, available_bytes
 
 PACKAGES = (
     "girih", "torch", "numba", "numpy", "pyarrow", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
@@ -113,33 +110,6 @@ def share_huge_pages() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
-def warm_memory(wanted_bytes: int | None = None) -> tuple[int, float]:
-    """Touches memory in a program that ends, so that its pages lie ready for this one.
-
-    The host of a virtual machine finds a page when the guest first touches it, and the guest keeps it ever after:
-    without this, tables that grow would measure the host.
-
-    Args:
-        wanted_bytes: all that is available but for ``SPARE_BYTES`` where None.
-
-    Returns:
-        Bytes that were touched, fewer where memory is short, and the seconds that it took.
-
-    Raises:
-        RuntimeError: the program failed, or was ended by a system short of memory.
-    """
-    if wanted_bytes is None:
-        wanted_bytes = max(0, available_bytes() - SPARE_BYTES)
-    program = [sys.executable, str(Path(__file__).with_name("warm.py")), str(wanted_bytes)]
-    start = time.perf_counter()
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(
-            f"touching {wanted_bytes / 1e9:.1f} GB ended with {done.returncode}: {done.stderr}; use --no-warm"
-        )
-    return int(done.stdout), time.perf_counter() - start
-
-
 class OneLineParser(argparse.ArgumentParser):
     """Mistakes are one line and status 2, as in all of girih."""
 
@@ -149,7 +119,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser that knows ``--json`` and ``--no-warm``; options must be written out."""
+    """A parser that knows ``--json``; options must be written out."""
     made = OneLineParser(
         prog=f"girih bench {name}",
         description=doc,
@@ -157,7 +127,6 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--json", type=Path, default=Path("runs", "bench", f"{name}.json"), metavar="FILE")
-    made.add_argument("--no-warm", action="store_true", help="do not touch memory beforehand")
     return made
 
 
@@ -208,7 +177,6 @@ class Report:
         self.skipped: dict[str, str] = {}
         self.tables: list[ResultTable] = []
         self.differences: list[str] = []
-        self.memory_touched: dict[str, float] | None = None
         self._start = time.perf_counter()
 
     def peer(self, module: str, mend: str = "make bench-peers installs it") -> ModuleType | None:
@@ -218,12 +186,6 @@ class Report:
         except (ImportError, OSError, RuntimeError) as error:  # a wheel of another torch fails in its loader
             self.skip(module, f"{' '.join(str(error).split())}; {mend}")
             return None
-
-    def warm_memory(self) -> None:
-        """Has memory touched by :func:`warm_memory`, unless ``--no-warm``; for before anything large is made."""
-        if not self.options["no_warm"]:
-            touched_bytes, touching_s = warm_memory()
-            self.memory_touched = {"bytes": touched_bytes, "s": touching_s}
 
     def skip(self, what: str, reason: str) -> None:
         """Says that something was left out, and why."""
@@ -244,11 +206,6 @@ class Report:
         console = Console(width=None if sys.stdout.isatty() else 180)
         for table in self.tables:
             console.print(table.shown())
-        if self.memory_touched is not None:
-            gigabytes, touching_s = self.memory_touched["bytes"] / 1e9, self.memory_touched["s"]
-            console.print(
-                f"memory touched beforehand: {gigabytes:.1f} GB in {touching_s:.1f} s", highlight=False
-            )
         for what in self.differences:
             console.print(f"not identical: {what}", highlight=False, markup=False, soft_wrap=True)
         for what, reason in self.skipped.items():
@@ -267,7 +224,6 @@ class Report:
             "machine": machine(),
             "versions": {"python": platform.python_version(), **versions()},
             "options": self.options,
-            "memory_touched": self.memory_touched,
             "tables": [{"title": t.title, "columns": list(t.columns), "rows": t.rows} for t in self.tables],
             "not_identical": self.differences,
             "skipped": self.skipped,
@@ -289,6 +245,15 @@ def machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT)},
     }
+
+
+def available_bytes() -> int:
+    """Memory that is free or could be; half of all where the system does not say."""
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    fields = dict(line.split(":") for line in file.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def versions() -> dict[str, str]:

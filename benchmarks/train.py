@@ -50,7 +50,6 @@ def main() -> None:
         harness.share_huge_pages()
     torch.set_num_threads(options.threads)
     report = harness.Report("train", options)
-    report.warm_memory()
     prevent_version_check()
     peers = {name: report.peer(name) is not None for name in ("fbgemm_gpu", "torchrec", "deepctr_torch")}
     report.skip(

@@ -69,16 +69,7 @@ def test_options_are_the_benchmarks_own():
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_runs_without_peers_and_says_so(name, tmp_path):
     file = bench.FOLDER / f"{name}.py"
-    command = [
-        sys.executable,
-        "-c",
-        NO_PEERS,
-        str(file),
-        *TINY[name],
-        "--no-warm",
-        "--json",
-        "out/found.json",
-    ]
+    command = [sys.executable, "-c", NO_PEERS, str(file), *TINY[name], "--json", "out/found.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
@@ -103,7 +94,7 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
 
 
 def test_training_on_files_says_how_long_it_waits(tmp_path):
-    words = ["--only", "training", "--rows", "40000", "--repeats", "1", "--no-warm", "--json", "found.json"]
+    words = ["--only", "training", "--rows", "40000", "--repeats", "1", "--json", "found.json"]
     done = subprocess.run(
         [sys.executable, str(bench.FOLDER / "data.py"), *words],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -123,7 +114,7 @@ def test_training_on_files_says_how_long_it_waits(tmp_path):
 
 
 def test_steps_are_timed_while_saves_are_under_way(tmp_path):
-    words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2", "--no-warm"]
+    words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2"]
     done = subprocess.run(
         [sys.executable, str(bench.FOLDER / "checkpoint.py"), *words, "--json", "found.json"],
         cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -21,7 +21,7 @@ def capacity(directory, *words):
 def test_runs_and_says_what_it_found(tmp_path):
     words = (
         f"--rows {SIZES[0]} {SIZES[1]} --batch {BATCH} --fill 520 --rounds 2 --lru-rows 1040 --lru-steps 5"
-        f" --file-rows {SIZES[0]} --no-warm --json found.json"
+        f" --file-rows {SIZES[0]} --json found.json"
     )
     done = capacity(tmp_path, *words.split(), "--directory", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 """What benchmarks rest on: turns, ratios, tables, and that contestants do the same work."""
 
-import argparse
-import json
-import mmap
 import sys
 
 import numpy as np
@@ -57,39 +54,6 @@ def test_a_table_keeps_raw_values_and_refuses_unknown_columns():
     assert table.shown().row_count == 2
     with pytest.raises(KeyError, match="no column"):
         table.row({"who": "x"})
-
-
-def test_memory_is_touched_and_the_report_says_how_much(tmp_path, monkeypatch, capsys):
-    import harness
-
-    wanted = []
-
-    def warm_little():
-        wanted.append(32 << 20)
-        return real(wanted[0])
-
-    real = harness.warm_memory
-    monkeypatch.setattr(harness, "warm_memory", warm_little)
-    for no_warm in (False, True):
-        given = argparse.Namespace(json=tmp_path / "found.json", no_warm=no_warm)
-        report = harness.Report("x", given)
-        report.warm_memory()
-        report.finish()
-        found = json.loads(given.json.read_text())["memory_touched"]
-        assert found is None if no_warm else (found["bytes"], found["s"] > 0) == (32 << 20, True)
-        assert ("memory touched beforehand: 0.0 GB in" in capsys.readouterr().out) is not no_warm
-    assert len(wanted) == 1
-
-
-def test_every_page_is_touched_until_memory_is_short(monkeypatch):
-    import warm
-
-    memory, before = mmap.mmap(-1, 32 << 20), warm.resident_bytes()
-    warm.write(memory, 0, 32 << 20, warm.PAGE_BYTES)
-    assert warm.resident_bytes() - before >= 31 << 20
-    assert warm.touch(10_000_000) == 10_000_000
-    monkeypatch.setattr(warm, "available_bytes", lambda: warm.SPARE_BYTES)
-    assert warm.touch(10_000_000) == 0
 
 
 def test_streams_are_fresh_and_their_new_ids_are_new():
