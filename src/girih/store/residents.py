@@ -65,6 +65,7 @@ class Residents:
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
         tags = self._scratch(len(ids))
+        num_rows = int(self._space.arrays.state[at.NUM_ROWS])
         for part in self._space.stretches(len(ids), _RECORDS_OF_A_READ):
             lookup.read_known(
                 self._space.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
@@ -83,7 +84,8 @@ class Residents:
                 rows[part],
                 out[part],
             )
-        self._space.grow_on(len(ids))
+        if self._space.arrays.state[at.NUM_ROWS] == num_rows:
+            self._space.grow_on(len(ids))
         self._space.give_back()
         return rows
 

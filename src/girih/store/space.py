@@ -23,6 +23,7 @@ from girih.store.arena import SLOT_BYTES, Arena, index_slots
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12
 _CLAIMED_BYTES = 32 << 20
+_MOST_MOVED_BY_A_READ = 1 << 16  # slots: half a huge page of the next index
 _RETURNED_BYTES = 4 << 20  # whole huge pages
 _PAGE_BYTES = 4096
 _STRETCHES = 4  # that fill a save's log, at least: it is emptied when the next one might not fit
@@ -187,9 +188,9 @@ class Space:
             self._slots_given_back = 0
 
     def grow_on(self, num_keys: int) -> None:
-        """Moves two slots a key that was read, so that an index does not stay between two sizes when no key is new.
+        """Moves some slots of an index that grows, so that it comes to an end where no key is new.
 
-        To look into both of them takes twice as long as to look into one.
+        To look into both of its sizes takes twice as long as to look into one.
         """
         state = self.arrays.state
         if state[at.GROWING] and state[at.GROW_MOVED] >= state[at.GROW_CLAIMED]:
@@ -198,7 +199,7 @@ class Space:
             except StorageFullError:
                 return  # a new key will say so
         if state[at.GROWING]:
-            index.move(self.arrays, 2 * num_keys)
+            index.move(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
 
     def reserve_index(self, more: int) -> None:
         """Makes sure that ``more`` keys can be added without growing, at once.

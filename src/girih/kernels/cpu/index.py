@@ -36,7 +36,7 @@ from girih.kernels.cpu.layout import (
 )
 
 MOVES = 16
-_AHEAD = 48
+_AT_ONCE = 128
 _SLOTS_OF_LINE = 8
 _TAG_MASK = (1 << TAG_BITS) - 1
 _ROW_MASK = (1 << 32) - 1
@@ -135,20 +135,24 @@ def guess_all(
         tags[i] = tag_of(ids[i], tables[i])
     shift = shard.state[INDEX_SHIFT]
     if shard.state[GROWING] == 0:
-        for i in range(num_keys):
-            if i + _AHEAD < num_keys:
-                prefetch(shard.slots, np.int64(tags[i + _AHEAD]) >> shift)
-            tag = np.int64(tags[i])
-            rows[i] = _first_tagged(shard.slots, tag >> shift, tag)
+        for first in range(0, num_keys, _AT_ONCE):
+            last = min(first + _AT_ONCE, num_keys)
+            for i in range(first, last):
+                prefetch(shard.slots, np.int64(tags[i]) >> shift)
+            for i in range(first, last):
+                tag = np.int64(tags[i])
+                rows[i] = _first_tagged(shard.slots, tag >> shift, tag)
         return
-    for i in range(num_keys):
-        if i + _AHEAD < num_keys:
-            home = np.int64(tags[i + _AHEAD]) >> shift
+    for first in range(0, num_keys, _AT_ONCE):
+        last = min(first + _AT_ONCE, num_keys)
+        for i in range(first, last):
+            home = np.int64(tags[i]) >> shift
             if is_moved(shard, home):
-                prefetch(shard.next_slots, np.int64(tags[i + _AHEAD]) >> (shift - 1))
+                prefetch(shard.next_slots, np.int64(tags[i]) >> (shift - 1))
             else:
                 prefetch(shard.slots, home)
-        rows[i] = guess(shard, np.int64(tags[i]))
+        for i in range(first, last):
+            rows[i] = guess(shard, np.int64(tags[i]))
 
 
 @njit_lean

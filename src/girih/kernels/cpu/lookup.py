@@ -48,9 +48,10 @@ from girih.kernels.cpu.layout import (
     Shard,
 )
 from girih.kernels.cpu.rows import (
+    AT_ONCE,
     begin_state,
     drop_row,
-    prefetch_row,
+    prefetch_rows,
     read_initial,
     read_row,
     take_row,
@@ -138,23 +139,24 @@ def read_known(
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
-        for i in range(start, end):
-            if i + _AHEAD < num_keys:
-                prefetch_row(shard, rows[i + _AHEAD], num_words)
-            if listed and i + _NEIGHBOURS_AHEAD < end and rows[i + _NEIGHBOURS_AHEAD] >= 0:
-                recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
-            row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
-            rows[i] = row
-            if row < 0:
-                continue
-            keep_row(shard, row)
-            count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-            shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), moment)
-            shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
-            if listed:
-                recency.touch(shard, table, row)
-            hits += 1
-            read_row(shard, layout, row, out, out_bits, i)
+        for first in range(start, end, AT_ONCE):
+            last = min(first + AT_ONCE, end)
+            prefetch_rows(shard, rows, first, last, num_words)
+            for i in range(first, last):
+                if listed and i + _NEIGHBOURS_AHEAD < last and rows[i + _NEIGHBOURS_AHEAD] >= 0:
+                    recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
+                row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
+                rows[i] = row
+                if row < 0:
+                    continue
+                keep_row(shard, row)
+                count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
+                shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), moment)
+                shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
+                if listed:
+                    recency.touch(shard, table, row)
+                hits += 1
+                read_row(shard, layout, row, out, out_bits, i)
         shard.tables[table, LOOKUPS] += end - start
         shard.tables[table, HITS] += hits
         if listed:
@@ -288,12 +290,13 @@ def peek(
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
-    for i in range(num_keys):
-        if i + _AHEAD < num_keys:
-            prefetch_row(shard, rows[i + _AHEAD], VALUES + out.shape[1])
-        table = np.int64(tables[i])
-        rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
-        if rows[i] < 0:
-            read_initial(shard, layout, ids[i], table, out[i], out_bits[i])
-        else:
-            read_row(shard, layout, np.int64(rows[i]), out, out_bits, i)
+    for first in range(0, num_keys, AT_ONCE):
+        last = min(first + AT_ONCE, num_keys)
+        prefetch_rows(shard, rows, first, last, VALUES + out.shape[1])
+        for i in range(first, last):
+            table = np.int64(tables[i])
+            rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
+            if rows[i] < 0:
+                read_initial(shard, layout, ids[i], table, out[i], out_bits[i])
+            else:
+                read_row(shard, layout, np.int64(rows[i]), out, out_bits, i)

@@ -32,10 +32,16 @@ from girih.kernels.cpu.layout import (
 )
 from girih.kernels.cpu.optimizers import settle_row, update_row
 from girih.kernels.cpu.rounding import narrow_row_randomly
-from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_row, read_row, write_row
+from girih.kernels.cpu.rows import (
+    AT_ONCE,
+    begin_state,
+    drop_row,
+    holds,
+    prefetch_rows,
+    read_row,
+    write_row,
+)
 from girih.kernels.cpu.saving import keep_row
-
-_AHEAD = 24
 
 
 @njit_lean
@@ -79,26 +85,26 @@ def apply_gradients(
     """
     num_keys, num_columns = grads.shape
     dropped = 0
-    num_words = shard.values.shape[1]
-    for i in range(num_keys):
-        if i + _AHEAD < num_keys:
-            prefetch_row(shard, rows[i + _AHEAD], num_words)
-        table = np.int64(tables[i])
-        row = np.int64(rows[i])
-        if not holds(shard, row, ids[i], table):
-            row = index.find(shard, ids[i], table)
-            if row < 0:
-                shard.tables[table, DROPPED] += 1
-                dropped += 1
+    for first in range(0, num_keys, AT_ONCE):
+        last = min(first + AT_ONCE, num_keys)
+        prefetch_rows(shard, rows, first, last, shard.values.shape[1])
+        for i in range(first, last):
+            table = np.int64(tables[i])
+            row = np.int64(rows[i])
+            if not holds(shard, row, ids[i], table):
+                row = index.find(shard, ids[i], table)
+                if row < 0:
+                    shard.tables[table, DROPPED] += 1
+                    dropped += 1
+                    continue
+            shard.tables[table, UPDATES] += 1
+            keep_row(shard, row)
+            shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(step))
+            if layout.dtype == FLOAT32:
+                update_segments(
+                    shard, layout, row, shard.values[row, VALUES : VALUES + num_columns], grads[i], hyper
+                )
                 continue
-        shard.tables[table, UPDATES] += 1
-        keep_row(shard, row)
-        shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(step))
-        if layout.dtype == FLOAT32:
-            update_segments(
-                shard, layout, row, shard.values[row, VALUES : VALUES + num_columns], grads[i], hyper
-            )
-        else:
             read_row(shard, layout, row, shard.scratch, shard.scratch_bits, 0)
             update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper)
             narrow_row_randomly(
