@@ -135,13 +135,14 @@ def read_known(
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
     num_words = VALUES + out.shape[1]
+    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     start = 0
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
         for first in range(start, end, AT_ONCE):
             last = min(first + AT_ONCE, end)
-            prefetch_rows(shard, rows, first, last, num_words)
+            prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
             for i in range(first, last):
                 if listed and i + _NEIGHBOURS_AHEAD < last and rows[i + _NEIGHBOURS_AHEAD] >= 0:
                     recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
@@ -289,10 +290,11 @@ def peek(
 ) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
-    num_keys = ids.shape[0]
+    num_keys, num_words = ids.shape[0], VALUES + out.shape[1]
+    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     for first in range(0, num_keys, AT_ONCE):
         last = min(first + AT_ONCE, num_keys)
-        prefetch_rows(shard, rows, first, last, VALUES + out.shape[1])
+        prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
         for i in range(first, last):
             table = np.int64(tables[i])
             rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)

@@ -84,10 +84,11 @@ def apply_gradients(
     key lives there now. A gradient never reaches another key's row.
     """
     num_keys, num_columns = grads.shape
-    dropped = 0
+    num_words, dropped = shard.values.shape[1], 0
+    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     for first in range(0, num_keys, AT_ONCE):
         last = min(first + AT_ONCE, num_keys)
-        prefetch_rows(shard, rows, first, last, shard.values.shape[1])
+        prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
         for i in range(first, last):
             table = np.int64(tables[i])
             row = np.int64(rows[i])
