@@ -15,7 +15,10 @@ DIM = 4
 
 def growing_store():
     """A store in the middle of it, and its keys."""
-    table, segment = TableSpec("t", (Normal(),), None, None), Segment("embedding", DIM, girih.optim.SGD(lr=1.0))
+    table, segment = (
+        TableSpec("t", (Normal(),), None, None),
+        Segment("embedding", DIM, girih.optim.SGD(lr=1.0)),
+    )
     store = Store(GroupSpec("g", (table,), (segment,)))
     ids = np.zeros(0, np.int64)
     while not (store.space.arrays.state[at.GROWING] and len(store.space.arrays.slots) >= 1 << 12):
