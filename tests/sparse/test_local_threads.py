@@ -6,6 +6,7 @@ import torch
 
 import girih
 from girih.data import Batch
+from girih.kernels.cpu.dedup import MAX_NUMBER
 from girih.sparse.gather import FEW_IDS
 from girih.sparse.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
@@ -61,6 +62,19 @@ def test_any_number_of_shards(num_tables, shards, first_order, sequence, weighte
     last = [leaves_of(half.peek(batch).wait()) for half in (one, many)]
     assert all(torch.equal(a, b) for a, b in zip(*last, strict=True))
     assert one.counters() == many.counters()
+
+
+def test_numbers_of_keys_begin_anew_before_they_end():
+    one, other = sparse_of(2, 1), sparse_of(2, 1)
+    rng = np.random.default_rng(0)
+    for step in range(3):
+        batch = batch_of(rng, 5, weighted=False)
+        if step:
+            one.tiles[0]._scratch[0].base = MAX_NUMBER - 10
+        pulled = [leaves_of(half.pull(batch).wait()) for half in (one, other)]
+        assert all(torch.equal(a, b) for a, b in zip(*pulled, strict=True))
+        assert one.counters() == other.counters()
+    assert one.tiles[0]._scratch[0].base < MAX_NUMBER // 2
 
 
 def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch):
