@@ -8,7 +8,11 @@
     │   ├── RunDirectoryError      (FileExistsError)
     │   ├── CheckpointError        (ValueError)   damaged, or of another schema
     │   └── StorageFullError       (OSError)      disk, shared memory or address space ran out
-    └── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
+    ├── RoleError                  (RuntimeError)     a process of the run failed
+    ├── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
+    ├── WireError                  (ConnectionError)  a message that cannot be sent or read, or a closed connection
+    ├── WireTimeout                (TimeoutError)     another process does not answer
+    └── RemoteError                (RuntimeError)     another process answered that it failed
 
 Every message says what was received, what was expected, and how to mend it, in one line.
 """
@@ -51,8 +55,31 @@ class StorageFullError(UserError, OSError):
     """Disk, shared memory or address space ran out."""
 
 
+class RoleError(GirihError, RuntimeError):
+    """A process of the run failed, or could not begin."""
+
+
 class NonFiniteError(GirihError, ArithmeticError):
     """A loss or a gradient became NaN or infinite."""
+
+
+class WireError(GirihError, ConnectionError):
+    """A message that cannot be sent or read, or a connection that is closed."""
+
+
+class WireTimeout(GirihError, TimeoutError):
+    """Another process does not answer."""
+
+
+class RemoteError(GirihError, RuntimeError):
+    """Another process answered that it failed; the message is its own."""
+
+
+def named(text: str) -> GirihError | None:
+    """The error that another process told as ``Name: message``, where it is one of these; else None."""
+    name, _, message = text.partition(": ")
+    kind = globals().get(name)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, GirihError) else None
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -121,3 +121,13 @@ def dedup(
                 slot = (slot + 1) & mask
         key_ends[f] = num_keys
     return num_keys
+
+
+@njit_lean
+def sum_counts(inverse: I32, counts: I32, first_key: int, out: I32) -> None:
+    """Writes to ``out``, int32[U], the sum of the ``counts``, int32[N], of the ids of each key from ``first_key`` on."""
+    out[:] = 0
+    for n in range(len(inverse)):
+        key = inverse[n] - first_key
+        if 0 <= key < len(out):
+            out[key] += counts[n]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.pool import bag_scale, bags_ahead, prefetch_bag, prefetch_columns
+from girih.kernels.cpu.pool import bag_scale, examples_ahead, prefetch_bag, prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
 F32 = NDArray[np.float32]
@@ -38,6 +38,7 @@ def scatter(
     weights: F32,
     num_examples: int,
     features: I64,
+    firsts: I64,
     places: I64,
     modes: NDArray[np.int8],
     num_places: int,
@@ -55,33 +56,30 @@ def scatter(
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 where all are 1.
         features, places, modes: int64[P], int64[P], int8[P]: where each stands in the output, and its pooling.
+        firsts: int64[P], as ``pool.find_singles`` finds it for each of them; -1 for all where there are weights.
         first_key, last_key: numbers of the keys that count, the last one excluded; others are passed over.
         totals: float32[·, W] by key number, added to.
     """
     dim, num_tail, num_features = gradient.shape[1], tail.shape[1], len(features)
     weighted = len(weights) > 0
-    ahead = bags_ahead(offsets, features, num_examples, dim + num_tail)
-    next_b, next_p = ahead // max(1, num_features), ahead % max(1, num_features)
+    ahead = examples_ahead(offsets, features, num_examples, dim + num_tail)
     for b in range(num_examples):
+        later = min(b + ahead, num_examples - 1)
         for p in range(num_features):
-            if next_b < num_examples:
-                bag = features[next_p] * num_examples + next_b
-                prefetch_bag(totals, first_column, dim + num_tail, inverse, offsets, bag)
-                # one part of several reads stretches of it, of which the machine finds none by itself
-                prefetch_columns(gradient, next_b * num_places + places[next_p], 0, dim)
-                next_p += 1
-                if next_p == num_features:
-                    next_b, next_p = next_b + 1, 0
-            bag = features[p] * num_examples + b
-            start, stop = offsets[bag], offsets[bag + 1]
-            row = b * num_places + places[p]
-            if stop - start == 1 and not weighted:
-                key = inverse[start]
+            # one part of several reads stretches of it, of which the machine finds none by itself
+            prefetch_columns(gradient, later * num_places + places[p], 0, dim)
+            row, first = b * num_places + places[p], firsts[p]
+            if first >= 0:
+                prefetch_columns(totals, inverse[first + later], first_column, dim + num_tail)
+                key = inverse[first + b]
                 if first_key <= key < last_key:
                     add_row(totals, key, first_column, gradient, row, 0, dim)
                     if num_tail > 0:
                         add_row(totals, key, first_column + dim, tail, row, 0, num_tail)
                 continue
+            bag = features[p] * num_examples
+            prefetch_bag(totals, first_column, dim + num_tail, inverse, offsets, bag + later)
+            start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             for i in range(start, stop):
                 key = inverse[i]

@@ -37,13 +37,26 @@ def bag_scale(mode: Any, length: Any) -> Any:
 
 
 @njit_lean
-def bags_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
-    """How many bags ahead to ask for rows, so that about a hundred cache lines are on their way."""
+def find_singles(offsets: I32, num_examples: int, features: I64, firsts: I64) -> None:
+    """Writes to ``firsts[f]``, for each of the features f, where its ids begin if each bag holds one, else -1."""
+    for p in range(len(features)):
+        start = features[p] * num_examples
+        bounds = offsets[start : start + num_examples + 1]
+        first = np.int64(bounds[0])
+        differ = np.int64(0)
+        for i in range(len(bounds)):
+            differ |= bounds[i] - first - i
+        firsts[features[p]] = first if differ == 0 else -1
+
+
+@njit_lean
+def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
+    """How many examples ahead to ask for rows, so that a hundred cache lines or more are on their way."""
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
     lines = num_ids * max(1, 4 * num_columns // _LINE)
-    return 1 + _LINES_AHEAD * len(features) * num_examples // max(1, lines)
+    return 1 + _LINES_AHEAD * num_examples // max(1, lines)
 
 
 @njit_lean
@@ -71,6 +84,7 @@ def pool(
     weights: F32,
     num_examples: int,
     features: I64,
+    firsts: I64,
     modes: NDArray[np.int8],
     begin: int,
     end: int,
@@ -79,29 +93,35 @@ def pool(
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
+    Bags of one id are copied. Where a feature has no others, their bounds are not even read: that takes as
+    long as the copies, and crowds rows out of the nearest caches.
+
     Args:
         rows: float32[·, W] by key number; the segment's columns start at ``first_column``.
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 where all are 1.
         features, modes: int64[P], int8[P].
+        firsts: int64[P], as :func:`find_singles` finds it for each of them; -1 for all where there are weights.
         out: float32[B·P, D], written for these examples.
         tail: float32[B·P, E], the same bags of the E columns that follow, E may be 0.
     """
     num_places, dim, num_tail = len(features), out.shape[1], tail.shape[1]
     weighted = len(weights) > 0
-    ahead = bags_ahead(offsets, features, num_examples, dim + num_tail)
-    next_b, next_p = begin + ahead // num_places, ahead % num_places
+    ahead = examples_ahead(offsets, features, num_examples, dim + num_tail)
     for b in range(begin, end):
+        later = min(b + ahead, end - 1)
         for p in range(num_places):
-            if next_b < end:
-                bag = features[next_p] * num_examples + next_b
-                prefetch_bag(rows, first_column, dim + num_tail, inverse, offsets, bag)
-                next_p += 1
-                if next_p == num_places:
-                    next_b, next_p = next_b + 1, 0
-            bag = features[p] * num_examples + b
-            start, stop = offsets[bag], offsets[bag + 1]
-            vector = b * num_places + p
+            vector, first = b * num_places + p, firsts[p]
+            if first >= 0:
+                prefetch_columns(rows, inverse[first + later], first_column, dim + num_tail)
+                key = inverse[first + b]
+                copy_row(out, vector, 0, rows, key, first_column, dim)
+                if num_tail > 0:
+                    copy_row(tail, vector, 0, rows, key, first_column + dim, num_tail)
+                continue
+            bag = features[p] * num_examples
+            prefetch_bag(rows, first_column, dim + num_tail, inverse, offsets, bag + later)
+            start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             if weighted:
                 weigh(rows, first_column, inverse, start, stop, weights, scale, out, vector)

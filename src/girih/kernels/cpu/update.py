@@ -30,7 +30,7 @@ from girih.kernels.cpu.layout import (
     Layout,
     Shard,
 )
-from girih.kernels.cpu.optimizers import settle_row, update_row
+from girih.kernels.cpu.optimizers import ADAGRAD, ADAM, ROWWISE_ADAGRAD, settle_row, update_row
 from girih.kernels.cpu.rounding import narrow_row_randomly
 from girih.kernels.cpu.rows import (
     AT_ONCE,
@@ -43,6 +43,8 @@ from girih.kernels.cpu.rows import (
 )
 from girih.kernels.cpu.saving import keep_row
 
+SEVERAL = -1  # in place of an optimizer: ask each segment
+
 
 @njit_lean
 def update_segments(
@@ -52,8 +54,17 @@ def update_segments(
     columns: NDArray[np.float32],
     grad: NDArray[np.float32],
     hyper: NDArray[np.float64],
+    optimizer: Any,
 ) -> None:
-    """One optimizer step on a row whose W columns are ``columns``, each segment by its own optimizer."""
+    """One optimizer step on a row whose W columns are ``columns``.
+
+    By ``optimizer`` where the row is one segment; else that is ``SEVERAL``, and each segment has its own.
+    """
+    if optimizer != SEVERAL:
+        start = layout.segments[0, STATE_START]
+        state = shard.values[row, start : start + layout.segments[0, STATE_WIDTH]]
+        update_row(optimizer, columns, state, grad, hyper[0])
+        return
     for segment in range(layout.segments.shape[0]):
         first = layout.segments[segment, FIRST_COLUMN]
         last = first + layout.segments[segment, DIM]
@@ -83,6 +94,30 @@ def apply_gradients(
     ``rows`` int32[U] is where the rows were: each is checked against its key, and looked up again if another
     key lives there now. A gradient never reaches another key's row.
     """
+    optimizer = layout.segments[0, OPTIMIZER] if layout.segments.shape[0] == 1 else SEVERAL
+    # The numbers are constants, so that each loop is compiled as if there were no other optimizer: with all of
+    # them in it, and with slices of any segment, a step on a row takes half as long again.
+    if optimizer == ROWWISE_ADAGRAD:
+        return _move(shard, layout, ids, tables, rows, grads, hyper, step, ROWWISE_ADAGRAD)
+    if optimizer == ADAGRAD:
+        return _move(shard, layout, ids, tables, rows, grads, hyper, step, ADAGRAD)
+    if optimizer == ADAM:
+        return _move(shard, layout, ids, tables, rows, grads, hyper, step, ADAM)
+    return _move(shard, layout, ids, tables, rows, grads, hyper, step, SEVERAL)
+
+
+@njit_lean
+def _move(
+    shard: Shard,
+    layout: Layout,
+    ids: NDArray[np.int64],
+    tables: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    grads: NDArray[np.float32],
+    hyper: NDArray[np.float64],
+    step: int,
+    optimizer: Any,
+) -> Any:
     num_keys, num_columns = grads.shape
     num_words, dropped = shard.values.shape[1], 0
     prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
@@ -103,11 +138,12 @@ def apply_gradients(
             shard.meta[row, VERSION] = max(shard.meta[row, VERSION], np.int32(step))
             if layout.dtype == FLOAT32:
                 update_segments(
-                    shard, layout, row, shard.values[row, VALUES : VALUES + num_columns], grads[i], hyper
-                )
+                    shard, layout, row, shard.values[row, VALUES : VALUES + num_columns], grads[i], hyper,
+                    optimizer,
+                )  # fmt: skip
                 continue
             read_row(shard, layout, row, shard.scratch, shard.scratch_bits, 0)
-            update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper)
+            update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper, optimizer)
             narrow_row_randomly(
                 layout.dtype,
                 shard.scratch_bits[0],

@@ -1,0 +1,299 @@
+"""What the codecs of ``wire/`` compute (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
+
+Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.hashing import key_hash, low_bits
+from girih.kernels.cpu.jit import njit_lean
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+F32 = NDArray[np.float32]
+
+PLAIN, SINGLES = -1, -2
+"""In place of a feature's number of unique ids: it travels plainly; plainly, one id in each example."""
+
+KAPPA = 32768.0
+_INFINITY = 0x7F80_0000
+_MAGNITUDE = 0x7FFF_FFFF
+_LEAST_NORMAL = 0x3880_0000  # 2⁻¹⁴, of float16
+_SMALL = 2.0**-100
+
+
+@njit_lean
+def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: U32) -> Any:
+    """Numbers ids in the order of their first occurrence; returns how many are unique."""
+    mask = len(table) - 1
+    num = np.int64(0)
+    for i in range(len(ids)):
+        id_ = ids[i]
+        slot = low_bits(key_hash(id_, 0), mask)
+        while True:
+            entry = np.int64(table[slot])
+            if entry < base:
+                table[slot] = base + num
+                unique[num] = id_
+                counts[num] = 0
+                entry = base + num
+                num += 1
+            u = entry - base
+            if unique[u] == id_:
+                counts[u] += 1
+                inverse[i] = u
+                break
+            slot = (slot + 1) & mask
+    return num
+
+
+@njit_lean
+def pack_ids(
+    ids: I64,
+    offsets: I32,
+    num_examples: Any,
+    pooled: NDArray[np.bool_],
+    weights: F32,
+    table: I32,
+    inverse: I32,
+    places: I64,
+    sizes: I64,
+    packed_ids: I64,
+    counts: U32,
+    samples: Any,
+    packed_weights: F32,
+) -> Any:
+    """Packs a batch feature by feature; a feature that would grow travels plainly.
+
+    Args:
+        ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or [0]: the batch.
+        pooled: bool[F]: whose order within a bag does not matter.
+        table: scratch, int32, zeros, a power of two above twice the ids of any one feature.
+        inverse, places: scratch, int32, int64, with room for the ids of any one feature.
+        sizes: int64[2·F], written: ids of each feature, and how many are unique, ``PLAIN`` or ``SINGLES``.
+        packed_ids: int64[N], written: unique ids, or all of a feature that travels plainly.
+        counts: uint32[N + F·B], written: of each unique id, or ids of each example.
+        samples: uint16 or uint32[N], written: the example of each occurrence.
+        packed_weights: float32[N] or [0], written.
+
+    Returns:
+        How many ids, counts and samples were written, and the largest count.
+    """
+    sample_bytes = samples.itemsize
+    num_ids, num_counts, num_samples, largest = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    base = np.int64(1)
+    for f in range(len(pooled)):
+        first = f * num_examples
+        start, end = np.int64(offsets[first]), np.int64(offsets[first + num_examples])
+        n = end - start
+        singles = n == num_examples
+        for b in range(num_examples):
+            singles &= offsets[first + b + 1] - offsets[first + b] == 1
+        sizes[2 * f] = n
+        num = np.int64(0)
+        if pooled[f]:
+            num = _number(
+                ids[start:end],
+                table,
+                base,
+                inverse,
+                packed_ids[num_ids:],
+                counts[num_counts : num_counts + n],
+            )
+            base += num
+        plain_bytes = 8 * n if singles else 8 * n + 4 * num_examples
+        if pooled[f] and 12 * num + sample_bytes * n <= plain_bytes:
+            sizes[2 * f + 1] = num
+            place = np.int64(0)
+            for u in range(num):
+                places[u] = place
+                place += counts[num_counts + u]
+                largest = max(largest, np.int64(counts[num_counts + u]))
+            for b in range(num_examples):
+                for i in range(offsets[first + b] - start, offsets[first + b + 1] - start):
+                    place = places[inverse[i]]
+                    places[inverse[i]] = place + 1
+                    samples[num_samples + place] = b
+                    if len(weights) > 0:
+                        packed_weights[start + place] = weights[start + i]
+            num_ids, num_counts, num_samples = num_ids + num, num_counts + num, num_samples + n
+            continue
+        sizes[2 * f + 1] = SINGLES if singles else PLAIN
+        for i in range(n):
+            packed_ids[num_ids + i] = ids[start + i]
+        if len(weights) > 0:
+            for i in range(start, end):
+                packed_weights[i] = weights[i]
+        num_ids += n
+        if not singles:
+            for b in range(num_examples):
+                size = offsets[first + b + 1] - offsets[first + b]
+                counts[num_counts + b] = size
+                largest = max(largest, np.int64(size))
+            num_counts += num_examples
+    return num_ids, num_counts, num_samples, largest
+
+
+@njit_lean
+def unpack_ids(
+    sizes: I64,
+    num_examples: Any,
+    packed_ids: I64,
+    counts: Any,
+    samples: Any,
+    places: I32,
+    ids: I64,
+    offsets: I32,
+    order: I32,
+) -> Any:
+    """Undoes ``pack_ids``; bags may have another order within.
+
+    The caller has seen that ``sizes`` agrees with the lengths of all arrays.
+
+    Args:
+        places: scratch, int32[B].
+        ids, offsets, order: int64[N], int32[F·B+1], int32[N], written; ``order`` says where in the packed
+            order each id stood.
+
+    Returns:
+        False if counts do not add up or a sample is none of the batch; nothing beyond the arrays is touched.
+    """
+    num_ids, num_counts, num_samples, start = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    offsets[0] = 0
+    for f in range(len(sizes) // 2):
+        n, num = np.int64(sizes[2 * f]), np.int64(sizes[2 * f + 1])
+        first = f * num_examples
+        if num < 0:
+            total = np.int64(0)
+            for b in range(num_examples):
+                total += np.int64(1) if num == SINGLES else np.int64(counts[num_counts + b])
+                if total > n:
+                    return False
+                offsets[first + b + 1] = start + total
+            if total != n:
+                return False
+            for i in range(n):
+                ids[start + i] = packed_ids[num_ids + i]
+                order[start + i] = start + i
+            num_ids += n
+            if num == PLAIN:
+                num_counts += num_examples
+            start += n
+            continue
+        total = np.int64(0)
+        for u in range(num):
+            total += np.int64(counts[num_counts + u])
+        if total != n:
+            return False
+        places[:num_examples] = 0
+        for i in range(n):
+            sample = np.int64(samples[num_samples + i])
+            if sample >= num_examples:
+                return False
+            places[sample] += 1
+        end = start
+        for b in range(num_examples):
+            size = np.int64(places[b])
+            places[b] = end
+            end += size
+            offsets[first + b + 1] = end
+        number = np.int64(0)
+        for u in range(num):
+            for _ in range(np.int64(counts[num_counts + u])):
+                sample = np.int64(samples[num_samples + number])
+                at = places[sample]
+                places[sample] = at + 1
+                ids[at] = packed_ids[num_ids + u]
+                order[at] = start + number
+                number += 1
+        num_ids, num_counts, num_samples, start = num_ids + num, num_counts + num, num_samples + n, start + n
+    return True
+
+
+@njit_lean
+def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves: Any, scales: F32) -> None:
+    """Scales each block to ±κ and rounds it to float16, to nearest even.
+
+    Args:
+        values, bits: float32[R, W] and the same memory as uint32.
+        scaled, scaled_bits: scratch, float32[W] and the same memory as uint32.
+        halves: uint16[R, W], written: bits of float16.
+        scales: float32[R], written: the largest finite magnitude of each block.
+    """
+    width = values.shape[1]
+    for r in range(values.shape[0]):
+        largest = np.uint32(0)
+        for i in range(width):
+            largest = max(largest, np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)))
+        scale = np.float32(0)
+        if largest < np.uint32(_INFINITY):
+            for i in range(width):
+                scale = max(scale, abs(values[r, i]))
+        else:
+            for i in range(width):
+                if np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)) < np.uint32(_INFINITY):
+                    scale = max(scale, abs(values[r, i]))
+            if scale == 0:
+                scale = np.float32(1)  # so that infinity times it is infinity
+        scales[r] = scale
+        if scale >= np.float32(_SMALL):
+            factor = np.float32(np.float32(KAPPA) / scale)
+            for i in range(width):
+                scaled[i] = values[r, i] * factor
+        elif scale > 0:  # the factor is beyond float32
+            wide = KAPPA / np.float64(scale)
+            for i in range(width):
+                scaled[i] = np.float32(np.float64(values[r, i]) * wide)
+        else:
+            for i in range(width):
+                scaled[i] = values[r, i]
+        for i in range(width):
+            magnitude = np.uint32(scaled_bits[i] & np.uint32(_MAGNITUDE))
+            sign = np.uint32(scaled_bits[i] & np.uint32(0x8000_0000)) >> np.uint32(16)
+            odd = np.uint32(magnitude >> np.uint32(13)) & np.uint32(1)
+            moved = np.uint32(max(magnitude, np.uint32(_LEAST_NORMAL)) - np.uint32(0x3800_0000))
+            normal = np.uint32(moved + odd + np.uint32(0xFFF)) >> np.uint32(13)
+            # a subnormal half counts units of 2⁻²⁴
+            units = (
+                abs(scaled[i]) * np.float32(2.0**24)
+                if magnitude < np.uint32(_LEAST_NORMAL)
+                else np.float32(0)
+            )
+            small = np.uint32(np.int32(np.rint(units)))
+            half = normal if magnitude >= np.uint32(_LEAST_NORMAL) else small
+            if magnitude >= np.uint32(_INFINITY):
+                half = np.uint32(0x7C00) if magnitude == np.uint32(_INFINITY) else np.uint32(0x7E00)
+            halves[r, i] = np.uint16(sign | half)
+
+
+@njit_lean
+def grow_blocks(halves: Any, scales: F32, values: F32, bits: U32) -> None:
+    """Undoes ``shrink_blocks``: uint16[R, W], float32[R] → float32[R, W], which ``bits`` shares as uint32."""
+    width = values.shape[1]
+    for r in range(values.shape[0]):
+        for i in range(width):
+            half = np.uint32(halves[r, i])
+            exponent = half & np.uint32(0x7C00)
+            mantissa = half & np.uint32(0x03FF)
+            sign = np.uint32(half & np.uint32(0x8000)) << np.uint32(16)
+            moved = np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13)
+            normal = np.uint32(moved + np.uint32(0x3800_0000))
+            special = np.uint32(moved | np.uint32(_INFINITY))
+            bits[r, i] = sign | (special if exponent == np.uint32(0x7C00) else normal)
+            if exponent == np.uint32(0):
+                magnitude = np.float32(np.int32(mantissa)) * np.float32(2.0**-24)
+                values[r, i] = -magnitude if sign else magnitude
+        if scales[r] >= np.float32(_SMALL):
+            factor = np.float32(scales[r] * np.float32(1 / KAPPA))
+            for i in range(width):
+                values[r, i] *= factor
+        else:
+            wide = np.float64(scales[r]) / KAPPA
+            for i in range(width):
+                values[r, i] = np.float32(np.float64(values[r, i]) * wide)

@@ -1,0 +1,249 @@
+"""Frames: what one message between processes says, and how it lies in bytes.
+
+A message is a list of parts, each uint8[n]. The first holds a header of fixed size, the integers, a description of
+each array, a CRC-32 of all this, and the small arrays; each large array is a part of its own, its memory as it is.
+Little-endian throughout.
+
+    header   magic, layout version, kind, status, flags, how many fields and arrays, request, client, floor
+    fields   int64 each
+    arrays   dtype, dims, whether it is a part of its own, shape, checksum
+    CRC-32   of all before it
+    small arrays, each from a multiple of 8 bytes on
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import WireError
+from girih.kernels.cpu.checksum import checksum
+
+Part = NDArray[np.uint8]
+"""uint8[n], C-contiguous; received ones start at a multiple of 8 bytes and are for reading."""
+
+OWN_PART_BYTES: Final = 1 << 14
+MOST_FIELDS: Final = 12
+MOST_DIMS: Final = 3
+MAGIC: Final = b"GRIH"
+LAYOUT: Final = 1
+
+HELLO, WELCOME, REQUEST, REPLY, FAILED, WORKING, SEEN, GOODBYE = range(8)
+"""What a message is to the RPC: its status."""
+
+_CHECKSUMS: Final = 1  # a flag
+_HEADER: Final = struct.Struct("<4sHHHBBH2xQQQ")
+_ARRAY: Final = struct.Struct("<BBB5x3QQ")
+_CRC: Final = struct.Struct("<I")
+_DTYPES: Final = tuple(
+    np.dtype(name)
+    for name in (
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    )
+)  # fmt: skip
+_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What is asked or answered.
+
+    Attributes:
+        kind: 0 to 65,535; what is asked.
+        fields: up to 12 integers, each an int64.
+        arrays: C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
+            dims; those of a frame received are read-only views of its memory.
+    """
+
+    kind: int
+    fields: tuple[int, ...] = ()
+    arrays: tuple[NDArray[Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is refused, before memory is taken for it.
+
+    Attributes:
+        most_arrays: of one frame.
+        most_bytes: of all arrays of one frame.
+        most_replies: that a server keeps for one client until the client says that it has them.
+        most_reply_bytes: of those together. The oldest go first; to be asked for one again is answered with an error.
+        lane_bytes: of shared memory a direction and connection, for ``shm://``.
+    """
+
+    most_arrays: int = 256
+    most_bytes: int = 1 << 30
+    most_replies: int = 1 << 12
+    most_reply_bytes: int = 1 << 28
+    lane_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the RPC says of a frame.
+
+    Attributes:
+        status: ``REQUEST``, ``REPLY``, …
+        request: its number, counted by the client from 1; 0 where it belongs to none.
+        client: the number that the client drew.
+        floor: the lowest request that the client still waits for.
+    """
+
+    status: int
+    request: int
+    client: int
+    floor: int
+
+
+class Packed:
+    """A frame that was checked and laid out; only its header is missing.
+
+    Raises:
+        WireError: the frame breaks the layout or the limits.
+    """
+
+    __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
+
+    def __init__(self, frame: Frame, limits: Limits, checksums: bool) -> None:
+        if not 0 <= frame.kind < 1 << 16:
+            raise WireError(f"kind {frame.kind}: a kind is from 0 to 65535")
+        if len(frame.fields) > MOST_FIELDS:
+            raise WireError(
+                f"kind {frame.kind}: {len(frame.fields)} fields; at most {MOST_FIELDS}; use an array"
+            )
+        if len(frame.arrays) > limits.most_arrays:
+            raise WireError(
+                f"kind {frame.kind}: {len(frame.arrays)} arrays, at most {limits.most_arrays}; join some,"
+                " or raise Limits.most_arrays on both sides"
+            )
+        self.num_bytes = sum(array.nbytes for array in frame.arrays)
+        if self.num_bytes > limits.most_bytes:
+            raise WireError(
+                f"kind {frame.kind}: {self.num_bytes:,} bytes of arrays, at most {limits.most_bytes:,};"
+                " send less at once, or raise Limits.most_bytes on both sides"
+            )
+        try:
+            described = [struct.pack(f"<{len(frame.fields)}q", *frame.fields)]
+        except struct.error as error:
+            raise WireError(f"kind {frame.kind}: fields {frame.fields}: each must be an int64") from error
+        self._small: list[bytes] = []
+        self._large: list[Part] = []
+        for number, array in enumerate(frame.arrays):
+            described.append(self._lay(array, checksums, f"kind {frame.kind}: array {number}"))
+        self._kind = frame.kind
+        self._counts = (_CHECKSUMS if checksums else 0, len(frame.fields), len(frame.arrays))
+        self._described = b"".join(described)
+
+    def _lay(self, array: NDArray[Any], checksums: bool, what: str) -> bytes:
+        code = _CODES.get(array.dtype)
+        if code is None or array.ndim > MOST_DIMS or not array.flags.c_contiguous:
+            raise WireError(
+                f"{what} is {array.dtype}{list(array.shape)}, strides {array.strides}; expected a C-contiguous"
+                f" array of integers or floats with at most {MOST_DIMS} dims; see np.ascontiguousarray"
+            )
+        data: Part = array.reshape(-1).view(np.uint8)
+        own = array.nbytes >= OWN_PART_BYTES
+        if own:
+            self._large.append(data)
+        elif array.nbytes:
+            self._small.append(data.tobytes() + bytes(-array.nbytes % 8))
+        shape = (*array.shape, *(1,) * (MOST_DIMS - array.ndim))
+        return _ARRAY.pack(code, array.ndim, own, *shape, checksum(data) if checksums else 0)
+
+    def parts(self, header: Header) -> list[Part]:
+        """The message's parts; to be called as often as it is sent."""
+        head = _HEADER.pack(
+            MAGIC,
+            LAYOUT,
+            self._kind,
+            header.status,
+            *self._counts,
+            header.request,
+            header.client,
+            header.floor,
+        )
+        crc = zlib.crc32(self._described, zlib.crc32(head))
+        first = b"".join((head, self._described, _CRC.pack(crc), b"\0\0\0\0", *self._small))
+        return [np.frombuffer(first, np.uint8), *self._large]
+
+
+def total_bytes(parts: Sequence[Part]) -> int:
+    """Of all parts together."""
+    return sum(len(part) for part in parts)
+
+
+def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
+    """Reads a message; arrays are views of its parts.
+
+    Raises:
+        WireError: it is damaged, of another layout, or beyond the limits.
+    """
+    first = parts[0] if parts else np.empty(0, np.uint8)
+    if len(first) < _HEADER.size:
+        raise WireError(f"a message of {len(first)} bytes; a header has {_HEADER.size}")
+    head = first.data
+    magic, layout, kind, status, flags, num_fields, num_arrays, request, client, floor = _HEADER.unpack_from(
+        head
+    )
+    if magic != MAGIC or layout != LAYOUT:
+        raise WireError(f"a message of {magic!r}, layout {layout}; expected {MAGIC!r}, layout {LAYOUT}")
+    if num_fields > MOST_FIELDS or num_arrays > limits.most_arrays:
+        raise WireError(
+            f"a message of {num_fields} fields, {num_arrays} arrays; at most {MOST_FIELDS}, {limits.most_arrays}"
+        )
+    arrays_at = _HEADER.size + 8 * num_fields
+    end = arrays_at + _ARRAY.size * num_arrays
+    if len(first) < end + 8:
+        raise WireError(f"a message cut short: {len(first)} bytes of {end + 8}")
+    if zlib.crc32(head[:end]) != _CRC.unpack_from(head, end)[0]:
+        raise WireError("a message whose header is damaged: its CRC-32 differs")
+    fields = struct.unpack_from(f"<{num_fields}q", head, _HEADER.size)
+    described = list(_ARRAY.iter_unpack(head[arrays_at:end]))
+    arrays = _views(described, parts, end + 8, limits)
+    if flags & _CHECKSUMS:
+        for number, array in enumerate(arrays):
+            if checksum(array.reshape(-1).view(np.uint8)) != described[number][-1]:
+                raise WireError(
+                    f"a message of kind {kind} whose array {number} is damaged: its checksum differs"
+                )
+    return Header(status, request, client, floor), Frame(kind, fields, arrays)
+
+
+def _views(
+    described: list[Any], parts: Sequence[Part], start: int, limits: Limits
+) -> tuple[NDArray[Any], ...]:
+    """The arrays as described, if they fill the parts exactly."""
+    arrays: list[NDArray[Any]] = []
+    num_bytes, next_part = 0, 1
+    for code, ndim, own, *shape, _ in described:
+        if code >= len(_DTYPES) or ndim > MOST_DIMS:
+            raise WireError(f"a message with an array of dtype {code} and {ndim} dims, which are not known")
+        count = math.prod(shape[:ndim])
+        size = count * _DTYPES[code].itemsize
+        num_bytes += size
+        if num_bytes > limits.most_bytes:
+            raise WireError(f"a message of {num_bytes:,} bytes or more; at most {limits.most_bytes:,}")
+        if own:
+            data = parts[next_part] if next_part < len(parts) else parts[0][:0]
+            next_part += 1
+            fits = len(data) == size
+        else:
+            data = parts[0][start : start + size]
+            start += size + -size % 8
+            fits = start <= len(parts[0])
+        if not fits:
+            raise WireError(f"a message with an array of {size:,} bytes, of which {len(data):,} came")
+        array = data.view(_DTYPES[code]).reshape(shape[:ndim])
+        array.flags.writeable = False
+        arrays.append(array)
+    if next_part != len(parts) or start != len(parts[0]):
+        raise WireError(f"a message with more bytes than its {len(described)} arrays have")
+    return tuple(arrays)

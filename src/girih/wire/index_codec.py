@@ -1,0 +1,140 @@
+"""Ids in fewer bytes, without loss (Persia §4.2.3).
+
+Where a bag is pooled its order does not matter, and popular ids come again and again. So a pooled feature travels as
+its unique ids, how often each occurs, and for each occurrence its example as uint16: 2 bytes for 8. Sequences, and
+features that would not shrink, travel plainly.
+
+Shapes: B examples, F features, N ids in the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import WireError
+from girih.kernels.cpu import wire_codecs
+from girih.kernels.cpu.wire_codecs import PLAIN, SINGLES
+
+_MOST_BAGS: Final = 1 << 26
+_MOST_SMALL: Final = 0xFFFF
+
+
+class Unpacked(NamedTuple):
+    """A batch as it came.
+
+    Attributes:
+        ids: int64[N]; offsets: int32[F·B+1]: as in ``Batch``; each bag has the ids it had, pooled ones maybe in
+            another order.
+        order: int32[N]; where in the packed order each id stood.
+        weights: float32[N], or None.
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int32]
+    order: NDArray[np.int32]
+    weights: NDArray[np.float32] | None
+
+
+def pack(
+    batch_ids: NDArray[np.int64],
+    offsets: NDArray[np.int32],
+    num_examples: int,
+    pooled: NDArray[np.bool_],
+    weights: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[Any], ...]:
+    """Packs the ids of a batch, in the order of features.
+
+    Args:
+        batch_ids: int64[N]; offsets: int32[F·B+1]; num_examples: B; weights: float32[N] or None: as in ``Batch``.
+        pooled: bool[F]: features whose order within a bag does not matter.
+
+    Returns:
+        int64[2+2F]: B, whether there are weights, and of each feature its ids and unique ids; int64: ids; uint16 or
+        uint32: counts; uint16, or uint32 where B > 65,535: examples; float32[N] or [0]: weights.
+    """
+    num_features, num_ids = len(pooled), len(batch_ids)
+    ends = offsets[:: num_examples or 1][: num_features + 1]
+    longest = int(np.diff(ends).max(initial=0))
+    sizes = np.zeros(2 + 2 * num_features, np.int64)
+    sizes[:2] = num_examples, weights is not None
+    packed_ids = np.empty(num_ids, np.int64)
+    counts = np.empty(num_ids + num_features * num_examples, np.uint32)
+    samples = np.empty(num_ids, np.uint16 if num_examples <= _MOST_SMALL else np.uint32)
+    no_weights = np.empty(0, np.float32)
+    packed_weights = no_weights if weights is None else np.empty(num_ids, np.float32)
+    written = wire_codecs.pack_ids(
+        batch_ids, offsets, num_examples, pooled, no_weights if weights is None else weights,
+        np.zeros(1 << (2 * longest + 1).bit_length(), np.int32), np.empty(longest, np.int32),
+        np.empty(longest, np.int64), sizes[2:], packed_ids, counts, samples, packed_weights,
+    )  # fmt: skip
+    num_packed, num_counts, num_samples, largest = (int(number) for number in written)
+    small = np.uint16 if largest <= _MOST_SMALL else np.uint32
+    return (
+        sizes,
+        packed_ids[:num_packed],
+        counts[:num_counts].astype(small),
+        samples[:num_samples],
+        packed_weights,
+    )
+
+
+def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
+    """Undoes ``pack``.
+
+    Raises:
+        WireError: the arrays do not fit together.
+    """
+    sizes, packed_ids, counts, samples, weights = _checked(arrays)
+    num_examples, has_weights = int(sizes[0]), bool(sizes[1])
+    ids_of, unique_of = sizes[2::2], sizes[3::2]
+    num_ids = int(ids_of.sum())
+    ids, order = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
+    offsets = np.empty(len(unique_of) * num_examples + 1, np.int32)
+    places = np.empty(num_examples, np.int32)
+    if not wire_codecs.unpack_ids(
+        sizes[2:], num_examples, packed_ids, counts, samples, places, ids, offsets, order
+    ):
+        raise WireError("packed ids: counts that do not add up, or an example beyond the batch")
+    return Unpacked(ids, offsets, order, weights[order] if has_weights else None)
+
+
+def _checked(arrays: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+    """The arrays, if what is said of their lengths is true."""
+    kinds = ("int64", "int64", "uint16 uint32", "uint16 uint32", "float32")
+    if len(arrays) != len(kinds) or any(
+        array.ndim != 1 or array.dtype.name not in kind.split()
+        for array, kind in zip(arrays, kinds, strict=True)
+    ):
+        raise WireError(
+            f"packed ids: {[f'{a.dtype}{list(a.shape)}' for a in arrays]}; expected one dim each of {kinds}"
+        )
+    sizes, packed_ids, counts, samples, weights = arrays
+    if len(sizes) < 2 or len(sizes) % 2:
+        raise WireError(f"packed ids: {len(sizes)} sizes; expected 2 and 2 for each feature")
+    num_examples, has_weights, ids_of, unique_of = int(sizes[0]), int(sizes[1]), sizes[2::2], sizes[3::2]
+    most = len(packed_ids) + len(samples)
+    lies = (
+        not 0 <= num_examples <= _MOST_BAGS
+        or num_examples * len(ids_of) > _MOST_BAGS
+        or has_weights not in (0, 1)
+        or most >= 1 << 31
+        or bool(((ids_of < 0) | (ids_of > most) | (unique_of < SINGLES) | (unique_of > most)).any())
+    )
+    if not lies:
+        packed = unique_of >= 0
+        lies = (
+            int(ids_of[packed].sum()) != len(samples)
+            or int(np.where(packed, unique_of, ids_of).sum()) != len(packed_ids)
+            or int(unique_of[packed].sum()) + num_examples * int((unique_of == PLAIN).sum()) != len(counts)
+            or len(weights) != (int(ids_of.sum()) if has_weights else 0)
+            or int(ids_of.sum()) >= 1 << 31
+        )
+    if lies:
+        raise WireError(
+            f"packed ids: sizes {sizes[:8].tolist()}… do not fit {len(packed_ids)} ids, {len(counts)} counts,"
+            f" {len(samples)} examples, {len(weights)} weights"
+        )
+    return arrays

@@ -1,0 +1,96 @@
+"""Where sockets are: ``tcp://HOST:PORT`` and local names, and how the sockets there are set."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+from girih.errors import WireError
+
+_BACKLOG: Final = 1024
+_ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a silent host is lost after 40 s
+
+
+@dataclass(frozen=True, slots=True)
+class TCP:
+    """``tcp://HOST:PORT``; ``[HOST]`` for IPv6; port ``*`` for any, host ``*`` for all, where it is listened at.
+
+    Raises:
+        WireError: it is no such address.
+    """
+
+    address: str
+
+    def __post_init__(self) -> None:
+        host, port = self.parts()
+        if not host or not (port == "*" or (port.isascii() and port.isdigit() and int(port) < 1 << 16)):
+            raise WireError(f"address {self.address!r}; expected tcp://HOST:PORT")
+
+    def parts(self) -> tuple[str, str]:
+        """Host and port."""
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), port
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """A socket that listens there, and an address that others can connect to."""
+        host, port = self.parts()
+        everywhere = host in ("*", "0.0.0.0", "::")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            place = ("0.0.0.0" if host == "*" else host, 0 if port == "*" else int(port))
+            listener = socket.create_server(place, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise WireError(
+                f"cannot listen at {self.address!r}: {error}; expected tcp://HOST:PORT"
+            ) from error
+        named = socket.gethostname() if everywhere else host
+        bound = f"[{named}]" if ":" in named else named
+        return listener, f"tcp://{bound}:{listener.getsockname()[1]}"
+
+    def dial(self) -> tuple[socket.socket, Any]:
+        """A socket for it, and what it is to connect to.
+
+        Raises:
+            OSError: the host is not known.
+        """
+        host, port = self.parts()
+        family, kind, proto, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        return socket.socket(family, kind, proto), place
+
+    def prepare(self, connection: socket.socket) -> None:
+        """Sets what a connection wants."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _ALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A socket of this host: the path of a file, or ``@`` and a name without a file (Linux)."""
+
+    name: str
+
+    def place(self) -> str:
+        """As the system calls it."""
+        return "\0" + self.name[1:] if self.name.startswith("@") else self.name
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """A socket that listens there, and its name."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.place())
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise WireError(f"cannot listen at {self.name!r}: {error}") from error
+        return listener, self.name
+
+    def dial(self) -> tuple[socket.socket, Any]:
+        """A socket for it, and what it is to connect to."""
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.place()
+
+    def prepare(self, connection: socket.socket) -> None:
+        """There is nothing to set."""
