@@ -15,29 +15,31 @@ if TYPE_CHECKING:
     from girih.callbacks import Callback, TensorBoard
     from girih.checkpoint import CheckpointOptions
     from girih.data import Batch, Dataset, read_criteo, read_csv, read_libsvm, read_parquet
-    from girih.metrics import Metrics, Scores
+    from girih.metrics import Metrics
     from girih.options import EarlyStopping, TrainOptions
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.sparse.options import StoreOptions
-    from girih.strategies import Local
+    from girih.strategies import Asynchronous, Hybrid, Local, Synchronous
     from girih.tables import Table
     from girih.trainer import Trainer
 
 __all__ = [
+    "Asynchronous",
     "Batch",
     "Callback",
     "Categorical",
     "CheckpointOptions",
     "Dataset",
     "EarlyStopping",
+    "Hybrid",
     "Labels",
     "Local",
     "Metrics",
     "Numeric",
     "Schema",
-    "Scores",
     "Sequence",
     "StoreOptions",
+    "Synchronous",
     "Table",
     "TensorBoard",
     "TrainOptions",
@@ -57,11 +59,11 @@ _HOMES = {
     "girih.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
     "girih.data": ("Batch", "Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
-    "girih.metrics": ("Metrics", "Scores"),
+    "girih.metrics": ("Metrics",),
     "girih.options": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),
-    "girih.strategies": ("Local",),
+    "girih.strategies": ("Asynchronous", "Hybrid", "Local", "Synchronous"),
     "girih.tables": ("Table",),
     "girih.trainer": ("Trainer",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -42,10 +43,15 @@ def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
     raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
 
 
-def device(name: str) -> torch.device:
-    """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here."""
+def device(name: str, rank: int = 0) -> torch.device:
+    """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here.
+
+    "auto" and "cuda" take the devices of this host in turn, by the rank of the trainer.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.device_count() > 1:
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):

@@ -9,7 +9,7 @@ import math
 import weakref
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -18,6 +18,12 @@ LINE_BYTES: Final = 64
 _STEPS = 8  # sizes between a power of two and the next
 _MOST_TOO_LARGE = 8
 _KEPT = 1.25  # of the most that was ever in use together
+
+
+class Take(Protocol):
+    """Gives an array to fill: :meth:`Buffers.take`, or memory that is sent as it is."""
+
+    def __call__(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]: ...
 
 
 _Memory = tuple[int, memoryview]

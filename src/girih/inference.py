@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.data import NULL_ID, Batch, Dataset, Moments, read_ahead
+from girih.data.shares import share_of
 from girih.errors import ConfigError, nearest
 from girih.metrics import Scores
 from girih.schema import Categorical, Schema
@@ -16,10 +17,15 @@ from girih.tiles import DenseHalf, SparseHalf
 
 
 def logits_of(
-    data: Dataset, sparse: SparseHalf, dense: DenseHalf, moments: Moments
+    data: Dataset, sparse: SparseHalf, dense: DenseHalf, moments: Moments, part: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch in order, with its logits float32[B, T]."""
-    batches = read_ahead((moments.apply(batch) for batch, _ in data.batches(0)), data.read_ahead)
+    """Each batch in order, or one trainer's share of each, with its logits float32[B, T].
+
+    Args:
+        part: which trainer of how many.
+    """
+    shares = (batch if part[1] == 1 else share_of(batch, *part) for batch, _ in data.batches(0))
+    batches = read_ahead((moments.apply(batch) for batch in shares), data.read_ahead)
     try:
         for batch in batches:
             yield batch, dense.forward(batch, sparse.peek(batch).wait(), train=False).cpu()
@@ -35,18 +41,21 @@ def score(
     *,
     schema: Schema,
     gauc_by: str | None = None,
+    part: tuple[int, int] = (0, 1),
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Scores:
     """Scores a dataset with the weights as they are; only what was read so far, once a stop is requested.
 
     Args:
+        part: which trainer of how many: only its share of every batch is scored.
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
     """
     scores = Scores()
     feature = None if gauc_by is None else feature_index(schema, gauc_by)
-    for batch, logits in logits_of(data.in_order(), sparse, dense, moments):
+    for batch, logits in logits_of(data.in_order(), sparse, dense, moments, part):
         groups = None if feature is None else first_ids(batch, feature)
-        scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+        if batch.num_examples:
+            scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
         if stop_requested():
             break
     return scores

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from girih.data import Batch, Dataset, Moments, Position, ReadAhead, read_ahead
+from girih.data import Batch, Position, read_ahead
 from girih.deferred import Deferred
 from girih.errors import NonFiniteError
+from girih.feeds import Feed, Stream
 from girih.learning_rate import LearningRate
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.models import bce_with_logits
 from girih.options import EarlyStopping, TrainOptions
+from girih.ranks import Ranks
 from girih.runlog import RunLog
 from girih.schedules import Schedule, Step
 from girih.spans import Spans
@@ -29,8 +31,9 @@ class Loop:
     Attributes:
         save: begins a checkpoint of the state as it stands; called between steps only.
         settle_saves: called after every step; raises what went wrong with a checkpoint that was begun.
-        score: scores the validation data, or None where there is none.
-        stop_requested: asked after every step.
+        feed: this trainer's share of the training data.
+        score: scores the validation data (None comes on all ranks but the first), or None where there is none.
+        ranks: this trainer among all; each step ends with what all agree on.
     """
 
     sparse: SparseHalf
@@ -39,63 +42,75 @@ class Loop:
     learning_rate: LearningRate
     options: TrainOptions
     state: RunState
-    moments: Moments
+    feed: Feed
     log: RunLog
     save: Callable[[], None]
     settle_saves: Callable[[], None]
-    score: Callable[[], Scores] | None
+    score: Callable[[], Scores | None] | None
     label_names: Sequence[str]
     save_every_steps: int | None = None
-    stop_requested: Callable[[], bool] = lambda: False
+    ranks: Ranks = field(default_factory=Ranks)
     spans: Spans = field(default_factory=Spans)
     _telling: Deferred = field(default_factory=partial(Deferred, "girih-metrics"))
 
-    def run(self, train: Dataset, until_epoch: int) -> None:
-        """Trains on ``train`` until so many epochs are done.
+    def run(self, until_epoch: int) -> None:
+        """Trains until so many epochs are done.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
         """
         while self.state.epoch < until_epoch and not self._finished():
-            with closing(self._batches(train)) as batches:
+            with closing(self._batches()) as batches:
                 self._pay_evaluation()  # one that a stop left undone
-                for step in self._steps(batches):
-                    self._account(step)
-                    self._pay_evaluation()
-                    if self._every(self.save_every_steps):
-                        self._save()
-                    if self._finished():
-                        break
+                try:
+                    self._train_on(batches)
+                except BaseException:
+                    self.feed.close()  # who feeds may be gone, and would be waited for
+                    raise
             if self._epoch_is_read() and not self.state.stopped_early:
                 self._end_epoch()
 
+    def _train_on(self, batches: Stream) -> None:
+        with closing(self._steps(batches)) as steps:
+            for step in steps:
+                self._account(step)
+                self._pay_evaluation()
+                if self._every(self.save_every_steps):
+                    self._save()
+                if self._finished():
+                    return
+
     def close(self) -> None:
         """Waits for the metrics that are still being computed, and tells them."""
-        self._telling.close()
+        try:
+            self._telling.close()
+        finally:
+            self.feed.close()
 
-    def _batches(self, train: Dataset) -> ReadAhead[tuple[Batch, Position]]:
+    def _batches(self) -> Stream:
         if self._epoch_is_read():
             return read_ahead(())
         position = None if self.state.position is None else Position.from_dict(self.state.position)
-        stream = train.batches(self.state.epoch, position)
-        return read_ahead(((self.moments.apply(batch), after) for batch, after in stream), train.read_ahead)
+        return self.feed.stream(self.state.epoch, position)
 
     def _epoch_is_read(self) -> bool:
         """After the last batch of an epoch, the position is the start of the next one."""
         return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
 
-    def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[Step[Position]]:
+    def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
         timed = self.spans.each("read", batches)
-        steps = self.schedule(
-            timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans
-        )
-        while True:
-            start = time.perf_counter()
-            step = next(steps, None)
-            if step is None:
-                return
-            self.state.train_s += time.perf_counter() - start
-            yield step
+        with closing(
+            self.schedule(
+                timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans
+            )
+        ) as steps:
+            while True:
+                start = time.perf_counter()
+                step = next(steps, None)
+                if step is None:
+                    return
+                self.state.train_s += time.perf_counter() - start
+                yield step
 
     def _account(self, step: Step[Position]) -> None:
         state = self.state
@@ -118,7 +133,7 @@ class Loop:
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()
-        if self.stop_requested():
+        if self.ranks.stopping:
             return
         self.state.epoch += 1
         self.state.position = None
@@ -131,11 +146,13 @@ class Loop:
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
-        if self.score is None:
+        if self.score is None or not self.ranks.meet():
             return None
         with self.spans("evaluate"):
             scores = self.score()
-        return None if self.stop_requested() else scores
+        if self.ranks.stopping:
+            return None
+        return Scores() if scores is None else scores  # of no examples, beside the rank that has all
 
     def _judge(self, scores: Scores | None) -> None:
         """Computes metrics from scores: at once where training depends on them, else while it goes on."""
@@ -144,10 +161,12 @@ class Loop:
         self.state.evaluated_step = self.state.step
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
         if self.options.early_stopping is None and self.learning_rate.metric is None:
-            self._telling.submit(partial(scores.result, self.label_names), tell)
+            if self.ranks.first:
+                self._telling.submit(partial(scores.result, self.label_names), tell)
             return
         with self.spans("evaluate"):
-            metrics = scores.result(self.label_names)
+            own = scores.result(self.label_names).as_dict() if self.ranks.first else None
+            metrics = Metrics.from_dict(self.ranks.broadcast(own))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:
@@ -155,7 +174,8 @@ class Loop:
 
     def _save(self) -> None:
         self._telling.settle(wait=True)  # what a resumed run does not compute again must be on disk
-        self.save()
+        if self.ranks.meet():
+            self.save()
 
     def _watch(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         state, value = self.state, getattr(metrics.first, stopping.metric)
@@ -170,8 +190,9 @@ class Loop:
         state.stopped_early = state.bad_evaluations > stopping.patience
 
     def _finished(self) -> bool:
+        self.ranks.heed()
         past = self.options.max_steps is not None and self.state.step >= self.options.max_steps
-        return past or self.state.stopped_early or self.stop_requested()
+        return past or self.state.stopped_early or self.ranks.stopping
 
     def _every(self, steps: int | None) -> bool:
         return steps is not None and self.state.step > 0 and self.state.step % steps == 0

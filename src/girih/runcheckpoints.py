@@ -10,6 +10,7 @@ from pathlib import Path
 from girih import checkpoint
 from girih.checkpoint import Content
 from girih.deferred import Deferred
+from girih.ranks import Ranks
 from girih.spans import Spans
 
 
@@ -19,10 +20,11 @@ class RunCheckpoints:
     Args:
         run: the run's directory; None keeps them in a temporary one until :meth:`close`.
         keep: how many of the latest stay, beside the best.
+        ranks: this trainer among all: rank 0 writes the checkpoint, the others their rows into it.
     """
 
-    def __init__(self, run: Path | None, keep: int) -> None:
-        self._run, self._keep = run, keep
+    def __init__(self, run: Path | None, keep: int, ranks: Ranks | None = None) -> None:
+        self._run, self._keep, self._ranks = run, keep, ranks or Ranks()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writing = Deferred("girih-checkpoint")
         self._latest: Path | None = None  # of exactly what the trainer holds now
@@ -46,9 +48,14 @@ class RunCheckpoints:
         with spans("wait for checkpoint"):
             self.settle(wait=True)
         with spans("checkpoint"):
-            root, now = self.root, content()
+            root = Path(self._ranks.broadcast(str(self.root) if self._ranks.first else None))
+            now = content()
             done = functools.partial(self._note, root, best_step)
-            if self._latest == root / checkpoint.name_of(now.step):
+            moved = self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step))
+            if not self._ranks.first:
+                beside = checkpoint.SaveBeside(now, rows=moved)
+                self._writing.submit(beside.write, lambda _: None)
+            elif not moved:
                 done(checkpoint.save_manifest(root, now))
             else:
                 self._writing.submit(checkpoint.Save(root, now).write, done)
@@ -71,7 +78,8 @@ class RunCheckpoints:
         Raises:
             CheckpointError: it is gone.
         """
-        return self._best or checkpoint.find(self.root, step=step)
+        best = self._best or checkpoint.find(self.root, step=step) if self._ranks.first else ""
+        return Path(self._ranks.broadcast(str(best)))
 
     def close(self) -> None:
         """Waits for what is being written, and ends."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from girih import config, models
 from girih.checkpoint import CheckpointOptions
+from girih.cluster import Cluster
 from girih.data import DataOptions, Dataset, open_dataset
 from girih.data.options import Split
 from girih.data.paths import relative_to
@@ -157,7 +158,13 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def trainer(self, *, run: Path | RunDirectory | None = None, callbacks: Sequence[Any] = ()) -> Trainer:
+    def trainer(
+        self,
+        *,
+        run: Path | RunDirectory | None = None,
+        callbacks: Sequence[Any] = (),
+        cluster: Cluster | None = None,
+    ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
         model = self.model()
         try:
@@ -173,6 +180,7 @@ class RunConfig:
                 checkpoints=self.checkpoint,
                 run=run,
                 callbacks=callbacks,
+                cluster=cluster,
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class RunLog:
         self._every_steps = every_steps
         self._start = time.perf_counter()
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
+        self._window_staleness: Counter[int] = Counter()
         self._last_counters: Mapping[str, int] = {}
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
@@ -44,17 +46,20 @@ class RunLog:
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
         """Takes one step in; every so often a record comes out."""
+        self._window_staleness[step.staleness] += 1
         if step.refused is None:
             self._window_loss += step.loss * step.num_examples
             self._window_examples += step.num_examples
         if state.step % self._every_steps == 0:
             self.flush(state, lr_scale, counters)
 
-    def flush(self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Writes a record of the steps since the last one, if there were any."""
+    def flush(
+        self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
+    ) -> None:
+        """Writes a record of the steps since the last one, if there were any; without counters, the last ones."""
         if self._window_examples == 0:
             return
-        now = counters()
+        now = self._last_counters if counters is None else counters()
         seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in ("hits", "lookups")}
         seconds = state.train_s - self._window_train_s
         record = {
@@ -68,12 +73,14 @@ class RunLog:
             "rss_bytes": resident_bytes(),
             "elapsed_s": round(time.perf_counter() - self._start, 3),
             "lr_scale": lr_scale,
+            "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
             **({"refused": state.refused} if state.refused else {}),
         }
         self._write(record)
         for callback in self._callbacks:
             callback.on_metrics(record)
         self._last_counters = now
+        self._window_staleness.clear()
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
     def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:

@@ -1,16 +1,12 @@
-"""Spans: how long each phase of a step took, as a Chrome trace and as shares."""
+"""Spans: how long each phase of a step took, and when."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
-
-from girih.files import write_whole
 
 T = TypeVar("T")
 
@@ -31,10 +27,17 @@ class Spans:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
-            self.totals_s[name] += seconds
-            if len(self._events) < self._max_events:
-                self._events.append((name, start - self._origin, seconds))
+            self.add(name, start, time.perf_counter() - start)
+
+    def add(self, name: str, start: float, seconds: float) -> None:
+        """Counts a phase that began at ``start`` (of ``time.perf_counter``); from any thread."""
+        self.totals_s[name] += seconds
+        if len(self._events) < self._max_events:
+            self._events.append((name, start - self._origin, seconds))
+
+    def events(self) -> list[tuple[str, float, float]]:
+        """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""
+        return [(name, self._origin + start, seconds) for name, start, seconds in self._events]
 
     def each(self, name: str, items: Iterator[T]) -> Iterator[T]:
         """Passes items through, timing how long each took to come."""
@@ -45,19 +48,3 @@ class Spans:
                 except StopIteration:
                     return
             yield item
-
-    def write(self, path: Path) -> None:
-        """Writes the timeline in Chrome's trace format: open it in Perfetto, or see it in the report."""
-        events = [
-            {
-                "name": name,
-                "ph": "X",
-                "pid": 0,
-                "tid": 0,
-                "ts": round(start * 1e6),
-                "dur": round(seconds * 1e6),
-            }
-            for name, start, seconds in self._events
-        ]
-        totals = {name: round(seconds, 6) for name, seconds in self.totals_s.items()}
-        write_whole(path, json.dumps({"traceEvents": events, "totals_s": totals}))

@@ -9,6 +9,7 @@ A sparse half owns rows, a dense half owns parameters, and a schedule joins them
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from girih.data.batch import Batch
+from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -23,7 +25,14 @@ Loss = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Pulled(Protocol):
-    """Embeddings of one batch, on their way."""
+    """Embeddings of one batch, on their way.
+
+    Attributes:
+        staleness: earlier batches of this trainer whose gradients were not applied when these rows were read;
+            known once they are here.
+    """
+
+    staleness: int
 
     def wait(self) -> Embeddings:
         """Blocks until they are here. The packed tensors are leaves that collect gradients."""
@@ -32,6 +41,10 @@ class Pulled(Protocol):
 
 class Pending(Protocol):
     """An update on its way."""
+
+    def done(self) -> bool:
+        """Whether it is applied, or failed."""
+        ...
 
     def wait(self) -> None:
         """Blocks until it is applied."""
@@ -51,7 +64,15 @@ class SparseSave(Protocol):
 
 
 class SparseHalf(Protocol):
-    """Owns the rows."""
+    """Owns the rows.
+
+    Attributes:
+        step: steps applied.
+        wire_bytes: what this process has sent, by kind: ids, embeddings, gradients.
+    """
+
+    step: int
+    wire_bytes: Counter[str]
 
     def pull(self, batch: Batch) -> Pulled:
         """Starts to read a batch's rows for training: new keys get rows, used rows are marked used."""
@@ -69,12 +90,24 @@ class SparseHalf(Protocol):
         """
         ...
 
+    def refuse(self, pulled: Any) -> Pending:
+        """Ends a step that moves nothing, on all trainers."""
+        ...
+
+    def drop(self, pulled: Any) -> Pending:
+        """Gives up a batch that was pulled and will not be trained on."""
+        ...
+
     def drain(self) -> None:
         """Returns when all in flight is applied."""
         ...
 
     def counters(self) -> Mapping[str, int]:
         """What happened so far: rows, hits, new, refused, evicted, dropped gradients."""
+        ...
+
+    def told(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the processes behind this tile count, by title: ``wire`` (bytes sent by kind) and ``spans``."""
         ...
 
     def rows(self) -> Mapping[str, int]:
@@ -95,18 +128,51 @@ class SparseHalf(Protocol):
 
 
 class DenseHalf(Protocol):
-    """Owns the parameters."""
+    """Owns the parameters.
+
+    Attributes:
+        sent_bytes: what this process has sent of gradients and parameters.
+    """
+
+    sent_bytes: int
+
+    @property
+    def staleness_max(self) -> int:
+        """The most steps of all trainers between the parameters of a gradient and its step."""
+        ...
 
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T], detached; with ``train`` kept for :meth:`backward`, dropout and the like active."""
         ...
 
-    def backward(self, logits_gradient: Tensor) -> None:
-        """Adds to the parameters' gradients; the embeddings collect theirs."""
+    def backward(
+        self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
+    ) -> float:
+        """Adds to the parameters' gradients; the embeddings collect theirs.
+
+        Args:
+            logits_gradient: float32[B, T], of this trainer's part of the step's mean loss.
+            loss: that part.
+            refused: why this trainer refuses the step already, or None.
+
+        Returns:
+            The step's mean loss: the sum of its parts.
+
+        Raises:
+            NonFiniteError: a trainer refuses the step; raised on all of them.
+        """
         ...
 
     def apply(self) -> None:
         """Moves the parameters by their gradients and clears them."""
+        ...
+
+    def drain(self) -> None:
+        """Returns when all that this trainer has sent is applied."""
+        ...
+
+    def refresh(self) -> None:
+        """Takes the newest parameters, where others move them."""
         ...
 
     def discard(self) -> None:

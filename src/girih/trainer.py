@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,24 +19,29 @@ from girih import checkpoint, inference
 from girih.arguments import device, expect, refuse_other_schema, schema_of
 from girih.callbacks import Callback, TensorBoard
 from girih.checkpoint import CheckpointOptions, Content
+from girih.cluster import Cluster, start_loaders, start_roles
 from girih.data import Dataset, Moments, Position
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, RunDirectoryError
+from girih.feeds import LOADER
 from girih.learning_rate import LearningRate
 from girih.loop import Loop
 from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.options import TrainOptions
+from girih.ranks import Ranks
 from girih.runcheckpoints import RunCheckpoints
 from girih.rundir import RunDirectory
 from girih.runlog import RunLog, rewind
 from girih.schema import Schema
 from girih.spans import Spans
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.state import RunState
 from girih.strategies import Local, Strategy
-from girih.summary import summarize
+from girih.summary import WIRE_KINDS, summarize
+from girih.timeline import write_timeline
 
 
 class Trainer:
@@ -53,6 +58,8 @@ class Trainer:
         store: where rows live. checkpoints: how often to save, when a ``run`` is given.
         run: a directory for metrics, checkpoints and the timeline; None writes nothing.
         callbacks: hear every record.
+        cluster: the processes of the run, where they were started already; else under ``torchrun`` those that
+            it started. Of several trainers only rank 0 writes and calls back.
 
     Raises:
         ConfigError: options that do not go together.
@@ -72,6 +79,7 @@ class Trainer:
         checkpoints: CheckpointOptions | None = None,
         run: str | os.PathLike[str] | RunDirectory | None = None,
         callbacks: Sequence[Callback] = (),
+        cluster: Cluster | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -93,13 +101,47 @@ class Trainer:
         self.checkpoints = checkpoints or CheckpointOptions()
         if self.options.gauc_by is not None:
             inference.feature_index(self.schema, self.options.gauc_by)
+        self._cluster = cluster or self._join()
+        self._ranks = self._cluster.company.ranks
+        try:
+            self._begin(dense_optimizer, run, callbacks)
+            self._spec = SparseSpec(
+                schema=self.schema,
+                needs=needs_of(model, self.schema),
+                optimizer=sparse_optimizer or Adagrad(),
+                first_order_optimizer=first_order_optimizer,
+                store=store or StoreOptions(),
+                seed=self.options.seed,
+            )
+            start_roles(self._cluster, self.strategy, self._spec)
+            # last, when nothing can fail any more: it takes memory
+            self.sparse = self.strategy.sparse(self._spec, self._cluster.company)
+        except BaseException:
+            self._cluster.close(failed=True)
+            raise
+
+    def _join(self) -> Cluster:
+        if isinstance(self.strategy, Local):
+            return Cluster(Ranks())
+        return Cluster.join(self.strategy.trainers, lockstep=self.strategy.lockstep)
+
+    def _begin(
+        self,
+        dense_optimizer: OptimizerFactory | None,
+        run: str | os.PathLike[str] | RunDirectory | None,
+        callbacks: Sequence[Callback],
+    ) -> None:
         self.dense = self.strategy.dense(
-            model,
+            self.model,
             dense_optimizer or optimizer_factory({"name": "adam"}),
+            self._cluster.company,
             precision=self.options.precision,
-            device=device(self.options.device),
+            device=device(self.options.device, self._ranks.rank),
             clip_norm=self.options.clip_norm,
         )
+        if not self._ranks.first:
+            torch.manual_seed(self.options.seed + self._ranks.rank)  # dropout of its own
+            run, callbacks = None, ()
         self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
         self.state = RunState()
         self.moments: Moments | None = None
@@ -108,23 +150,17 @@ class Trainer:
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
         directory = run if isinstance(run, RunDirectory) else self._opened
         self._run = None if directory is None else directory.path
-        self._run_checkpoints = RunCheckpoints(self._run, self.checkpoints.keep)
-        self._stop = threading.Event()
+        self._saves = bool(self._ranks.broadcast(self._run is not None))
+        self._run_checkpoints = RunCheckpoints(self._run, self.checkpoints.keep, self._ranks)
         self._callbacks = list(callbacks)
-        if self.options.tensorboard:
+        if self.options.tensorboard and self._ranks.first:
             if self._run is None:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
+        self._told: dict[str, dict[str, Any]] = {}  # what loaders counted
         self._log: RunLog | None = None
         self._resumed = False
-        self.sparse = self.strategy.sparse(  # last, when nothing can fail any more: it takes memory
-            self.schema,
-            needs_of(model, self.schema),
-            optimizer=sparse_optimizer or Adagrad(),
-            first_order_optimizer=first_order_optimizer,
-            options=store,
-            seed=self.options.seed,
-        )
+        self._cluster.show_in(self._run)
 
     def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
         """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
@@ -146,20 +182,28 @@ class Trainer:
         if epochs and self.state.stopped_early:  # asked to go on all the same
             self.state.stopped_early, self.state.bad_evaluations = False, 0
         try:
-            self._fit(train, valid, epochs)
+            with self._cluster.explaining():
+                self._fit(train, valid, epochs)
+            self.stopped = self._ranks.stopping
+        except KeyboardInterrupt:
+            self.stopped = True
+            raise
         finally:
-            self.stopped = self._stop.is_set()
-            self._stop.clear()
+            self._ranks.forget_stop()
         if self.state.best_step is not None and not self.stopped:
             self._restore(self._run_checkpoints.best(self.state.best_step))
         return self.state
 
     def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
         if self.moments is None:
-            self.moments = Moments.of(train, stop_requested=self._stop.is_set)
+            self.moments = self._measure(train)
         self.spans = Spans()
+        self.dense.spans = self.spans
+        self._told = {}
+        start_loaders(self._cluster, self.strategy, self._spec, train)
         log = self._open_log()
         log.begin(self.state, self.sparse.counters())
+        feed = self.strategy.feed(train, self.moments, self._cluster.company)
         loop = Loop(
             sparse=self.sparse,
             dense=self.dense,
@@ -167,29 +211,33 @@ class Trainer:
             learning_rate=self.learning_rate,
             options=self.options,
             state=self.state,
-            moments=self.moments,
+            feed=feed,
             log=log,
             save=self._begin_save,
             settle_saves=self._run_checkpoints.settle,
-            score=None if valid is None else lambda: self._score(valid, self._stop.is_set),
+            score=None if valid is None else lambda: self._score(valid),
             label_names=self.schema.labels.names,
-            save_every_steps=None if self._run is None else self.checkpoints.every_steps,
-            stop_requested=self._stop.is_set,
+            save_every_steps=self.checkpoints.every_steps if self._saves else None,
+            ranks=self._ranks,
             spans=self.spans,
         )
         try:
-            loop.run(train, self.state.epoch + epochs)
+            loop.run(self.state.epoch + epochs)
+            self._ranks.leave()  # others may need the loaders still
+            self._told = feed.told()
             loop.close()
             self._run_checkpoints.settle(wait=True)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 loop.close()
-                self._note(log)
+                self._note(log, failed=True)
             with contextlib.suppress(Exception):
                 self._run_checkpoints.settle(wait=True)
             raise
+        self._ranks.barrier()  # one that is behind still reads
+        self._cluster.end(LOADER)
         self._note(log)
-        if self._run is not None:
+        if self._saves:
             self._begin_save()
             self._run_checkpoints.settle(wait=True)
 
@@ -224,11 +272,13 @@ class Trainer:
             KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
         self._check("data", data)
-        scores = self._score(data, self._stop.is_set)
-        if self._stop.is_set():
-            self._stop.clear()
+        with self._cluster.explaining():
+            scores = self._score(data)
+        if self._ranks.stopping:
+            self._ranks.forget_stop()
             raise KeyboardInterrupt
-        return scores.result(self.schema.labels.names)
+        own = None if scores is None else scores.result(self.schema.labels.names).as_dict()
+        return Metrics.from_dict(self._ranks.broadcast(own))
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T].
@@ -248,6 +298,9 @@ class Trainer:
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
         self._run_checkpoints.settle(wait=True)
+        if not self._ranks.first:
+            checkpoint.SaveBeside(self._content()).write()
+            return Path(directory) / checkpoint.name_of(self.state.step)
         return checkpoint.Save(Path(directory), self._content()).write()
 
     def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
@@ -282,25 +335,39 @@ class Trainer:
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
 
-        Callable from a signal handler, a callback or another thread.
+        Callable from a signal handler, a callback or another thread; of several trainers, on any.
         """
-        self._stop.set()
+        self._ranks.request_stop()
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
-        """What ``summary.json`` holds; ``metrics`` are those of the final weights."""
+        """What ``summary.json`` holds; ``metrics`` are those of the final weights. All trainers call it."""
+        state, ranks = self.state, self._ranks
+        told = {**self._told, **self.sparse.told()}
+        wire: Counter[str] = Counter(self.sparse.wire_bytes)
+        wire["dense"] += self.dense.sent_bytes
+        for counted in told.values():
+            wire.update(counted["wire"])
+        stale, num_steps, *sent = ranks.sum([state.staleness_sum, state.step, *(wire[k] for k in WIRE_KINDS)])
+        most = int(ranks.largest([state.staleness_max])[0])
+        served = [c["served_keys"] for c in told.values() if "served_keys" in c]
         return summarize(
-            self.state,
+            state,
             metrics,
             counters=self.sparse.counters(),
             num_rows=sum(self.sparse.rows().values()),
             phases_s=self.spans.totals_s,
+            wire_bytes={kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
+            staleness=(most, stale / num_steps if num_steps else 0.0),
             facts={
                 "strategy": self.strategy.name,
+                "trainers": ranks.size,
                 "precision": self.options.precision,
                 "seed": self.options.seed,
                 "model": type(self.model).__name__,
                 "dense_parameters": sum(p.numel() for p in self.model.parameters()),
+                "dense_staleness_max": self.dense.staleness_max,
                 "duration_s": duration_s,
+                **({"server_load": max(served) * len(served) / sum(served)} if sum(served) else {}),
             },
         )
 
@@ -308,12 +375,14 @@ class Trainer:
         """Tells callbacks that the run is over."""
         self._open_log().end(summary)
 
-    def close(self) -> None:
-        """Gives the tables' memory and the run directory back."""
+    def close(self, *, failed: bool = False) -> None:
+        """Gives the tables' memory and the run directory back, and ends the processes of the run."""
         try:
             self._run_checkpoints.close()
         finally:
             self.sparse.close()
+            self.dense.close()
+            self._cluster.close(failed=failed)
             if self._opened is not None:
                 self._opened.close()
 
@@ -323,7 +392,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
     def _check(self, what: str, data: Dataset, *, labels: bool = True) -> None:
         expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
@@ -331,22 +400,60 @@ class Trainer:
         if labels and not data.with_labels:
             raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
-    def _note(self, log: RunLog) -> None:
-        """Writes what was not yet written of the steps so far."""
-        log.flush(self.state, self.learning_rate.scale(), self.sparse.counters)
-        if self._run is not None:
-            self.spans.write(self._run / "timeline.json")
+    def _measure(self, train: Dataset) -> Moments:
+        """Rank 0 reads what is to be standardized, and tells the others."""
+        found, stopped = None, False
+        if self._ranks.first:
+            try:
+                found = Moments.of(train, stop_requested=lambda: self._ranks.stop_requested).to_dict()
+            except KeyboardInterrupt:
+                stopped = True
+        told = self._ranks.broadcast(found)
+        if stopped or told is None:
+            raise KeyboardInterrupt
+        return Moments.from_dict(told, self.schema)
 
-    def _score(self, data: Dataset, stop_requested: Callable[[], bool]) -> Scores:
-        return inference.score(
+    def _note(self, log: RunLog, *, failed: bool = False) -> None:
+        """Writes what was not yet written of the steps so far."""
+        log.flush(self.state, self.learning_rate.scale(), None if failed else self.sparse.counters)
+        own, title = self.spans.events(), f"trainer {self._ranks.rank}"
+        told = {} if failed else {**self._told, **self.sparse.told()}
+        others = {name: counted["spans"] for name, counted in told.items()}
+        gathered = None if failed else self._ranks.gather({title: own, **others})
+        if self._run is not None:
+            processes = {name: spans for each in gathered or [{title: own}] for name, spans in each.items()}
+            write_timeline(self._run / "timeline.json", processes, self.spans.totals_s)
+
+    def _score(self, data: Dataset) -> Scores | None:
+        """Scores a dataset, each trainer its shares; on rank 0 those of all, None on the others."""
+        ranks = self._ranks
+        self._meet()
+        scores = inference.score(
             data,
             self.sparse,
             self.dense,
             self._moments(),
             schema=self.schema,
             gauc_by=self.options.gauc_by,
-            stop_requested=stop_requested,
+            part=(ranks.rank, ranks.size),
+            stop_requested=ranks.stop_together if ranks.size > 1 else lambda: ranks.stopping,
         )
+        if ranks.size == 1:
+            return scores
+        gathered = ranks.gather_arrays(scores.arrays())
+        if gathered is None:
+            return None
+        scores = Scores()
+        for arrays in gathered:
+            scores.merge(Scores.from_arrays(arrays))
+        return scores
+
+    def _meet(self) -> None:
+        """Returns when what all trainers have sent is applied, and this one's parameters are the newest."""
+        self.sparse.drain()
+        self.dense.drain()
+        self._ranks.barrier()
+        self.dense.refresh()
 
     def _restore(self, path: Path) -> dict[str, Any]:
         self._run_checkpoints.forget_latest()
@@ -378,7 +485,7 @@ class Trainer:
 
     def _content(self) -> Content:
         """What a checkpoint of now holds."""
-        self.sparse.drain()
+        self._meet()
         return Content(
             step=self.state.step,
             schema=self.schema,

@@ -19,7 +19,10 @@ USAGE = [
         ["train", "config.toml", "--resume"],
         "--resume needs --run DIR, the directory of the run to go on with",
     ),
-    (["train", "config.toml", "--strategy", "hybird"], "[strategy]: unknown name 'hybird'; valid: "),
+    (
+        ["train", "config.toml", "--strategy", "hybird"],
+        "[strategy]: unknown name 'hybird'; did you mean 'hybrid'?",
+    ),
     (["evaluate"], "Missing argument 'RUN'"),
     (["predict", "run"], "Missing option '--data'"),
     (["predict", "run", "--data", "test.parquet"], "Missing option '--out'"),

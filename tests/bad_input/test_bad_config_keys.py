@@ -54,7 +54,7 @@ UNKNOWN = [
         "tables = [{name = 'user', initializer = {name = 'normal', sdt = 4}}]",
         "initializer: unknown key 'sdt'",
     ),
-    ("strategy.name = 'hybird'", "[strategy]: unknown name 'hybird'; valid: "),
+    ("strategy.name = 'hybird'", "[strategy]: unknown name 'hybird'; did you mean 'hybrid'?"),
     ("model.name = 'deepmf'", "[model].name = 'deepmf': unknown model; did you mean 'deepfm'?"),
     (
         "sparse_optimizer.name = 'adagard'",

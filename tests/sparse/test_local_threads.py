@@ -7,9 +7,9 @@ import torch
 import girih
 from girih.data import Batch
 from girih.kernels.cpu.dedup import MAX_NUMBER
-from girih.sparse.gather import FEW_IDS
 from girih.sparse.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
+from girih.sparse.threads import FEW_IDS, each
 from girih.tables import LRU, Table
 
 SIZE, DIM = 512, 20
@@ -70,16 +70,16 @@ def test_numbers_of_keys_begin_anew_before_they_end():
     for step in range(3):
         batch = batch_of(rng, 5, weighted=False)
         if step:
-            one.tiles[0]._scratch[0].base = MAX_NUMBER - 10
+            one.tiles[0]._keys._dedups[0]._base = MAX_NUMBER - 10
         pulled = [leaves_of(half.pull(batch).wait()) for half in (one, other)]
         assert all(torch.equal(a, b) for a, b in zip(*pulled, strict=True))
         assert one.counters() == other.counters()
-    assert one.tiles[0]._scratch[0].base < MAX_NUMBER // 2
+    assert one.tiles[0]._keys._dedups[0]._base < MAX_NUMBER // 2
 
 
 def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch):
     sparse = sparse_of(2, 2)
-    tile = sparse.tiles[0]
+    pool = sparse.tiles[0]._keys.pool
     done = []
 
     def work(part):
@@ -89,7 +89,7 @@ def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch)
         done.append(part)
 
     with pytest.raises(MemoryError, match="of the first"):
-        tile._each(2, work, FEW_IDS)
+        each(pool, 2, work, FEW_IDS)
     assert done == [1]
 
 

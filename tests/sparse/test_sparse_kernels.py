@@ -18,7 +18,8 @@ SIZE, COLUMNS = 5, 5
 def batches(draw):
     """ids, offsets, features of some tables, weights."""
     num_features = draw(st.integers(1, 4))
-    lengths = draw(st.lists(st.integers(0, 4), min_size=num_features * SIZE, max_size=num_features * SIZE))
+    some = st.lists(st.integers(0, 4), min_size=SIZE, max_size=SIZE)
+    lengths = [n for _ in range(num_features) for n in draw(st.one_of(st.just([1] * SIZE), some))]
     num_ids = sum(lengths)
     small = st.sampled_from([0, -1, 1, 7, 2**63 - 1, -(2**63)])
     ids = np.array(draw(st.lists(small, min_size=num_ids, max_size=num_ids)), np.int64)
@@ -71,6 +72,50 @@ def test_dedup_finds_the_keys_of_each_shard(batch, num_shards):
         assert [all_keys[key] for key in inverse] == [expected[expected_inverse[i]] for i in range(len(ids))]
 
 
+def singles(batch):
+    """What ``find_singles`` gives for each feature, none where there are weights."""
+    _, offsets, features, _, weights = batch
+    firsts = np.full(len(features), -1, np.int64)
+    if not len(weights):
+        pool_kernels.find_singles(offsets, SIZE, features, firsts)
+    return firsts[features]
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_features_with_one_id_a_bag(batch):
+    _, offsets, features, _, weights = batch
+    for feature, first in zip(features.tolist(), singles(batch).tolist(), strict=True):
+        bounds = offsets[feature * SIZE : (feature + 1) * SIZE + 1]
+        assert first == (bounds[0] if (np.diff(bounds) == 1).all() and not len(weights) else -1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.randoms(use_true_random=False))
+def test_bags_of_one_id_give_the_same_bits_either_way(batch, random):
+    ids, offsets, features, _, weights = batch
+    inverse = np.full(len(ids), -1, np.int32)
+    found = len(deduped(batch, 0, 1, np.zeros(256, np.int32), 1, inverse)[0])
+    rng = np.random.default_rng(random.randrange(1 << 30))
+    num_features, dim = len(features), 19
+    rows = rng.normal(size=(found, dim)).astype(np.float32)
+    gradient = rng.normal(size=(SIZE * num_features, dim)).astype(np.float32)
+    modes, nothing = rng.integers(0, 3, num_features).astype(np.int8), np.empty((0, 0), np.float32)
+    both = []
+    for firsts in (singles(batch), np.full(num_features, -1, np.int64)):
+        out, back = np.empty_like(gradient), np.zeros((found, dim), np.float32)
+        pool_kernels.pool(
+            rows, 0, inverse, offsets, weights, SIZE, features, firsts, modes, 0, SIZE, out, nothing
+        )
+        gradient_kernels.scatter(
+            gradient, nothing, 0, inverse, offsets, weights, SIZE, features, firsts, np.arange(num_features), modes,
+            num_features, 0, found, back,
+        )  # fmt: skip
+        both.append((out.view(np.uint32), back.view(np.uint32)))
+    np.testing.assert_array_equal(both[0][0], both[1][0])
+    np.testing.assert_array_equal(both[0][1], both[1][1])
+
+
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.randoms(use_true_random=False))
 def test_there_and_back(batch, random):
@@ -88,8 +133,11 @@ def test_there_and_back(batch, random):
     both = np.full((SIZE, len(features), dim + num_tail), np.nan, np.float32)
     out, tail = np.ascontiguousarray(both[..., :dim]), np.ascontiguousarray(both[..., dim:])
     flat = out.reshape(-1, dim), tail.reshape(-1, num_tail) if num_tail else np.empty((0, 0), np.float32)
+    firsts = singles(batch)
     for begin, end in ((0, 2), (2, SIZE)):
-        pool_kernels.pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, begin, end, *flat)
+        pool_kernels.pool(
+            rows, 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
+        )
     both = np.concatenate([out, tail], axis=2)
     expected = pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim + num_tail)
     np.testing.assert_allclose(both, expected, atol=1e-5)
@@ -102,8 +150,8 @@ def test_there_and_back(batch, random):
     for part in (slice(0, middle), slice(middle, None)):
         for first, last in ((0, found // 2), (found // 2, found)):
             gradient_kernels.scatter(
-                *flat, 1, inverse, offsets, weights, SIZE, features[part], places[part], modes[part], len(features),
-                first, last, back,
+                *flat, 1, inverse, offsets, weights, SIZE, features[part], firsts[part], places[part], modes[part],
+                len(features), first, last, back,
             )  # fmt: skip
     assert (back[:, [0, -1]] == 0).all()
     gradients = np.concatenate([out, tail], axis=2)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from girih.checkpoint.directory import complete, find, latest, name_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
-from girih.checkpoint.save import Content, Save, load, save_manifest
+from girih.checkpoint.save import Content, Save, SaveBeside, load, save_manifest
 
 __all__ = [
     "CheckpointOptions",
     "Content",
     "Manifest",
     "Save",
+    "SaveBeside",
     "complete",
     "find",
     "latest",

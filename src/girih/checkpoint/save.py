@@ -93,6 +93,26 @@ class Save:
         return self._final
 
 
+class SaveBeside:
+    """What a trainer does while rank 0 makes a checkpoint: it writes the rows that it holds.
+
+    Args:
+        rows: False where only the manifest is written anew.
+    """
+
+    def __init__(self, content: Content, *, rows: bool = True) -> None:
+        content.sparse.rows()  # as rank 0 asks for the manifest
+        self._rows = content.sparse.begin_save(Path()) if rows else None
+
+    def write(self) -> None:
+        """Writes them; rank 0 hears what went wrong."""
+        if self._rows is not None:
+            try:
+                self._rows.write()
+            finally:
+                self._rows.close()
+
+
 def save_manifest(root: Path, content: Content) -> Path:
     """Replaces only the manifest of ``root/step-…``: it is there, and no row or parameter moved since.
 

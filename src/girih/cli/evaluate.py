@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runconfig import RunConfig
 from girih.rundir import read_summary
+from girih.strategies import Local
 from girih.trainer import Trainer
 
 
@@ -57,6 +59,6 @@ def load_trainer(run: Path, settings: RunConfig) -> Trainer:
         click.echo(
             f"{run}: not finished; what follows is of {checkpoint.find(run).name} or its best", err=True
         )
-    trainer = settings.trainer()
+    trainer = replace(settings, strategy=Local()).trainer()  # one process is enough to read
     trainer.load(final, resume=False)
     return trainer

@@ -46,6 +46,11 @@ def info() -> int:
         click.echo(f"{name:14} {value}")
     if _selected(HUGE_PAGES) == "never":
         click.echo("hint: huge pages are off; large tables read about twice as fast with them set to madvise")
+    if _selected(HUGE_PAGES_SHARED) == "never":
+        click.echo(
+            "hint: shared memory, in which embedding servers keep rows, has no huge pages; set shmem_enabled to"
+            ' advise, or store.arena = "heap"'
+        )
     return 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,13 +16,17 @@ import click
 from girih import checkpoint, config
 from girih.cli import cli
 from girih.cli.show import results, skipped
+from girih.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
 from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
 from girih.kernels.cpu.jit import is_compiled
+from girih.metrics import Metrics
+from girih.ranks import Ranks
 from girih.report.progress import Progress
 from girih.runconfig import RunConfig
 from girih.rundir import RunDirectory, read_summary
+from girih.strategies import Local
 from girih.trainer import Trainer
 
 
@@ -43,24 +48,100 @@ def train(
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     datasets = _open_data(settings)
+    if int(os.environ.get("RANK", "0")) and not isinstance(settings.strategy, Local):
+        return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(run.checkpoints)
         why = None if newest is None else _finished_because(newest, run_path, settings)
-        if why is not None:
-            click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
-            return 0
         if resume and newest is None:
             click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
-        return _train(settings, datasets, run, newest)
+        if why is not None and "RANK" not in os.environ:
+            click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
+            return 0
+        cluster = _cluster(settings, [config_file, *spelled(overrides, strategy)])
+        with _told(cluster):
+            ranks = cluster.company.ranks
+            if not ranks.broadcast(why is None):
+                cluster.close()
+                click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
+                return 0
+            ranks.broadcast(None if newest is None else str(newest.resolve()))
+        return _train(settings, datasets, run, newest, cluster)
 
 
-def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory, newest: Path | None) -> int:
+def spelled(overrides: Sequence[str], strategy: str | None) -> list[str]:
+    """The options of another trainer of the same run."""
+    words = [] if strategy is None else ["--strategy", strategy]
+    return words + [word for override in overrides for word in ("--set", override)]
+
+
+def _cluster(settings: RunConfig, words: Sequence[Any]) -> Cluster:
+    """The trainers: those that torchrun started, or others that this process starts."""
+    strategy = settings.strategy
+    if isinstance(strategy, Local):
+        return Cluster(Ranks())
+    if strategy.trainers > 1 and "RANK" not in os.environ:
+        return Cluster.found(strategy.trainers, ["train", *map(str, words)], lockstep=strategy.lockstep)
+    return Cluster.join(strategy.trainers, lockstep=strategy.lockstep)
+
+
+@contextmanager
+def _told(cluster: Cluster) -> Iterator[None]:
+    """Ends all processes where something goes wrong."""
+    try:
+        yield
+    except BaseException:
+        cluster.close(failed=True)
+        raise
+
+
+def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
+    """What trainers other than the first do: the same, but they write and say nothing."""
+    if STARTED_BY_GIRIH in os.environ:
+        end_with_parent()
+    cluster = _cluster(settings, [])
+    with _told(cluster):
+        ranks = cluster.company.ranks
+        if not ranks.broadcast(None):
+            cluster.close()
+            return 0
+        newest = ranks.broadcast(None)
+    with settings.trainer(cluster=cluster) as trainer:
+        if newest is not None:
+            trainer.load(newest)
+        trainer.check(datasets["train"], datasets.get("valid"))
+        with stopping(trainer, only_heard=STARTED_BY_GIRIH in os.environ):
+            metrics, stopped = _fit(settings, datasets, trainer)
+            if not stopped:
+                trainer.summary(metrics, duration_s=0.0)
+    return 130 if stopped else 0
+
+
+def _fit(settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer) -> tuple[Metrics | None, bool]:
+    """Trains what is left and evaluates; returns the final metrics, and whether a signal ended it."""
+    left = 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
+    final = datasets.get("test") or datasets.get("valid")
+    try:
+        trainer.fit(datasets["train"], datasets.get("valid"), epochs=left)
+        metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
+    except KeyboardInterrupt:
+        return None, True
+    return metrics, trainer.stopped
+
+
+def _train(
+    settings: RunConfig,
+    datasets: dict[str, Dataset],
+    run: RunDirectory,
+    newest: Path | None,
+    cluster: Cluster,
+) -> int:
     start = time.perf_counter()
     total = datasets["train"].num_examples
     with (
         Progress(None if total is None else total * settings.train.epochs) as progress,
-        settings.trainer(run=run, callbacks=[progress]) as trainer,
+        settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
             trainer.load(newest)
@@ -74,19 +155,10 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
                 progress.message(f"changed since: {change}")
         if not is_compiled():
             progress.message("compiling kernels for this machine: once, about half a minute")
-        final = datasets.get("test") or datasets.get("valid")
         with stopping(trainer):
-            remaining = (
-                0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
-            )
-            if newest is not None and remaining == 0:
+            if newest is not None and trainer.state.epoch >= settings.train.epochs:
                 progress.message(f"train.epochs = {settings.train.epochs} are done: nothing is left to train")
-            try:
-                trainer.fit(datasets["train"], datasets.get("valid"), epochs=remaining)
-                metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
-                stopped = trainer.stopped
-            except KeyboardInterrupt:
-                stopped = True
+            metrics, stopped = _fit(settings, datasets, trainer)
         if stopped:
             trainer.end(None)
             again = f"girih train {run.config} --run {run.path} --resume"
@@ -96,7 +168,8 @@ def _train(settings: RunConfig, datasets: dict[str, Dataset], run: RunDirectory,
             best = f"its weights of step {trainer.state.best_step} are the final ones"
             progress.message(f"stopped early at step {trainer.state.step}; {best}")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
-        summary["evaluated_on"] = None if final is None else ("test" if "test" in datasets else "valid")
+        final = "test" if "test" in datasets else "valid" if "valid" in datasets else None
+        summary["evaluated_on"] = final
         summary["skipped_rows"] = {
             name: data.num_skipped for name, data in datasets.items() if data.num_skipped
         }
@@ -152,11 +225,17 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def stopping(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after the step under way; the second one at once."""
+def stopping(trainer: Trainer, *, only_heard: bool = False) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the run after the step under way; the second one at once.
+
+    Args:
+        only_heard: signals are for the trainer that started this one, which tells it.
+    """
     previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if only_heard:
+            return
         trainer.request_stop()
         for each, handler in previous.items():
             signal.signal(each, handler)

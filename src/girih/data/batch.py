@@ -13,6 +13,22 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Which part of a step's batch one trainer has.
+
+    Attributes:
+        num_examples: of the whole batch.
+        weight: of this part's mean loss in that of the whole.
+        sample: where the ids are, if not here: the number of an embedding worker, and the number under which
+            it keeps them (Persia §4.1, steps 1 and 3).
+    """
+
+    num_examples: int
+    weight: float
+    sample: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """B examples, feature by feature (feature-major), as in a column store.
 
@@ -27,6 +43,7 @@ class Batch:
         labels: float32[B, T], each in [0, 1]; T is 0 where the data has none (prediction).
         example_weights: float32[B], or None where all are 1.
         kept: a ``pyarrow.Table`` of B rows with the columns that the reader was asked to keep, or None.
+        share: the part of a step's batch that this is; None is the whole.
     """
 
     ids: NDArray[np.int64]
@@ -36,6 +53,7 @@ class Batch:
     weights: NDArray[np.float32] | None = None
     example_weights: NDArray[np.float32] | None = None
     kept: Any = None
+    share: Share | None = None
 
     @property
     def num_examples(self) -> int:

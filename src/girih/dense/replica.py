@@ -18,6 +18,7 @@ from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.user import blame
+from girih.spans import Spans
 
 
 class Replica:
@@ -45,17 +46,20 @@ class Replica:
             keep_freed_memory()
         self.module = module.to(self.device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        made: object = optimizer(self.parameters) if self.parameters else None
-        if not isinstance(made, torch.optim.Optimizer | None):
-            raise ConfigError(
-                f"dense_optimizer made a {type(made).__name__}; expected a torch.optim.Optimizer"
-            )
-        self.optimizer = made
+        self.optimizer = made_by(optimizer, self.parameters)
+        self.sent_bytes = 0
+        self.spans: Spans | None = None
+        """Where it times what it does beside the loop, if anywhere."""
         self._autocast = precision == "bfloat16"
         self._clip_norm = clip_norm
         self._logits: Tensor | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
         self._buffers: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def staleness_max(self) -> int:
+        """A copy that moves in its own step is never behind."""
+        return 0
 
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T], detached: :meth:`backward` takes their gradient."""
@@ -64,7 +68,7 @@ class Replica:
             self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         with torch.set_grad_enabled(train), self._arithmetic():
-            logits = self._logits_of(numeric, _to(embeddings, self.device))
+            logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows, labels = batch.num_examples, batch.labels.shape[1]  # without labels, columns are not known
         if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
             raise ConfigError(
@@ -83,10 +87,13 @@ class Replica:
             return linear.OneDNNLinear()
         return nullcontext()
 
-    def _logits_of(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+    def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
+        return self.module(numeric, embeddings)
+
+    def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         kind = type(self.module)
         try:
-            logits = self.module(numeric, embeddings)
+            logits = self._call(numeric, embeddings, train=train)
         except GirihError:
             raise
         except Exception as error:
@@ -111,16 +118,27 @@ class Replica:
                 module.training = training
             self._modes = []
 
-    def backward(self, logits_gradient: Tensor) -> None:
+    def backward(
+        self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
+    ) -> float:
         """Adds to the parameters' gradients; the embeddings of the last forward collect theirs.
 
+        Returns:
+            ``loss``.
+
         Raises:
-            NonFiniteError: a parameter's gradient is NaN or infinite; names the parameter.
+            NonFiniteError: ``refused``, or a parameter's gradient is NaN or infinite; names the parameter.
         """
+        if refused is not None:
+            raise refused
         logits, self._logits = self._logits, None
         if logits is None or not logits.requires_grad:
-            return
+            return loss
         logits.backward(logits_gradient)  # type: ignore[no-untyped-call]
+        self._check_gradients()
+        return loss
+
+    def _check_gradients(self) -> None:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             for name, parameter in self.module.named_parameters():
@@ -136,6 +154,14 @@ class Replica:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def drain(self) -> None:
+        """Nothing is ever in flight."""
+        return
+
+    def refresh(self) -> None:
+        """Nobody else moves the parameters."""
+        return
+
     def discard(self) -> None:
         """Clears the gradients of a refused step, and puts back the buffers that its forward moved."""
         self._logits = None
@@ -143,6 +169,10 @@ class Replica:
             buffer.copy_(before)
         for parameter in self.parameters:
             parameter.grad = None
+
+    def close(self) -> None:
+        """It holds nothing but memory."""
+        return
 
     def state(self) -> dict[str, Any]:
         """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
@@ -170,7 +200,20 @@ class Replica:
                 group.update(options)
 
 
-def _to(embeddings: Embeddings, device: torch.device) -> Embeddings:
+def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """The optimizer of some parameters; None where there are none.
+
+    Raises:
+        ConfigError: what was made is no optimizer.
+    """
+    made: object = optimizer(parameters) if parameters else None
+    if not isinstance(made, torch.optim.Optimizer | None):
+        raise ConfigError(f"dense_optimizer made a {type(made).__name__}; expected a torch.optim.Optimizer")
+    return made
+
+
+def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
+    """The same tensors on a device."""
     if device.type == "cpu":
         return embeddings
     return replace(

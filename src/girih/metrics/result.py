@@ -104,6 +104,23 @@ class Metrics:
         """Label to plain values: ``by_label`` of ``summary.json``."""
         return {name: metrics.as_dict() for name, metrics in self.by_label.items()}
 
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Mapping[str, Any]]) -> Metrics:
+        """The inverse of :meth:`as_dict`."""
+        return cls(
+            {
+                name: LabelMetrics(
+                    **{
+                        **values,
+                        "calibration_curve": tuple(
+                            CalibrationBin(**one) for one in values["calibration_curve"]
+                        ),
+                    }
+                )
+                for name, values in mapping.items()
+            }
+        )
+
     def __str__(self) -> str:
         lines = []
         for name, metrics in self.by_label.items():

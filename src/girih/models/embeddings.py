@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from girih.errors import NonFiniteError
+
 
 class Jagged(NamedTuple):
     """One sequence feature: the vectors of all its ids, and where each example's begin.
@@ -111,6 +113,30 @@ class Embeddings:
             if bad.any():
                 return block.features[int(bad.nonzero()[0])]
         return next((n for n, s in self.sequences.items() if not torch.isfinite(s.values).all()), None)
+
+    def check_gradients(self) -> None:
+        """Before anything moves: an update on its way to other processes cannot be taken back.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite; names the feature.
+        """
+        feature = self.first_nonfinite_gradient()
+        if feature is not None:
+            raise NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+
+    def first_nonfinite_gradient(self) -> str | None:
+        """A feature whose gradient holds a NaN or an infinity, if any."""
+        for block in (*self.blocks, *self.first_order):
+            gradient = block.values.grad
+            if gradient is not None and not torch.isfinite(gradient.sum()):  # one pass, or nearly always
+                bad = ~torch.isfinite(gradient).all(dim=2).all(dim=0)
+                if bad.any():
+                    return block.features[int(bad.nonzero()[0])]
+        for name, sequence in self.sequences.items():
+            gradient = sequence.values.grad
+            if gradient is not None and not torch.isfinite(gradient).all():
+                return name
+        return None
 
     def stacked(self, features: Sequence[str] | None = None) -> Tensor:
         """Bags of equal width as float32[B, F, D]: those of ``features``, else all in block order.

@@ -142,14 +142,24 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
     if not isinstance(timeline, list):
         run.notes.append("timeline.json is damaged and left out.")
         return
+    titles: dict[Any, str] = {}  # of all processes but the first, whose phases stand for the run's
     for event in timeline:
-        if not isinstance(event, dict) or event.get("ph") != "X":
+        if not isinstance(event, dict):
+            continue
+        if event.get("name") == "process_name" and event.get("pid"):
+            titles[event["pid"]] = f"{(event.get('args') or {}).get('name', '?')}: "
+        if event.get("ph") != "X":
             continue
         start, length = event.get("ts"), event.get("dur")
         if is_number(start) and is_number(length):
             thread = str(event.get("tid", ""))
             run.events.append(
-                Event(str(event.get("name", "")), thread, float(start or 0), float(length or 0))
+                Event(
+                    titles.get(event.get("pid"), "") + str(event.get("name", "")),
+                    thread,
+                    float(start or 0),
+                    float(length or 0),
+                )
             )
     run.events.sort(key=lambda event: (event.start_us, -event.duration_us))
     if not run.events:

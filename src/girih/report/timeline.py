@@ -42,7 +42,10 @@ def window(events: Sequence[Event]) -> tuple[float, float, str]:
     first, last = events[0].start_us, _end(events)
     starts: dict[str, list[float]] = defaultdict(list)
     total: dict[str, float] = defaultdict(float)
-    for event in events:
+    own = [
+        event for event in events if ": " not in event.name
+    ] or events  # other processes have a beat of their own
+    for event in own:
         starts[event.name].append(event.start_us)
         total[event.name] += event.duration_us
     most = max(len(at) for at in starts.values())

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from girih.data.batch import Batch
-from girih.errors import CheckpointError, NonFiniteError
-from girih.models.embeddings import Block, Embeddings, Jagged
-from girih.models.needs import EMBEDDING, Needs
+from girih.errors import NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.models.needs import Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Schema
+from girih.sparse.assemble import assemble, bounds_in
 from girih.sparse.gather import GroupPulled, GroupTile
+from girih.sparse.holding import Holding, ShardsSave
 from girih.sparse.options import StoreOptions
 from girih.sparse.pack import pack
-from girih.store import LiveSnapshot, Store, header_checksum, read_snapshot, write_snapshot
+from girih.sparse.spec import SparseSpec
+from girih.store import Store
 
 
 @dataclass
@@ -30,6 +30,7 @@ class LocalPulled:
     batch: Batch
     parts: list[GroupPulled]
     embeddings: Embeddings
+    staleness: int = 0
 
     def wait(self) -> Embeddings:
         """The embeddings."""
@@ -39,33 +40,13 @@ class LocalPulled:
 class Applied:
     """An update that is applied already."""
 
+    def done(self) -> bool:
+        """It is."""
+        return True
+
     def wait(self) -> None:
         """Returns at once."""
         return
-
-
-class LocalSave:
-    """The shards as they were at one moment, one file each below ``directory``."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.snapshots: list[tuple[Path, LiveSnapshot]] = []
-
-    def write(self) -> dict[str, Any]:
-        """Writes every shard's file; each shard is free again as soon as its own is written."""
-        files = {}
-        for name, snapshot in self.snapshots:
-            path = self.directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with snapshot:
-                facts = write_snapshot(snapshot, path)
-            files[name.as_posix()] = {**facts, "header_crc32": header_checksum(path)}
-        return files
-
-    def close(self) -> None:
-        """Ends what was not written."""
-        for _, snapshot in self.snapshots:
-            snapshot.close()
 
 
 class LocalSparse:
@@ -92,12 +73,25 @@ class LocalSparse:
         options = options or StoreOptions()
         self.schema = schema
         self.step = 0
+        self.wire_bytes: Counter[str] = Counter()
         groups = pack(schema, needs, optimizer, first_order_optimizer, seed)
-        num_shards = options.num_shards(group.spec for group in groups)
-        self._pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
+        self._holding = Holding(groups, options)
         self.tiles = [
-            GroupTile(group, options.open_stores(group.spec, num_shards), self._pool) for group in groups
+            GroupTile(group, stores, self._holding.pool)
+            for group, stores in zip(groups, self._holding.stores, strict=True)
         ]
+
+    @classmethod
+    def of(cls, spec: SparseSpec) -> LocalSparse:
+        """The tables of a spec."""
+        return cls(
+            spec.schema,
+            spec.needs,
+            optimizer=spec.optimizer,
+            first_order_optimizer=spec.first_order_optimizer,
+            options=spec.store,
+            seed=spec.seed,
+        )
 
     def pull(self, batch: Batch) -> LocalPulled:
         """Reads a batch's rows for training."""
@@ -129,79 +123,50 @@ class LocalSparse:
         self.step = step
         return Applied()
 
+    def refuse(self, pulled: object) -> Applied:
+        """Nothing is kept for a batch."""
+        return Applied()
+
+    def drop(self, pulled: object) -> Applied:
+        """Nothing is kept for a batch."""
+        return Applied()
+
     def drain(self) -> None:
         """Nothing is ever in flight."""
         return
 
     def counters(self) -> Mapping[str, int]:
         """Sums over all shards, see ``Store.counters``, and ``rows``."""
-        total: Counter[str] = Counter()
-        for _, store in self.stores():
-            total.update(store.counters())
-            total["rows"] += store.num_rows
-        return total
+        return self._holding.counters()
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """There are no other processes."""
+        return {}
 
     def rows(self) -> dict[str, int]:
         """Rows of each table."""
-        rows: Counter[str] = Counter()
-        for tile in self.tiles:
-            for store in tile.shards:
-                for number, table in enumerate(tile.group.spec.tables):
-                    rows[table.name] += store.num_rows_of(number)
-        return dict(rows)
+        return self._holding.rows()
 
-    def begin_save(self, directory: Path) -> LocalSave:
+    def begin_save(self, directory: Path) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written below a directory."""
-        save = LocalSave(directory)
-        try:
-            for name, store in self.stores():
-                save.snapshots.append((name, store.live_snapshot(directory)))
-        except BaseException:
-            save.close()
-            raise
-        return save
+        return self._holding.begin_save(directory)
 
     def load(self, directory: Path, files: Mapping[str, Any]) -> None:
         """Replaces all rows by those of any number of shards."""
-        for name, facts in files.items():  # a header holds the checksums of what follows it
-            if header_checksum(directory / name) != facts["header_crc32"]:
-                raise CheckpointError(
-                    f"{directory / name}: damaged, or of another checkpoint (its header differs)"
-                )
-        snapshots = [read_snapshot(directory / name) for name in sorted(files)]
-        for tile in self.tiles:
-            tables = {table.name for table in tile.group.spec.tables}
-            mine = [s for s in snapshots if tables & {table["name"] for table in s.description["tables"]}]
-            for store in tile.shards:
-                store.restore(mine)
+        self._holding.load(directory, files)
 
     def stores(self) -> Iterator[tuple[Path, Store]]:
         """Every shard, and the place of its file in a checkpoint."""
-        for tile in self.tiles:
-            for s, store in enumerate(tile.shards):
-                yield Path("tables", tile.group.spec.name, f"shard-{s:04d}.safetensors"), store
+        return self._holding.files()
 
     def close(self) -> None:
         """Gives the memory back; the tile cannot be used after it."""
-        if self._pool is not None:
-            self._pool.shutdown()
-        for _, store in self.stores():
-            store.close()
+        self._holding.close()
 
     def _read(self, batch: Batch, *, train: bool) -> LocalPulled:
         parts = [tile.read(batch, self.step + 1, train=train) for tile in self.tiles]
-        return LocalPulled(batch, parts, self._assemble(parts, batch))
-
-    def _assemble(self, parts: list[GroupPulled], batch: Batch) -> Embeddings:
-        blocks, first_order, sequences = [], [], {}
-        for tile, part in zip(self.tiles, parts, strict=True):
-            for output, leaf in zip(tile.group.outputs, part.leaves, strict=True):
-                if output.whole:
-                    feature, size = int(output.features[0]), batch.num_examples
-                    bounds = torch.from_numpy(batch.offsets[feature * size : (feature + 1) * size + 1]).long()
-                    sequences[output.names[0]] = Jagged(leaf, bounds - bounds[0])
-                elif output.segment.name == EMBEDDING:
-                    blocks.append(Block(output.names, leaf))
-                else:
-                    first_order.append(Block(output.names, leaf))
-        return Embeddings(tuple(blocks), sequences, tuple(first_order))
+        return LocalPulled(
+            batch,
+            parts,
+            assemble([tile.group for tile in self.tiles], [part.leaves for part in parts], bounds_in(batch)),
+        )

@@ -12,7 +12,7 @@ import torch
 
 from girih.errors import ConfigError, StorageFullError
 from girih.files import named
-from girih.store import File, GroupSpec, Heap, Store
+from girih.store import File, GroupSpec, Heap, Shared, Store
 from girih.tables import positive_count
 
 MOST_THREADS = 8
@@ -27,14 +27,16 @@ class StoreOptions:
             where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
             None takes as many as torch has threads, at most 8; and one where rows are bounded, by ``max_rows``
             or ``reserve_rows``.
-        arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory.
+        arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory;
+            "shared" is shared memory, for embedding servers: it outlives a process that is killed. None takes
+            "shared" in embedding servers, "heap" elsewhere.
         directory: for arena "file": the disk whose room they take; they have no names there and end with
             the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
     """
 
     shards: int | None = None
-    arena: Literal["heap", "file"] = "heap"
+    arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
     reserve_rows: int | None = None
 
@@ -43,44 +45,66 @@ class StoreOptions:
         if self.shards is not None and not (whole and 1 <= self.shards <= 256):
             raise ConfigError(f"store: shards = {self.shards!r}: expected an integer from 1 to 256")
         positive_count("store", "reserve_rows", self.reserve_rows)
-        if self.arena not in ("heap", "file"):
-            raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap' or 'file'")
+        if self.arena not in (None, "heap", "file", "shared"):
+            raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap', 'file' or 'shared'")
         if (self.arena == "file") != (self.directory is not None):
             raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
 
-    def num_shards(self, specs: Iterable[GroupSpec]) -> int:
-        """How many shards all these groups have."""
+    def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
+        """How many shards all these groups have in one process.
+
+        Args:
+            threads: for shards, where their number is free; None are those of torch.
+        """
         if self.shards is not None:
             return self.shards
         rules = [table.eviction for spec in specs for table in spec.tables]
         if self.reserve_rows is not None or any(getattr(rule, "max_rows", None) for rule in rules):
             return 1
-        return min(torch.get_num_threads(), MOST_THREADS)
+        return min(threads or torch.get_num_threads(), MOST_THREADS)
 
-    def open_stores(self, spec: GroupSpec, num_shards: int) -> list[Store]:
-        """All shards of a group.
+    def open_stores(
+        self,
+        spec: GroupSpec,
+        num_shards: int,
+        *,
+        first: int = 0,
+        here: int | None = None,
+        segment: str | None = None,
+    ) -> list[Store]:
+        """Shards of a group: ``here`` of them from ``first`` on, or all.
+
+        Args:
+            segment: begins the names of shared memory, which the caller removes; None where there is none.
 
         Raises:
+            ConfigError: ``arena = "shared"`` where nobody removes it.
             StorageFullError: no memory or disk to begin with.
         """
+        if self.arena == "shared" and segment is None:
+            raise ConfigError(
+                "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
+            )
         stores: list[Store] = []
         try:
-            for shard in range(num_shards):
-                stores.append(self._open_store(spec, shard, num_shards))
+            for shard in range(first, num_shards if here is None else first + here):
+                stores.append(self._open_store(spec, shard, num_shards, segment))
         except BaseException:
             for store in stores:
                 store.close()
             raise
         return stores
 
-    def _open_store(self, spec: GroupSpec, shard: int, num_shards: int) -> Store:
-        arena = self._arena(spec, shard)
+    def _open_store(self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None) -> Store:
+        arena = self._arena(spec, shard, segment)
         store = Store(spec, shard=shard, num_shards=num_shards, arena=arena)
         if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
             os.unlink(arena.path)
         return store
 
-    def _arena(self, spec: GroupSpec, shard: int) -> Heap | File:
+    def _arena(self, spec: GroupSpec, shard: int, segment: str | None) -> Heap | Shared | File:
+        if segment is not None and self.arena in (None, "shared"):
+            return Shared(segment=f"{segment}-{shard}", reserve_rows=self.reserve_rows)
         if self.directory is None:
             return Heap(reserve_rows=self.reserve_rows)
         directory = Path(self.directory)

@@ -1,6 +1,6 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
-from girih.store.arena import ArenaOptions, File, Heap, Shared, remove_arena
+from girih.store.arena import ArenaOptions, File, Heap, Shared, remove_arena, remove_segments
 from girih.store.live import LiveSnapshot
 from girih.store.route import shard_of
 from girih.store.snapshot import Snapshot, SnapshotFile, read_snapshot, write_snapshot
@@ -23,6 +23,7 @@ __all__ = [
     "header_checksum",
     "read_snapshot",
     "remove_arena",
+    "remove_segments",
     "shard_of",
     "write_snapshot",
 ]

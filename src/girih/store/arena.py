@@ -301,6 +301,13 @@ def remove_arena(options: ArenaOptions) -> None:
             mapping.unlink_shared(options.segment)
 
 
+def remove_segments(beginning: str) -> None:
+    """Removes all shared arenas whose names begin so, where the system tells what there is."""
+    for name in mapping.segments():
+        if name.startswith(beginning):
+            remove_arena(Shared(segment=name))
+
+
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
     """Maps a new arena; a reservation by default shrinks until the system grants it."""
     text = shape.text()

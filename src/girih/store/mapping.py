@@ -19,6 +19,7 @@ from typing import Any
 from girih.errors import ConfigError, StorageFullError
 
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+SEGMENTS = "/dev/shm"
 _ZEROS = bytes(1 << 20)
 
 
@@ -90,6 +91,11 @@ def unlink_shared(name: str) -> None:
         FileNotFoundError: there is none.
     """
     _posixshmem().shm_unlink(f"/{name}")
+
+
+def segments() -> list[str]:
+    """Names of POSIX shared memory; none where the system keeps them to itself."""
+    return os.listdir(SEGMENTS) if os.path.isdir(SEGMENTS) else []
 
 
 def file_opener(path: str) -> Callable[[int], int]:

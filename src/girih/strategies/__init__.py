@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from girih.strategies.asynchronous import Asynchronous
+from girih.strategies.hybrid import Hybrid
 from girih.strategies.local import Local
+from girih.strategies.synchronous import Synchronous
 
-Strategy = Local
-BY_NAME: dict[str, type[Strategy]] = {Local.name: Local}
+Strategy = Asynchronous | Hybrid | Local | Synchronous
+BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Asynchronous, Hybrid, Local, Synchronous)}
 
-__all__ = ["BY_NAME", "Local", "Strategy"]
+__all__ = ["BY_NAME", "Asynchronous", "Hybrid", "Local", "Strategy", "Synchronous"]

@@ -6,12 +6,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from torch import nn
+
+from girih.company import Company
+from girih.dense.options import OptimizerFactory
 from girih.dense.replica import Replica
+from girih.feeds import Rows
 from girih.schedules import Schedule, in_step
 from girih.sparse.local import LocalSparse
+from girih.sparse.spec import SparseSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,19 @@ class Local:
     """Trains in this process, in step."""
 
     name: ClassVar[str] = "local"
-    sparse: ClassVar[type[LocalSparse]] = LocalSparse
-    dense: ClassVar[type[Replica]] = Replica
+    trainers: ClassVar[int] = 1
+    lockstep: ClassVar[bool] = True
+    together: ClassVar[bool] = True
+    roles: ClassVar[Mapping[str, int]] = {}
+    feed: ClassVar[type[Rows]] = Rows
     schedule: ClassVar[Schedule] = staticmethod(in_step)
+
+    def sparse(self, spec: SparseSpec, company: Company) -> LocalSparse:
+        """All tables, here."""
+        return LocalSparse.of(spec)
+
+    def dense(
+        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+    ) -> Replica:
+        """The only copy."""
+        return Replica(module, optimizer, **options)

@@ -1,0 +1,17 @@
+"""Roles as processes, and what starts them."""
+
+from __future__ import annotations
+
+from girih.cluster.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
+from girih.cluster.places import Place, Places
+from girih.cluster.start import start_loaders, start_roles
+
+__all__ = [
+    "STARTED_BY_GIRIH",
+    "Cluster",
+    "Place",
+    "Places",
+    "end_with_parent",
+    "start_loaders",
+    "start_roles",
+]

@@ -1,0 +1,61 @@
+"""The process of one role: ``python -m girih.cluster.child ROLE``, as :class:`girih.cluster.supervisor.Supervisor` starts it.
+
+The role comes through standard input, which then stays open: its end means that whoever started this is gone.
+What is to be told goes to standard output, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+
+from girih.errors import GirihError
+
+LAST_WORDS_S = 5.0
+HOMES = {
+    "embedding-server": "girih.sparse.serving",
+    "embedding-worker": "girih.sparse.working",
+    "loader": "girih.cluster.loader",
+}
+
+
+def main() -> int:
+    """Runs the role; returns the status of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this decides when it ends
+        signal.signal(number, signal.SIG_IGN)
+    telling = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what anybody prints is not for the one who started this
+    importlib.import_module(HOMES[sys.argv[1]])  # while whoever started this gets ready
+    length = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    role = pickle.loads(sys.stdin.buffer.read(length))  # a private pipe from the parent, no socket
+    stop = threading.Event()
+    threading.Thread(target=_until_left_alone, args=(stop,), name="girih-parent", daemon=True).start()
+
+    def ready(address: str) -> None:
+        print(json.dumps({"address": address}), file=telling)
+
+    try:
+        role.run(ready, stop)
+    except Exception as error:
+        if not stop.is_set():
+            text = str(error) if isinstance(error, GirihError) else traceback.format_exc()
+            print(json.dumps({"error": f"{type(error).__name__}: {text}"}), file=telling)
+            return 1
+    return 0
+
+
+def _until_left_alone(stop: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    stop.set()
+    threading.Event().wait(LAST_WORDS_S)
+    os._exit(1)  # something hangs, and nobody is there to end it
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""A loader: reads batches, gives each trainer's ids to an embedding worker and the rest of them to the trainer
+(Persia §4.1, steps 1 and 2).
+
+Several loaders read the same batches; each serves its part of the trainers.
+
+Shapes: B examples of a share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from girih.data import Batch, Dataset, Position, read_ahead
+from girih.data.shares import share_of
+from girih.spans import Spans
+from girih.sparse.packets import Packets
+from girih.sparse.verbs import Verb, as_text, from_text
+from girih.wire import Client, Request, connect, listen
+
+Answer = Callable[[Request], None]
+
+
+@dataclass
+class Loader:
+    """One loader of several.
+
+    Attributes:
+        trainers: those it serves, of ``num_trainers``.
+        workers: where the embedding workers listen.
+        address: where to listen; see :func:`girih.wire.listen`.
+    """
+
+    data: Dataset
+    packets: Packets
+    index: int
+    trainers: tuple[int, ...]
+    num_trainers: int
+    workers: tuple[str, ...]
+    address: str
+    secret: bytes
+    name: str = "loader"
+
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set."""
+        clients = [connect(address, secret=self.secret) for address in self.workers]
+        work = _Work(self, clients)
+        try:
+            with (
+                ThreadPoolExecutor(1, "girih-loader") as pool,
+                listen(
+                    lambda request: work.handle(request, pool), address=self.address, secret=self.secret
+                ) as server,
+            ):
+                ready(server.address)
+                stop.wait()
+        finally:
+            work.end()
+            for client in clients:
+                client.close()
+
+
+@dataclass
+class _Lane:
+    """What goes to one trainer: shares that are ready, and requests that wait for one, by its number.
+
+    Attributes:
+        next_number: of the first share that is ready, or will be; requests may come in another order.
+    """
+
+    ready: deque[Answer] = field(default_factory=deque)
+    waiting: dict[int, Request] = field(default_factory=dict)
+    next_number: int = 0
+    open: bool = True
+
+
+class _Pass:
+    """One reading of an epoch, or the rest of it."""
+
+    def __init__(self, work: _Work, number: int, told: Mapping[str, Any]) -> None:
+        self.number, self.told = number, told
+        self._work = work
+        self._lanes = {trainer: _Lane() for trainer in work.role.trainers}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
+        self._thread.start()
+
+    def next(self, trainer: int, number: int, request: Request) -> None:
+        """Answers with one of the trainer's shares, once it is there."""
+        with self._changed:
+            self._lanes[trainer].waiting[number] = request
+            self._match(trainer)
+
+    def end(self, trainer: int | None = None) -> None:
+        """One trainer, or none at all, wants any more; returns when nothing more will be kept for it."""
+        with self._changed:
+            for number, lane in self._lanes.items():
+                if trainer in (None, number):
+                    lane.open = False
+                    lane.ready.clear()
+            self._changed.notify_all()
+        if not any(lane.open for lane in self._lanes.values()):
+            self._thread.join()
+
+    def _read(self) -> None:
+        work, role = self._work, self._work.role
+        position = self.told["position"]
+        try:
+            batches = role.data.batches(
+                self.told["epoch"], None if position is None else Position.from_dict(position)
+            )
+            with read_ahead(batches, role.data.read_ahead) as ahead:
+                for number, (batch, after) in enumerate(ahead):
+                    for trainer in role.trainers:
+                        if not self._make_room(trainer):
+                            continue
+                        share = share_of(batch, trainer, role.num_trainers)
+                        worker = (number + trainer) % len(role.workers)
+                        self._put(trainer, work.dispatch(share, after, worker, self.number, trainer))
+                    if not any(lane.open for lane in self._lanes.values()):
+                        return
+            skipped = as_text(asdict(role.data.skipped))
+            self._put_last(lambda request: request.reply((0,), (skipped,)))
+        except Exception as error:
+            failure = error
+            self._put_last(lambda request: request.fail(failure))
+
+    def _make_room(self, trainer: int) -> bool:
+        """Waits until a trainer has taken enough; False where it wants no more."""
+        lane, most = self._lanes[trainer], self._work.role.data.read_ahead
+        with self._changed:
+            self._changed.wait_for(lambda: len(lane.ready) < most or not lane.open)
+            return lane.open
+
+    def _put(self, trainer: int, answer: Answer) -> None:
+        with self._changed:
+            if self._lanes[trainer].open:
+                self._lanes[trainer].ready.append(answer)
+                self._match(trainer)
+
+    def _put_last(self, answer: Answer) -> None:
+        """What every further request gets."""
+        for trainer in self._lanes:
+            self._put(trainer, answer)
+
+    def _match(self, trainer: int) -> None:
+        lane = self._lanes[trainer]
+        while lane.ready and lane.next_number in lane.waiting:
+            lane.ready.popleft()(lane.waiting.pop(lane.next_number))
+            lane.next_number += 1
+            self._changed.notify_all()
+
+
+class _Work:
+    """What a loader does, request by request."""
+
+    def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
+        self.role = role
+        self._workers = workers
+        self._pass: _Pass | None = None
+        self._sent: Counter[str] = Counter()
+        self._spans = Spans()
+
+    def handle(self, request: Request, pool: ThreadPoolExecutor) -> None:
+        """Takes a request in."""
+        pool.submit(self._do, request)
+
+    def end(self) -> None:
+        """Stops reading."""
+        if self._pass is not None:
+            self._pass.end()
+            self._pass = None
+
+    def dispatch(self, share: Batch, after: Position, worker: int, number: int, trainer: int) -> Answer:
+        """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
+        with self._spans("dispatch"):
+            ids = self.role.packets.pack_ids(share)
+            kept = self._workers[worker].call(Verb.KEEP, (number, trainer, share.num_examples), ids).wait()
+        weight = 1.0 if share.share is None else share.share.weight
+        whole = share.num_examples if share.share is None else share.share.num_examples
+        arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
+        if share.example_weights is not None:
+            arrays.append(share.example_weights)
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        self._sent["ids"] += sum(array.nbytes for array in ids)
+        self._sent["dense"] += sum(array.nbytes for array in arrays)
+        fields = (1, worker, kept.fields[0], whole)
+        return lambda request: request.reply(fields, arrays)
+
+    def _do(self, request: Request) -> None:
+        verbs = {Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.COUNT: self._count}
+        try:
+            verbs[Verb(request.frame.kind)](request)
+        except Exception as error:
+            request.fail(error)
+
+    def _begin(self, request: Request) -> None:
+        number = request.frame.fields[0]
+        if self._pass is None or self._pass.number != number:
+            self.end()
+            self._pass = _Pass(self, number, from_text(request.frame.arrays[0]))
+        request.reply()
+
+    def _next(self, request: Request) -> None:
+        number, trainer, share = request.frame.fields
+        if self._pass is None or self._pass.number != number:
+            raise ValueError(f"pass {number} is over")
+        self._pass.next(trainer, share, request)
+
+    def _end(self, request: Request) -> None:
+        number, trainer = request.frame.fields
+        if self._pass is not None and self._pass.number == number:
+            self._pass.end(trainer)
+            for worker in self._workers:
+                worker.call(Verb.FORGET, (number, trainer)).wait()
+        request.reply()
+
+    def _count(self, request: Request) -> None:
+        request.reply((), (as_text({"wire": dict(self._sent), "spans": self._spans.events()}),))

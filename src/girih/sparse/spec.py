@@ -1,0 +1,35 @@
+"""What a sparse half is of: said once, and told to every process that has a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from girih.models.needs import Needs
+from girih.optim import SparseOptimizer
+from girih.schema import Schema
+from girih.sparse.options import StoreOptions
+from girih.sparse.pack import Group, pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseSpec:
+    """Tables, what the model reads of them, and how they are kept.
+
+    Attributes:
+        schema: features and tables.
+        needs: feature name → what the model reads of it.
+        optimizer: of embeddings; first_order_optimizer: of first-order weights, the same where None.
+        store: shards, and where their memory lies.
+        seed: initial values are a function of it, the table's name, the id and the column.
+    """
+
+    schema: Schema
+    needs: Needs
+    optimizer: SparseOptimizer
+    first_order_optimizer: SparseOptimizer | None = None
+    store: StoreOptions = field(default_factory=StoreOptions)
+    seed: int = 0
+
+    def groups(self) -> tuple[Group, ...]:
+        """Tables packed by row layout."""
+        return pack(self.schema, self.needs, self.optimizer, self.first_order_optimizer, self.seed)

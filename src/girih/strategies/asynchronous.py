@@ -1,0 +1,41 @@
+"""``asynchronous``: no trainer waits for another (the baseline of Persia's Table 2 and Figures 7 to 9).
+
+| sparse half                      | schedule         | dense half        |
+| ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``ServedReplica`` |
+
+Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradients are of old parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from girih.company import Company
+from girih.dense.options import OptimizerFactory
+from girih.dense.served import ServedReplica
+from girih.strategies.remote import RemoteStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asynchronous(RemoteStrategy):
+    """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``RemoteStrategy``.
+
+    ``staleness`` bounds each trainer's dense gradients under way as well. The dense server is a thread of the
+    first trainer.
+    """
+
+    name: ClassVar[str] = "asynchronous"
+    lockstep: ClassVar[bool] = False
+    together: ClassVar[bool] = False
+
+    def dense(
+        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+    ) -> ServedReplica:
+        """This trainer's copy."""
+        address = self.address(company.host)
+        return ServedReplica(
+            module, optimizer, company=company, staleness=self.staleness, address=address, **options
+        )

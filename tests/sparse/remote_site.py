@@ -1,0 +1,146 @@
+"""Embedding servers and a worker as threads, and trainers' ways to them; loaders are played by hand."""
+
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+import girih
+from girih import models
+from girih.company import Company
+from girih.data import Batch
+from girih.data.batch import Share
+from girih.models import needs_of
+from girih.sparse import remote, working
+from girih.sparse.options import StoreOptions
+from girih.sparse.packets import Packets
+from girih.sparse.remote import SERVER, WORKER, RemoteSparse
+from girih.sparse.serving import EmbeddingServer
+from girih.sparse.spec import SparseSpec
+from girih.sparse.verbs import Verb, answer
+from girih.sparse.working import EmbeddingWorker
+
+SECRET = b"secret"
+
+
+def spec_of(*, eviction=None, dim=4, optimizer=None, shards=1):
+    """``user`` and ``item``, one id an example each."""
+    tables = (
+        [girih.Table(name=name, dim=dim, eviction=eviction) for name in ("user", "item")] if eviction else []
+    )
+    schema = girih.Schema(
+        [girih.Categorical(name="user", dim=dim), girih.Categorical(name="item", dim=dim)],
+        labels="click",
+        tables=tables,
+    )
+    needs = needs_of(models.DNN(schema, hidden=(2,)), schema)
+    optimizer = optimizer or girih.optim.SGD(lr=1.0)
+    return SparseSpec(
+        schema=schema,
+        needs=needs,
+        optimizer=optimizer,
+        first_order_optimizer=None,
+        store=StoreOptions(shards=shards),
+        seed=0,
+    )
+
+
+def batch_of(users, items):
+    size = len(users)
+    return Batch(
+        ids=np.array([*users, *items], np.int64),
+        offsets=np.arange(2 * size + 1, dtype=np.int32),
+        numeric=np.empty((size, 0), np.float32),
+        labels=np.zeros((size, 1), np.float32),
+    )
+
+
+@contextmanager
+def running(role):
+    """Runs a role in a thread; gives where it listens."""
+    stop, told, address = threading.Event(), threading.Event(), []
+
+    def ready(where):
+        address.append(where)
+        told.set()
+
+    thread = threading.Thread(target=role.run, args=(ready, stop), daemon=True)
+    thread.start()
+    assert told.wait(20)
+    try:
+        yield address[0]
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+class Site:
+    """One worker, some servers, some trainers (by ``together`` in step)."""
+
+    def __init__(self, stack, spec, num_servers=1, together=1, num_trainers=1, **packets):
+        self.spec, self.packets = spec, Packets.of(spec.schema, spec.needs, **packets)
+        self.servers = tuple(
+            stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
+            for i in range(num_servers)
+        )
+        worker = EmbeddingWorker(
+            spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET
+        )
+        self.worker = stack.enter_context(running(worker))
+        self.loader = working.connect(self.worker, secret=SECRET)
+        stack.callback(self.loader.close)
+        company = Company(addresses={SERVER: self.servers, WORKER: (self.worker,)}, secret=SECRET)
+        self.trainers = []
+        for rank in range(num_trainers):
+            trainer = RemoteSparse(spec, self.packets, company)
+            trainer._called = self._called_by(trainer, rank)
+            stack.callback(trainer.close)
+            self.trainers.append(trainer)
+
+    @staticmethod
+    def _called_by(trainer, rank):
+        """They are all alone in their process group; what servers know them by is not."""
+        original = trainer._called
+
+        def called(pulled):
+            sample, _, number = original(pulled)
+            return sample, rank, number
+
+        return called
+
+    def keep(self, batch, trainer=0):
+        """Dispatches a batch, as a loader does."""
+        kept = answer(
+            self.loader.call(Verb.KEEP, (1, trainer, batch.num_examples), self.packets.pack_ids(batch))
+        )
+        share = Share(num_examples=batch.num_examples, weight=1.0, sample=(0, kept.fields[0]))
+        return replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), share=share)
+
+    def peek(self, batch):
+        """float32[B, 2, D], detached."""
+        found = self.trainers[0].peek(batch).wait()
+        return found.stacked(("user", "item")).detach().numpy().copy()
+
+
+@contextmanager
+def site(spec=None, **options):
+    with ExitStack() as stack:
+        yield Site(stack, spec or spec_of(), **options)
+
+
+def give(pulled, gradient):
+    """Lets every output of a batch collect a gradient: a number for all examples, or one each."""
+    embeddings = pulled.wait()
+    gradient = np.broadcast_to(np.asarray(gradient, np.float32), embeddings.blocks[0].values.shape[:1])
+    import torch
+
+    for block in embeddings.blocks:
+        block.values.grad = (
+            torch.from_numpy(gradient.copy())[:, None, None].expand_as(block.values).contiguous()
+        )
+    return embeddings
+
+
+__all__ = ["RemoteSparse", "batch_of", "give", "remote", "running", "site", "spec_of"]

@@ -1,0 +1,241 @@
+"""Embedding servers and workers, and what of PERSIA's defects lies between processes."""
+
+import numpy as np
+import pytest
+import torch
+from remote_site import batch_of, give, site, spec_of
+
+import girih
+from girih.errors import GirihError, NonFiniteError
+from girih.sparse.verbs import Verb, answer, as_text, from_text
+from girih.tables import LRU
+
+
+def test_a_batch_is_read_and_moved_on_any_number_of_servers():
+    batch = batch_of([1, 2, 1], [7, 7, 8])
+    moved = []
+    for num_servers in (1, 3):
+        with site(num_servers=num_servers) as here:
+            (trainer,) = here.trainers
+            pulled = trainer.pull(here.keep(batch))
+            give(pulled, [1, 2, 4])
+            trainer.push(pulled)
+            trainer.drain()
+            before = pulled.wait().stacked(("user", "item")).detach().numpy()
+            moved.append(before - here.peek(batch))
+            assert trainer.rows() == {"user": 2, "item": 2}
+    np.testing.assert_array_equal(moved[0], moved[1])
+    np.testing.assert_allclose(moved[0][:, :, 0], [[5, 3], [2, 3], [5, 4]], rtol=1e-6)
+
+
+def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied():
+    with site() as here:
+        (trainer,) = here.trainers
+        pulled = [trainer.pull(here.keep(batch_of([n], [n]))) for n in range(4)]
+        for each in pulled:
+            give(each, 1)
+        assert [each.staleness for each in pulled] == [0, 1, 2, 3]
+        trainer.push(pulled[0])
+        trainer.drop(pulled[2])
+        trainer.drain()
+        last = trainer.pull(here.keep(batch_of([9], [9])))
+        last.wait()
+        assert last.staleness == 2
+
+
+def test_gradients_of_one_step_are_applied_together_and_once():
+    with site(spec_of(optimizer=girih.optim.Adagrad(lr=1.0)), together=2, num_trainers=2) as here:
+        one, two = here.trainers
+        batches = [batch_of([1, 2], [5, 5]), batch_of([2, 3], [5, 6])]
+        pulled = [t.pull(here.keep(b)) for t, b in zip(here.trainers, batches, strict=True)]
+        before = here.peek(batch_of([1, 2, 3], [5, 6, 6]))
+        give(pulled[0], [1, 2])
+        give(pulled[1], [4, 8])
+        first = one.push(pulled[0])
+        assert not first.done()
+        np.testing.assert_array_equal(here.peek(batch_of([1, 2, 3], [5, 6, 6])), before)
+        two.push(pulled[1]).wait()
+        first.wait()
+        moved = before - here.peek(batch_of([1, 2, 3], [5, 6, 6]))
+        total = np.array([[1, 7], [6, 8], [8, 8]])  # Adagrad's first step of a sum is its sign
+        np.testing.assert_allclose(moved[:, :, 0], total / np.abs(total), rtol=1e-5)
+
+
+def test_a_refused_step_moves_nothing_and_counts_on():
+    with site(together=2, num_trainers=2) as here:
+        batch = batch_of([1], [1])
+        for number in range(2):
+            pulled = [t.pull(here.keep(batch)) for t in here.trainers]
+            assert [p.wait() is not None and p.staleness for p in pulled] == [0, 0]
+            before = here.peek(batch)
+            for trainer, each in zip(here.trainers, pulled, strict=True):
+                give(each, 1)
+                (trainer.drop if number == 0 else trainer.push)(each)
+            for trainer in here.trainers:
+                trainer.drain()
+            np.testing.assert_allclose(before - here.peek(batch), 2 * number, atol=1e-6)
+
+
+def test_a_group_that_takes_no_part_moves_nothing_even_where_a_trainer_asked_this_server_for_no_key():
+    """Adam moves rows by a gradient of 0, and weight decay too."""
+    with site(spec_of(optimizer=girih.optim.Adagrad(lr=1.0, l2=0.5)), together=2, num_trainers=2) as here:
+        pulled = [
+            t.pull(here.keep(b))
+            for t, b in zip(here.trainers, (batch_of([1], [1]), batch_of([], [])), strict=True)
+        ]
+        before = here.peek(batch_of([1], [1]))
+        for trainer, each in zip(here.trainers, pulled, strict=True):
+            each.wait()
+            trainer.push(each)  # without gradients
+        for trainer in here.trainers:
+            trainer.drain()
+        np.testing.assert_array_equal(here.peek(batch_of([1], [1])), before)
+
+
+def test_persia_defect_1_a_row_evicted_between_pull_and_push_shifts_no_gradient():
+    with site(spec_of(eviction=LRU(max_rows=3)), num_trainers=2) as here:
+        slow, fast = here.trainers
+        fast.step = 5  # rows of the step under way are never evicted
+        late = slow.pull(here.keep(batch_of([1, 2, 3], [1, 2, 3])))
+        give(late, [100, 2, 3])
+        thief = fast.pull(here.keep(batch_of([2, 3, 4], [2, 3, 4]), 1))  # the row of 1 is now that of 4
+        give(thief, 0)
+        before = here.peek(batch_of([2, 3, 4], [2, 3, 4]))
+        slow.push(late)
+        slow.drain()
+        moved = before - here.peek(batch_of([2, 3, 4], [2, 3, 4]))
+        np.testing.assert_allclose(moved[:, 0, 0], [2, 3, 0], rtol=1e-5)
+        assert slow.counters()["dropped"] == 2  # user 1 and item 1
+
+
+def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
+    for bad in (np.nan, np.inf, -np.inf):
+        with site() as here:
+            (trainer,) = here.trainers
+            batch = batch_of([1, 2], [1, 2])
+            for gradient in ([1, 1], [1, bad]):
+                pulled = trainer.pull(here.keep(batch))
+                give(pulled, gradient)
+                before = here.peek(batch)
+                pending = trainer.push(pulled)
+                if np.isfinite(gradient).all():
+                    pending.wait()
+                else:
+                    with pytest.raises(NonFiniteError, match="NaN or infinite"):
+                        pending.wait()
+                    np.testing.assert_array_equal(here.peek(batch), before)
+
+
+def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_path):
+    batch = batch_of(range(100), range(100))
+    directory, files, values = tmp_path, None, None
+    for number, num_servers in enumerate((1, 8, 3, 1)):
+        with site(spec_of(shards=2 if number == 2 else 1), num_servers=num_servers) as here:
+            (trainer,) = here.trainers
+            if files is None:
+                pulled = trainer.pull(here.keep(batch))
+                give(pulled, np.arange(100))
+                trainer.push(pulled)
+                trainer.drain()
+            else:
+                trainer.load(directory, files)
+            found = here.peek(batch)
+            values = found if values is None else values
+            np.testing.assert_array_equal(found, values)
+            assert trainer.rows() == {"user": 100, "item": 100}
+            directory = tmp_path / str(number)
+            files = trainer.begin_save(directory).write()
+            assert len(files) == num_servers * (2 if number == 2 else 1)
+
+
+def test_persia_defect_8_rows_of_another_dim_are_refused_and_none_is_lost(tmp_path):
+    batch = batch_of([1, 2], [1, 2])
+    with site(spec_of(dim=8)) as here:
+        pulled = here.trainers[0].pull(here.keep(batch))
+        pulled.wait()
+        files = here.trainers[0].begin_save(tmp_path).write()
+    with site(spec_of(dim=4)) as here:
+        (trainer,) = here.trainers
+        pulled = trainer.pull(here.keep(batch))
+        give(pulled, 1)
+        trainer.push(pulled)
+        trainer.drain()
+        before = here.peek(batch)
+        with pytest.raises(girih.errors.CheckpointError):
+            trainer.load(tmp_path, files)
+        np.testing.assert_array_equal(here.peek(batch), before)
+
+
+def test_persia_defect_10_a_request_is_one_call_of_a_store_however_many_keys_it_has(monkeypatch):
+    from girih.store import Store
+
+    calls, original = [], Store.lookup
+
+    def lookup(self, keys, *arguments):
+        calls.append(len(keys))
+        return original(self, keys, *arguments)
+
+    monkeypatch.setattr(Store, "lookup", lookup)
+    with site() as here:
+        here.trainers[0].pull(here.keep(batch_of(range(1000), range(1000)))).wait()
+    assert calls == [2000]
+
+
+def test_errors_of_another_process_are_told():
+    with site() as here:
+        (trainer,) = here.trainers
+        kept = here.keep(batch_of([1], [1]))
+        trainer.pull(kept).wait()
+        other = here.keep(batch_of([2], [2]))
+        answer(here.loader.call(Verb.FORGET, (1, 0)))
+        with pytest.raises(GirihError, match="is not kept here"):
+            trainer.pull(other).wait()
+        with pytest.raises(girih.errors.ConfigError, match="has its ids with it"):
+            trainer.pull(batch_of([1], [1]))
+        told = trainer.told()["embedding-worker 0"]
+        assert told["kept"] == 1  # what was pulled, and not yet pushed
+
+
+def test_bytes_are_counted_once_each():
+    batch = batch_of([1, 2, 1], [7, 7, 8])
+    with site(num_servers=2) as here:
+        (trainer,) = here.trainers
+        pulled = trainer.pull(here.keep(batch))
+        give(pulled, 1)
+        trainer.push(pulled)
+        trainer.drain()
+        told = trainer.told()
+        assert trainer.wire_bytes == {"gradients": 3 * 2 * 4 * 4}
+        worker, servers = (
+            told["embedding-worker 0"]["wire"],
+            [told[f"embedding-server {s}"]["wire"] for s in (0, 1)],
+        )
+        # 4 unique keys of 8 bytes, their counts of 4; lengths of two tables to each of two servers
+        assert worker == {"ids": 4 * 12 + 2 * 2 * 8, "embeddings": 3 * 2 * 4 * 4, "gradients": 4 * 4 * 4}
+        assert sum(wire["embeddings"] for wire in servers) == 4 * 4 * 4
+        trainer.peek(batch).wait()
+        assert trainer.wire_bytes["ids"] == 6 * 8 + 7 * 4
+
+
+def test_text_and_numbers_survive():
+    from girih.sparse.verbs import as_float, as_integer
+
+    for value in (None, {"a": [1, "ü"]}, ""):
+        assert from_text(as_text(value)) == value
+    for number in (0.0, -1.5, 1e-300, float("inf")):
+        assert as_float(as_integer(number)) == number
+
+
+def test_halves_on_the_wire_lose_little():
+    batch = batch_of(range(50), range(50))
+    with site(half_embeddings=True, half_gradients=True) as here, site() as exact:
+        found = []
+        for each in (here, exact):
+            (trainer,) = each.trainers
+            pulled = trainer.pull(each.keep(batch))
+            embeddings = give(pulled, np.linspace(-1, 1, 50))
+            trainer.push(pulled)
+            trainer.drain()
+            found.append((embeddings.stacked(("user", "item")).detach(), torch.from_numpy(each.peek(batch))))
+        for close, true in zip(*found, strict=True):
+            assert 0 < (close - true).abs().max() <= true.abs().max() * 2**-11

@@ -1,0 +1,327 @@
+"""Small data with a configuration for each kind of model, and trainings of it that need few processes.
+
+A scene is played by all trainers of a group: each is a process with real collectives, while loaders, embedding
+workers and embedding servers are threads of the first one, with real sockets and shared memory. As a program, this
+file is one trainer: ``RANK=0 WORLD_SIZE=2 … python scenes.py DIRECTORY SCENES.json``.
+"""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from girih.cluster.cluster import Cluster
+from girih.data.synthetic import click_log
+from girih.errors import NonFiniteError
+from girih.ranks import Ranks
+from girih.runconfig import RunConfig
+
+STEPS, SIZE = 200, 32
+ODD = 5
+"""Examples of an epoch's last batch."""
+
+FEATURES = """
+[[features]]
+name = "user"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "item"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "tags"
+kind = "categorical"
+dim = 4
+pooling = "mean"
+[[features]]
+name = "x0"
+kind = "numeric"
+transform = ["log1p", "standardize"]
+"""
+
+HISTORY = """
+[[features]]
+name = "history"
+kind = "sequence"
+table = "item"
+"""
+
+LOG = """
+[data]
+train = "train.parquet"
+valid = "valid.parquet"
+test = "test.parquet"
+batch_size = {size}
+{features}
+[labels]
+names = {labels}
+{weight}
+[model]
+{model}
+[sparse_optimizer]
+{sparse}
+[dense_optimizer]
+name = "adam"
+lr = 0.003
+[store]
+shards = 2
+[train]
+seed = 3
+log_every_steps = 20
+{more}
+"""
+
+WEIGHTED = """
+[data]
+format = "libsvm"
+train = "train.svm"
+test = "test.svm"
+batch_size = {size}
+[[features]]
+name = "words"
+kind = "categorical"
+dim = 4
+pooling = "mean"
+[[features]]
+name = "marks"
+kind = "categorical"
+dim = 8
+pooling = "sum"
+[labels]
+names = ["click"]
+[model]
+name = "wide_deep"
+hidden = [8]
+[sparse_optimizer]
+name = "ftrl"
+[first_order_optimizer]
+name = "sgd"
+lr = 0.1
+momentum = 0.9
+[dense_optimizer]
+name = "adagrad"
+lr = 0.01
+[store]
+shards = 1
+"""
+
+
+def write(directory, *, num_examples=STEPS * SIZE, size=SIZE):
+    """Writes data, and ``deepfm``, ``din``, ``mmoe`` and ``weighted`` as configurations."""
+    start = 0
+    for name, rows in (("train", num_examples), ("valid", 1001), ("test", 1001)):
+        pq.write_table(log(rows, start), directory / f"{name}.parquet", row_group_size=700)
+        start += rows
+    for name, rows in (("train", num_examples), ("test", 500)):
+        (directory / f"{name}.svm").write_text(svm(rows))
+    adam, adagrad = 'name = "adam"\nlr = 0.01', 'name = "adagrad"\nlr = 0.05'
+    rowwise, one, two = 'name = "rowwise_adagrad"\nlr = 0.05', '["click"]', '["click", "buy"]'
+    first_order = '[first_order_optimizer]\nname = "ftrl"'
+    for name, features, labels, weight, model, sparse, more in (
+        ("deepfm", FEATURES, one, "", 'name = "deepfm"\nhidden = [16, 8]', adam, first_order),
+        ("din", FEATURES + HISTORY, one, 'weight = "importance"', 'name = "din"\nhidden = [8]', adagrad, ""),
+        ("mmoe", FEATURES, two, "", 'name = "mmoe"\nexpert_hidden = [8]\ntower_hidden = [4]', rowwise, ""),
+    ):
+        content = LOG.format(
+            size=size, features=features, labels=labels, weight=weight, model=model, sparse=sparse, more=more
+        )
+        (directory / f"{name}.toml").write_text(content)
+    (directory / "weighted.toml").write_text(WEIGHTED.format(size=size))
+    (directory / "config.toml").write_text((directory / "deepfm.toml").read_text())
+    return directory
+
+
+def log(rows, start):
+    table, _ = click_log(rows, start=start, cardinality=300)
+    rng = np.random.default_rng(start)
+    items = table["item"].to_numpy()
+    lengths = rng.integers(0, 5, rows)
+    bounds = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    history = pa.ListArray.from_arrays(pa.array(bounds), pa.array(rng.choice(items, lengths.sum())))
+    table = table.append_column("history", history)
+    table = table.append_column("importance", pa.array(rng.choice([0.0, 0.5, 1.0, 3.0], rows)))
+    return table.append_column("buy", pa.array((rng.random(rows) < 0.3).astype(np.int8)))
+
+
+def svm(rows):
+    rng = np.random.default_rng(rows)
+    lines = []
+    for _ in range(rows):
+        ids, weights = rng.integers(1, 200, 2), rng.uniform(-1, 2, 2)
+        lines.append(f"{rng.integers(0, 2)} {ids[0]}:{weights[0]:.4f} {ids[1]}:{weights[1]:.4f}")
+    return "\n".join(lines) + "\n"
+
+
+class Threads(Cluster):
+    """Roles as threads of the first trainer's process; the trainers are others' business."""
+
+    def __init__(self, ranks, change=lambda role: role):
+        super().__init__(ranks)
+        self._change, self._started, self.failures = change, {}, []
+
+    def prepare(self, counts):
+        pass
+
+    def start(self, name, roles):
+        ranks, found = self.company.ranks, None
+        if ranks.first:
+            found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
+        addresses = tuple(ranks.broadcast(found))
+        object.__setattr__(self.company, "addresses", {**self.company.addresses, name: addresses})
+        return addresses
+
+    def _begin(self, name, role):
+        stop, told, address = threading.Event(), threading.Event(), []
+
+        def ready(where):
+            address.append(where)
+            told.set()
+
+        def run():
+            try:
+                role.run(ready, stop)
+            except Exception as error:
+                self.failures.append(error)
+                told.set()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._started.setdefault(name, []).append((stop, thread))
+        assert told.wait(30), name
+        assert not self.failures, self.failures
+        return address[0]
+
+    def end(self, name):
+        for stop, thread in self._started.pop(name, []):
+            stop.set()
+            thread.join(20)
+            assert not thread.is_alive(), name
+
+    def show_in(self, run):
+        pass
+
+    def close(self, *, failed=False):
+        if not failed:
+            self.company.ranks.barrier()
+        for name in ("loader", "embedding-worker", "embedding-server"):
+            self.end(name)
+
+
+def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
+    """Trains and evaluates; returns the summary, with all of the metrics, and leaves checkpoints in ``name``."""
+    settings = RunConfig.load(
+        directory / f"{scene.get('config', 'deepfm')}.toml",
+        overrides=[*scene.get("overrides", ()), *(f"strategy.{o}" for o in scene.get("options", ()))],
+        strategy=scene.get("strategy", "local"),
+    )
+    datasets = {
+        name: settings.dataset(name) for name in ("train", "valid", "test") if getattr(settings.data, name)
+    }
+    ranks = ranks or Ranks()
+    with settings.trainer(run=directory / scene["name"], cluster=Threads(ranks, change)) as trainer:
+        if "load" in scene:
+            trainer.load(directory / scene["load"])
+        if act is not None:
+            act(trainer)
+        if "spoil" in scene:
+            spoil(trainer, ranks.rank, *scene["spoil"])
+        if scene.get("slow_rank", -1) == ranks.rank:
+            trainer.model.register_forward_pre_hook(lambda module, given: time.sleep(0.02))
+        left = settings.train.epochs - trainer.state.epoch
+        if "raises" in scene:
+            try:
+                trainer.fit(datasets["train"], epochs=left)
+            except NonFiniteError as error:
+                return {"error": str(error), "step": trainer.state.step}
+            raise AssertionError("nothing was raised")
+        trainer.fit(datasets["train"], datasets.get("valid") if scene.get("valid") else None, epochs=left)
+        metrics = trainer.evaluate(datasets["test"])
+        told = trainer.sparse.told()
+        summary = trainer.summary(metrics, duration_s=0.0)
+    summary["kept"] = sum(told[title].get("kept", 0) for title in told)
+    return summary
+
+
+def spoil(trainer, rank, kind, spoiled_rank, step):
+    """Has one trainer meet a number that is not finite in one step."""
+    calls = [0]
+
+    def before(module, given):
+        numeric, embeddings = given
+        if not module.training or len(numeric) < 2:  # not the try with one example
+            return None
+        calls[0] += 1
+        if calls[0] != step or rank != spoiled_rank:
+            return None
+        if kind == "nan":
+            return numeric * float("nan"), embeddings
+        embeddings.blocks[0].values.register_hook(lambda gradient: gradient * float("inf"))
+        return None
+
+    trainer.model.register_forward_pre_hook(before)
+
+
+def play_all(directory, scenes, num_trainers):
+    """Plays scenes in turn with so many trainers; returns the summary of each, by name."""
+    (directory / "scenes.json").write_text(json.dumps(scenes))
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    others = [start(directory, rank, num_trainers, store.port) for rank in range(num_trainers)]
+    told = []
+    try:
+        for process in others:
+            out, _ = process.communicate(timeout=280)
+            told.append(out)
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in others] == [0] * num_trainers, "\n".join(told)
+    return json.loads((directory / f"summaries-{num_trainers}.json").read_text())
+
+
+def start(directory, rank, num_trainers, port):
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(num_trainers), "PORT": str(port)}
+    environment["OMP_NUM_THREADS"] = "1"
+    return subprocess.Popen(
+        [sys.executable, __file__, str(directory)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def main():
+    from torch._C._distributed_c10d import TCPStore
+
+    directory, size = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore("127.0.0.1", int(os.environ["PORT"]), is_master=False)
+    ranks = Ranks(int(os.environ["RANK"]), size, store)
+    summaries = {}
+    for scene in json.loads((directory / "scenes.json").read_text()):
+        ranks._lockstep = scene.get("strategy") != "asynchronous"
+        print("playing", scene, flush=True)
+        summaries[scene["name"]] = play(directory, scene, ranks)
+        summaries[scene["name"]]["stopped"] = ranks.stopping
+    ranks.barrier()
+    ranks.close()
+    if ranks.first:
+        (directory / f"summaries-{size}.json").write_text(json.dumps(summaries))
+
+
+if __name__ == "__main__":
+    import faulthandler
+
+    faulthandler.dump_traceback_later(200, exit=True)
+    main()

@@ -1,0 +1,131 @@
+"""What is equal to what, after 200 steps: rows with their optimizer state, and dense parameters.
+
+Dropout and batch norm are off. The same gradients are summed in another order (over a key's examples by trainers
+first, over a step's examples by AllReduce), so float32 numbers differ in their last bits, and optimizers carry that
+along: after 200 steps up to 4e-7 of the largest number of all rows and 3e-6 of a parameter's largest were seen.
+The tolerances are some ten times that. Where no sum has another order, there is none: bit for bit.
+"""
+
+import pytest
+from runs import difference
+from scenes import SIZE, STEPS, play, play_all, write
+
+ROWS, DENSE = 5e-6, 3e-5
+CONFIGS = ("deepfm", "din", "mmoe", "weighted")
+SYNCHRONOUS = [{"name": f"synchronous-{c}", "config": c, "strategy": "synchronous"} for c in CONFIGS]
+HYBRID = [
+    {
+        "name": f"hybrid-{c}",
+        "config": c,
+        "strategy": "hybrid",
+        "options": ["staleness=0", "embedding_workers=2", "embedding_servers=3", *more],
+    }
+    for c, more in zip(CONFIGS, ([], ["loaders=2", "transport=tcp"], [], ["loaders=2"]), strict=True)
+]
+COMPRESSED = {
+    "name": "compressed",
+    "config": "weighted",
+    "strategy": "hybrid",
+    "options": ["staleness=0", "embedding_servers=2", "compress_ids=true"],
+}
+ASYNCHRONOUS = {
+    "name": "asynchronous",
+    "config": "din",
+    "strategy": "asynchronous",
+    "options": ["staleness=0", "embedding_servers=2"],
+}
+ONE_EACH = [
+    {"name": f"one-{name}", "config": c, "strategy": name, "options": options}
+    for name, c, options in (
+        ("synchronous", "deepfm", []),
+        ("hybrid", "din", ["staleness=0"]),
+        ("asynchronous", "weighted", ["staleness=0"]),
+    )
+]
+LRU = "tables=[{name='user', eviction={name='lru', max_rows=40}}]"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = write(tmp_path_factory.mktemp("equality"))
+    for config in CONFIGS:
+        play(directory, {"name": f"local-{config}", "config": config})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def two(directory):
+    return play_all(directory, [*SYNCHRONOUS, *HYBRID, COMPRESSED, ASYNCHRONOUS], 2)
+
+
+@pytest.fixture(scope="module")
+def four(directory):
+    return play_all(directory, [{**s, "name": f"four-{s['name']}"} for s in (SYNCHRONOUS[1], HYBRID[1])], 4)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_synchronous_on_two_trainers_equals_local(directory, two, config):
+    assert two[f"synchronous-{config}"]["steps"] == STEPS
+    rows, dense = difference(directory / f"local-{config}", directory / f"synchronous-{config}")
+    assert rows < ROWS
+    assert dense < DENSE
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_hybrid_without_staleness_equals_synchronous_bit_for_bit(directory, two, config):
+    assert two[f"hybrid-{config}"]["staleness_max"] == 0
+    assert difference(directory / f"synchronous-{config}", directory / f"hybrid-{config}") == (0, 0)
+    for name in ("auc", "logloss", "num_rows", "num_examples", "by_label"):
+        assert two[f"hybrid-{config}"][name] == two[f"synchronous-{config}"][name]
+
+
+def test_compressed_ids_change_nothing_but_the_order_of_ids_in_a_bag(directory, two):
+    assert two["compressed"]["num_rows"] == two["hybrid-weighted"]["num_rows"]
+    rows, dense = difference(directory / "hybrid-weighted", directory / "compressed")
+    assert rows < ROWS
+    assert dense < DENSE
+
+
+@pytest.mark.heavy
+def test_four_trainers_equal_local_and_each_other(directory, four):
+    rows, dense = difference(directory / "local-din", directory / "four-synchronous-din")
+    assert rows < ROWS
+    assert dense < DENSE
+    assert difference(directory / "four-synchronous-din", directory / "four-hybrid-din") == (0, 0)
+
+
+@pytest.mark.parametrize("scene", ONE_EACH, ids=lambda scene: scene["name"])
+def test_one_trainer_equals_local_bit_for_bit(directory, scene):
+    summary = play(directory, scene)
+    assert summary["staleness_max"] == 0
+    assert difference(directory / f"local-{scene['config']}", directory / scene["name"]) == (0, 0)
+
+
+def test_asynchronous_on_two_trainers_trains_on_all_examples(directory, two):
+    assert two["asynchronous"]["num_examples"] == STEPS * SIZE
+    assert two["asynchronous"]["num_rows"] == two["synchronous-din"]["num_rows"]
+    assert two["asynchronous"]["auc"] == pytest.approx(two["synchronous-din"]["auc"], abs=0.03)
+
+
+def test_a_bounded_table_is_equal_where_its_rows_live_in_one_shard(directory):
+    overrides = [LRU, "store.shards=1"]
+    local = play(directory, {"name": "local-lru", "overrides": overrides})
+    assert local["store"]["evicted"] > 100
+    for name in ("hybrid", "asynchronous", "synchronous"):
+        options = [] if name == "synchronous" else ["staleness=0"]
+        summary = play(
+            directory, {"name": f"lru-{name}", "strategy": name, "options": options, "overrides": overrides}
+        )
+        assert summary["store"]["evicted"] == local["store"]["evicted"]
+        assert difference(directory / "local-lru", directory / f"lru-{name}") == (0, 0)
+
+
+def test_bfloat16_and_clipping_are_those_of_local(directory):
+    overrides = ["train.precision=bfloat16", "train.clip_norm=0.01", "train.max_steps=50"]
+    play(directory, {"name": "local-bf16", "overrides": overrides})
+    for name in ("hybrid", "synchronous"):
+        options = [] if name == "synchronous" else ["staleness=0"]
+        play(
+            directory, {"name": f"bf16-{name}", "strategy": name, "options": options, "overrides": overrides}
+        )
+        assert difference(directory / "local-bf16", directory / f"bf16-{name}") == (0, 0)

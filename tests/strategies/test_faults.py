@@ -1,0 +1,123 @@
+"""Frames that are lost, doubled, late or out of order: nothing is lost, nothing happens twice, staleness is bounded."""
+
+from functools import partial
+
+import pytest
+from runs import difference
+from scenes import play, write
+
+from girih.wire import Faults, connect
+
+STEPS = 30
+CONNECTING = ("girih.sparse.working", "girih.sparse.remote", "girih.feeds", "girih.cluster.loader")
+FAULTS = {
+    "lost": Faults(drop=0.1),
+    "doubled": Faults(duplicate=0.5),
+    "late": Faults(delay_s=0.01, reorder=0.3),
+    "all": Faults(drop=0.05, duplicate=0.2, delay_s=0.005, reorder=0.2),
+}
+ROLES = ["embedding_servers=2", "embedding_workers=2"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("faults"), num_examples=STEPS * 32)
+
+
+@pytest.fixture(scope="module")
+def local(directory):
+    return play(directory, {"name": "local", "config": "din"})
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """Has every connection between processes meet faults; returns all clients made."""
+    clients = []
+
+    def begin(faults):
+        def faulty_connect(address, **options):
+            clients.append(connect(address, **options, faults=faults, timeout_s=0.1, retries=100))
+            return clients[-1]
+
+        for module in CONNECTING:
+            monkeypatch.setattr(f"{module}.connect", faulty_connect)
+        return clients
+
+    return begin
+
+
+def quick(choices, *of_them):
+    return [c if c in of_them else pytest.param(*c, marks=pytest.mark.heavy) for c in choices]
+
+
+@pytest.mark.parametrize(
+    ("kind", "transport"),
+    quick([(k, t) for k in FAULTS for t in ("shared", "tcp")], ("lost", "shared"), ("all", "tcp")),
+)
+def test_persia_defect_3_lookups_and_updates_whose_frames_are_lost_are_made_again_once(
+    directory, local, faulty, kind, transport
+):
+    clients = faulty(FAULTS[kind])
+    scene = {
+        "name": f"{kind}-{transport}",
+        "config": "din",
+        "strategy": "hybrid",
+        "options": ["staleness=0", f"transport={transport}", *ROLES],
+    }
+    summary = play(directory, scene)
+    assert difference(directory / "local", directory / scene["name"]) == (0, 0)
+    assert summary["store"]["lookups"] == local["store"]["lookups"]
+    assert summary["store"]["updates"] == local["store"]["updates"]
+    assert summary["kept"] == 0
+    if FAULTS[kind].drop:
+        assert sum(client.retried for client in clients) > 10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "staleness", "kind"),
+    quick(
+        [(s, t, k) for s in ("hybrid", "asynchronous") for t in (1, 3) for k in (None, "all")],
+        ("hybrid", 3, "all"),
+        ("asynchronous", 3, None),
+    ),
+)
+def test_persia_defect_5_staleness_is_bounded_and_measured(
+    directory, local, faulty, strategy, staleness, kind
+):
+    if kind is not None:
+        faulty(FAULTS[kind])
+    name = f"{strategy}-{staleness}-{kind}"
+    scene = {
+        "name": name,
+        "config": "din",
+        "strategy": strategy,
+        "options": [f"staleness={staleness}", *ROLES],
+    }
+    seen = []
+    summary = play(directory, scene, act=partial(watch_staleness, seen))
+    assert 0 < summary["staleness_max"] <= staleness
+    assert len(seen) == STEPS
+    assert max(seen) == summary["staleness_max"]
+    assert sum(seen) / STEPS == summary["staleness_mean"]
+    assert summary["store"]["lookups"] == local["store"]["lookups"]
+    assert summary["store"]["updates"] == local["store"]["updates"]
+    assert summary["kept"] == 0
+
+
+def watch_staleness(seen, trainer):
+    """Notes what servers say of each batch."""
+    pull = trainer.sparse.pull
+
+    def watched(batch):
+        pulled = pull(batch)
+        wait = pulled.wait
+
+        def waited():
+            found = wait()
+            seen.append(pulled.staleness)
+            return found
+
+        pulled.wait = waited
+        return pulled
+
+    trainer.sparse.pull = watched
