@@ -6,12 +6,9 @@ not waiting: it shows against the same batches lying in memory.
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -99,13 +96,9 @@ def _epoch(trainer: girih.Trainer, data: Dataset) -> harness.Contestant:
 
 
 def _waits(trainer: girih.Trainer) -> list[float]:
-    """Seconds of each wait for a batch, from the timeline of the last fit, which must hold them all."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "timeline.json")
-        trainer.spans.write(file)
-        timeline = json.loads(file.read_text())
-    waits = [event["dur"] / 1e6 for event in timeline["traceEvents"] if event["name"] == "read"]
-    whole = timeline["totals_s"]["read"]
+    """Seconds of each wait for a batch of the last fit, all of which must have been kept."""
+    waits = [seconds for name, _, seconds in trainer.spans.events() if name == "read"]
+    whole = trainer.spans.totals_s["read"]
     if abs(sum(waits) - whole) > 1e-3 + 0.01 * whole:
         raise RuntimeError(
             f"the timeline holds {sum(waits):.3f} s of waits of {whole:.3f} s; take fewer --rows"

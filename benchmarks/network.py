@@ -1,0 +1,114 @@
+"""Hosts that are network namespaces of this machine, joined by a bridge over links of a chosen bandwidth.
+
+Needs root, ``ip`` and ``tc`` (iproute2).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from girih.cluster import Place
+
+PREFIX, BRIDGE = "girih", "girih-br"
+BURST_BYTES = 98_304
+QUEUE_MS = 5  # as a switch has; long queues would hold all-reduces up
+ROLES = ("loader", "embedding-worker", "embedding-server")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What runs where, and what to count.
+
+    Attributes:
+        places: name of a host → the place of its processes.
+        links: name of a host → the root's end of its link.
+    """
+
+    places: dict[str, Place]
+    links: dict[str, str]
+
+
+def missing() -> str | None:
+    """Why there can be no such network here; None where there can."""
+    if not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
+        return "needs ip, tc and nsenter"
+    done = subprocess.run(
+        ["ip", "netns", "add", f"{PREFIX}-try"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return f"network namespaces cannot be made here: {done.stderr.strip()}"
+    _ip("netns", "delete", f"{PREFIX}-try")
+    return None
+
+
+@contextmanager
+def network(names: Sequence[str], rate: str | None) -> Iterator[Hosts]:
+    """Hosts of these names (at most four letters each); all is gone afterwards.
+
+    Args:
+        rate: of each link and direction, as ``tc`` writes it: ``200mbit``; None bounds nothing.
+    """
+    _clear()
+    try:
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("link", "set", BRIDGE, "up")
+        places, links = {}, {}
+        for number, name in enumerate(names):
+            host, outer, inner = f"{PREFIX}-{name}", f"{PREFIX}-o-{name}", f"{PREFIX}-i-{name}"
+            address = f"10.77.0.{number + 1}"
+            _ip("netns", "add", host)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
+            _ip("link", "set", outer, "master", BRIDGE, "up")
+            _ip("-n", host, "address", "add", f"{address}/24", "dev", inner)
+            for link in ("lo", inner):
+                _ip("-n", host, "link", "set", link, "up")
+            if rate is not None:
+                shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
+                _call("tc", "qdisc", "add", "dev", outer, *shape)
+                _call("tc", "-n", host, "qdisc", "add", "dev", inner, *shape)
+            enter = ("nsenter", f"--net=/run/netns/{host}")
+            places[name] = Place(enter, address, {"GLOO_SOCKET_IFNAME": inner})
+            links[name] = outer
+        yield Hosts(places, links)
+    finally:
+        _clear()
+
+
+@contextmanager
+def nowhere() -> Iterator[Hosts]:
+    """No hosts: all processes are on this machine."""
+    yield Hosts({}, {})
+
+
+def trainers_apart(hosts: Hosts, trainers: int) -> dict[str, Place]:
+    """Places of processes: trainer i on the host ``t<i>``, the other roles on ``s``."""
+    if not hosts.places:
+        return {}
+    places = {f"trainer {rank}": hosts.places[f"t{rank}"] for rank in range(trainers)}
+    return places | dict.fromkeys(ROLES, hosts.places["s"])
+
+
+def _clear() -> None:
+    """Ends what lives in such hosts, then the hosts."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    for link in Path("/sys/class/net").glob(f"{PREFIX}-o-*"):
+        subprocess.run(["ip", "link", "delete", link.name], capture_output=True, check=False)
+    for host in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
+        pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
+        for pid in pids.stdout.split():
+            subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
+        _ip("netns", "delete", host)
+    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+
+
+def _ip(*words: str) -> None:
+    _call("ip", *words)
+
+
+def _call(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)

@@ -1,0 +1,128 @@
+"""Persia's Theorem 1 as an experiment: what staleness τ costs, by how often the most frequent id comes (α).
+
+    girih bench persia_theorem1 [--quick] [--results FILE] [--docs DIRECTORY]
+
+The theorem is of SGD, and its third term grows with τ and with α. So: one trainer with ``hybrid``, whose staleness is at most τ
+(its mean is told beside) and nothing else differs from τ = 0; plain SGD on rows; a generated click log of two id
+features with a steep and a flat Zipf exponent. The rate is the best of ``RATES`` at τ = 0 on the first exponent,
+taken once. Writes persia-theorem1.svg to ``--docs``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from persia_runs import Results, Run, markdown, spread
+from persia_table2 import ROOT, add_options, default_results
+from pictures import Chart, write_picture
+
+from girih.data.synthetic import click_log
+from girih.report.svg import Axis, Series
+
+EXPONENTS = (2.0, 0.6)
+STALENESS = (0, 1, 4, 16, 64)
+RATES = (0.3, 3.0)
+NUM_IDS, BATCH, NUM_STEPS, NUM_TEST = 5_000, 256, 800, 60_000
+FEATURES = ("user", "item")
+
+
+def main() -> None:
+    parser = harness.parser("persia_theorem1", __doc__)
+    add_options(parser)
+    parser.add_argument("--seeds", type=int, default=1)
+    arguments = parser.parse_args()
+    report = harness.Report("persia_theorem1", arguments)
+    quick = arguments.quick
+    results = Results(arguments.results or default_results(quick, "persia-theorem1.json"))
+    docs = arguments.docs or (Path("runs/persia") if quick else ROOT / "docs")
+    seeds = range(1, 2 if quick else 1 + arguments.seeds)
+    steps = 50 if quick else NUM_STEPS
+    series, rows = [], []
+    with tempfile.TemporaryDirectory(prefix="girih-click-log-") as folder:
+        os.environ["CLICKLOG"] = folder
+        alphas = {exponent: write_log(Path(folder), exponent, steps) for exponent in EXPONENTS}
+        rates = {
+            rate: results.train([experiment(EXPONENTS[0], 0, rate, 1)])[0]["auc"]
+            for rate in RATES[: 1 if quick else None]
+        }
+        rate = max(rates, key=lambda each: rates[each])
+        for colour, (exponent, alpha) in enumerate(alphas.items(), 1):
+            kept = [
+                results.train([experiment(exponent, staleness, rate, seed) for seed in seeds])
+                for staleness in STALENESS
+            ]
+            rows.append([f"{exponent:g}", f"{alpha:.4f}", *cells(kept)])
+            points = [
+                (np.log2(t + 1), gap_of(runs, kept[0])) for t, runs in zip(STALENESS, kept, strict=True)
+            ]
+            series.append(Series(f"α = {alpha:.3f} (Zipf {exponent:g})", points, colour))
+    axes = Axis("log2(τ + 1), τ = 0, 1, 4, 16, 64"), Axis("test AUC less that of τ = 0")
+    write_picture(docs / "persia-theorem1.svg", [Chart("SGD", *axes, series)])
+    header = ["Zipf exponent", "α", "AUC at τ = 0", *(f"τ = {each}" for each in STALENESS[1:])]
+    print("rates:", ", ".join(f"{each:g}: {auc:.4f}" for each, auc in rates.items()))
+    print(markdown(header, rows))
+    table = report.table(f"test AUC less that of τ = 0, rate {rate:g}", dict.fromkeys(header, "{}"))
+    for row in rows:
+        table.row(dict(zip(header, row, strict=True)))
+    report.finish()
+
+
+def write_log(folder: Path, exponent: float, steps: int) -> float:
+    """Writes train and test; returns α, the largest share of examples that one id is in."""
+    train, _ = click_log(steps * BATCH, cardinality=NUM_IDS, zipf=exponent)
+    test, _ = click_log(NUM_TEST, cardinality=NUM_IDS, zipf=exponent, start=steps * BATCH)
+    for name, part in (("train", train), ("test", test)):
+        pq.write_table(part.select([*FEATURES, "x0", "x1", "click"]), folder / f"{name}-{exponent:g}.parquet")
+    return max(_largest_share(train[feature]) for feature in FEATURES)
+
+
+def _largest_share(ids: pa.ChunkedArray) -> float:
+    _, counts = np.unique(ids.to_numpy(), return_counts=True)
+    return float(counts.max() / counts.sum())
+
+
+def experiment(exponent: float, staleness: int, rate: float, seed: int) -> Run:
+    """One run."""
+    ids = [{"name": feature, "kind": "categorical", "dim": 16} for feature in FEATURES]
+    config: dict[str, Any] = {
+        "data": {
+            "format": "parquet",
+            "train": f"${{CLICKLOG}}/train-{exponent:g}.parquet",
+            "test": f"${{CLICKLOG}}/test-{exponent:g}.parquet",
+            "batch_size": BATCH,
+        },
+        "features": [*ids, *({"name": name, "kind": "numeric", "transform": "standardize"} for name in ("x0", "x1"))],
+        "labels": {"names": ["click"]},
+        "model": {"name": "dnn", "hidden": [64, 32]},
+        "sparse_optimizer": {"name": "sgd", "lr": rate},
+        "dense_optimizer": {"name": "adam", "lr": 1e-3},
+        "train": {"epochs": 1, "seed": seed},
+    }  # fmt: skip
+    strategy = {"name": "hybrid", "staleness": staleness, "trainers": 1}
+    return Run(f"zipf {exponent:g}/τ {staleness}/lr {rate:g}/{seed}", config, strategy)
+
+
+def gap_of(runs: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]) -> float:
+    """Mean over seeds."""
+    return float(np.mean([run["auc"] - other["auc"] for run, other in zip(runs, reference, strict=True)]))
+
+
+def cells(kept: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """AUC at τ = 0, then the gaps, with the mean staleness that there was."""
+    gaps = [
+        f"{gap_of(runs, kept[0]):+.4f} ({np.mean([run['staleness_mean'] for run in runs]):.1f})"
+        for runs in kept[1:]
+    ]
+    return [spread([run["auc"] for run in kept[0]]), *gaps]
+
+
+if __name__ == "__main__":
+    main()
