@@ -159,14 +159,13 @@ def _linear(p, prefix, x):
 
 def dcn(p, e, dims):
     x0 = x = flat(e, dims)
-    layer = 0
-    while f"cross.{layer}.weight" in p:
-        product = sum(x[i] * p[f"cross.{layer}.weight"][i] for i in range(len(x)))
-        x = x0 * product + p[f"cross.{layer}.bias"] + x
-        layer += 1
+    for weight, bias in zip(p["cross.weights"], p["cross.biases"], strict=True):
+        product = sum(x[i] * weight[i] for i in range(len(x)))
+        x = x0 * product + bias + x
+    logits = p["cross.outputs"] @ x + p["bias"]
     if "deep.0.weight" in p:
-        x = np.concatenate([x, mlp(p, "deep", x0, last_is_plain=False)])
-    return _linear(p, "final", x)
+        logits = logits + p["final.weight"] @ mlp(p, "deep", x0, last_is_plain=False)
+    return logits
 
 
 def dcnv2(p, e, dims, structure="parallel"):

@@ -270,7 +270,7 @@ def test_parameters_fit_any_packing_and_any_process(name):
 def test_classes_take_plain_keywords():
     schema = schema_of(features_for("din"), 2)
     assert DNN(schema, hidden=(8,)).deep.width == 2
-    assert len(DCN(schema, cross_layers=5).cross) == 5
+    assert len(DCN(schema, cross_layers=5).cross.weights) == 5
     assert DCNv2(schema, structure="stacked").final.in_features == 400
     assert DLRM(schema, bottom_hidden=(8,)).bottom.width == 3
     assert DIN(schema, softmax=True).attention[0].softmax

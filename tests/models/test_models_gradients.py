@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import PairwiseDots, _Sums
+from girih.models.layers.interaction import PairwiseDots
+from girih.models.operators.second_order import SecondOrder, _Sums
 
 
 def plain_dots(fields):
@@ -53,7 +54,6 @@ def test_fm_under_autocast_stays_float32():
     # ½ (‖Σ v‖² − Σ ‖v‖²) of equal fields with one tiny difference: bfloat16 sums would lose all of it
     from girih import Categorical, Schema
     from girih.models import Block, Embeddings
-    from girih.models.layers.interaction import SecondOrder
 
     schema = Schema([Categorical(name="a", dim=4), Categorical(name="b", dim=4)], "click")
     values = torch.randn(8, 2, 4)

@@ -7,7 +7,7 @@ from torch import nn
 from girih.errors import ConfigError
 from girih.models.embeddings import Jagged
 from girih.models.layers.attention import Attention
-from girih.models.layers.interaction import CrossNetwork, MatrixCross, PairwiseDots, VectorCross
+from girih.models.layers.interaction import CrossNetwork, MatrixCross, PairwiseDots
 from girih.models.layers.mlp import MLP
 
 
@@ -55,18 +55,6 @@ def test_pairs_come_once_each():
     assert PairwiseDots(3)(fields).tolist() == [[2.0, 5.0, 31.0]]
     assert PairwiseDots(1)(fields[:, :1]).shape == (1, 0)
     assert PairwiseDots(27).width == 351
-
-
-def test_vector_cross_needs_only_a_sum_of_the_columns_it_does_not_hold():
-    torch.manual_seed(0)
-    layer = VectorCross(6).double()
-    nn.init.normal_(layer.bias)
-    x0, x = torch.randn(2, 5, 6, dtype=torch.double)
-    whole = layer(x0, x)
-    parts = [slice(0, 2), slice(2, 6)]
-    product = sum(x[:, part] @ layer.weight[part] for part in parts)[:, None]
-    pieces = [x0[:, part] * product + layer.bias[part] + x[:, part] for part in parts]
-    torch.testing.assert_close(whole, torch.cat(pieces, dim=1))
 
 
 def test_cross_layers_all_see_the_first_input():

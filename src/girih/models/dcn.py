@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import CrossNetwork, VectorCross
-from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP, VectorCrosses
 from girih.schema import Schema
 
 
 class DCN(nn.Module):
     """logits = Linear([cross(x_0), MLP(x_0)]) with x_0 = [embeddings, numeric] (eq. 1 to 5).
 
-    ``hidden = ()`` leaves the cross network alone.
+    The crosses come as U cross(x_0), U being the last layer's columns for them: see ``VectorCrosses``. ``hidden = ()``
+    leaves the cross network alone.
     """
 
     def __init__(
@@ -33,18 +32,18 @@ class DCN(nn.Module):
         checks.count("cross_layers", cross_layers)
         hidden = checks.widths("hidden", hidden, may_be_empty=True)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.inputs = DenseInput(schema)
-        width = self.inputs.width
-        self.cross = CrossNetwork(VectorCross(width) for _ in range(cross_layers))
-        deep = MLP(width, hidden, dropout=dropout, batch_norm=batch_norm)
-        self.deep = deep if hidden else None
-        self.final = nn.Linear(width + (deep.width if hidden else 0), len(schema.labels.names))
+        width, num_labels = DenseInput(schema).width, len(schema.labels.names)
+        final = nn.Linear(width + (hidden[-1] if hidden else 0), num_labels)
+        self.cross = VectorCrosses(schema, cross_layers, final.weight[:, :width])
+        self.deep = FieldMLP(schema, hidden, dropout=dropout, batch_norm=batch_norm) if hidden else None
+        self.final = nn.Linear(hidden[-1], num_labels, bias=False) if hidden else None
+        self.bias = final.bias
+        if self.final is not None:
+            self.final.weight = nn.Parameter(final.weight[:, width:].detach().clone())
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        x0 = self.inputs(numeric, embeddings)
-        x = self.cross(x0)
-        if self.deep is not None:
-            x = torch.cat([x, self.deep(x0)], dim=1)
-        logits: Tensor = self.final(x)
+        logits: Tensor = self.cross(numeric, embeddings) + self.bias
+        if self.deep is not None and self.final is not None:
+            logits = logits + self.final(self.deep(numeric, embeddings))
         return logits

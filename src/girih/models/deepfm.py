@@ -6,9 +6,7 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
-from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import FirstOrder, SecondOrder
-from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP, FirstOrder, SecondOrder
 from girih.schema import Schema
 
 
@@ -32,13 +30,10 @@ class DeepFM(nn.Module):
         self.needs = needs.of_all(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         self.first_order = FirstOrder(schema, bias=False)
         self.second_order = SecondOrder(schema, checks.one_dim("deepfm", schema))
-        self.inputs = DenseInput(schema, for_products=True)
-        self.deep = MLP(
-            self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
-        )
+        self.deep = FieldMLP(schema, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         fm = self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)
-        logits: Tensor = fm + self.deep(self.inputs(numeric, embeddings))
+        logits: Tensor = fm + self.deep(numeric, embeddings)
         return logits

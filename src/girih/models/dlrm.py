@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
-from girih.models.layers.inputs import lowered
 from girih.models.layers.interaction import PairwiseDots
 from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP, Fields
 from girih.schema import Schema
 
 
@@ -40,10 +40,12 @@ class DLRM(nn.Module):
             len(schema.sparse),
         )
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.features = tuple(feature.name for feature in schema.sparse)
+        self.fields = Fields(schema, dim)
         bottom = (*bottom_hidden, dim)
         self.bottom = (
-            MLP(num_numeric, bottom, dropout=dropout, batch_norm=batch_norm) if num_numeric else None
+            FieldMLP(schema, bottom, features=(), dropout=dropout, batch_norm=batch_norm)
+            if num_numeric
+            else None
         )
         self.dots = PairwiseDots(num_features + (num_numeric > 0))
         inputs = self.dots.width + dim * (1 if num_numeric else num_features)
@@ -51,12 +53,11 @@ class DLRM(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        fields = [lowered(view) for view in embeddings.views(self.features)] if self.features else []
+        fields: Tensor = self.fields(numeric, embeddings)
         if self.bottom is not None:
-            dense = self.bottom(numeric)
-            crossed = self.dots(torch.cat([dense[:, None], *fields], dim=1))
+            dense = self.bottom(numeric, embeddings)
+            crossed = self.dots(torch.cat([dense[:, None], fields], dim=1))
         else:
-            stacked = torch.cat(fields, dim=1) if len(fields) > 1 else fields[0]
-            dense, crossed = stacked.flatten(1), self.dots(stacked)
+            dense, crossed = fields.flatten(1), self.dots(fields)
         logits: Tensor = self.top(torch.cat([dense, crossed], dim=1))
         return logits

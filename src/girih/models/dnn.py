@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
-from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP
 from girih.schema import Schema
 
 
@@ -26,12 +25,9 @@ class DNN(nn.Module):
         self.schema = schema
         hidden = checks.widths("hidden", hidden)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.inputs = DenseInput(schema, for_products=True)
-        self.deep = MLP(
-            self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
-        )
+        self.deep = FieldMLP(schema, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.deep(self.inputs(numeric, embeddings))
+        logits: Tensor = self.deep(numeric, embeddings)
         return logits

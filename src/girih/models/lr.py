@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
-from girih.models.layers.interaction import FirstOrder
+from girih.models.operators import FirstOrder
 from girih.schema import Schema
 
 

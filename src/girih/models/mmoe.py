@@ -9,6 +9,7 @@ from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP, FieldProjection
 from girih.schema import Schema
 
 
@@ -35,12 +36,12 @@ class MMoE(nn.Module):
         tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
         num_labels = len(schema.labels.names)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
-        self.inputs = DenseInput(schema, for_products=True)
-        width = self.inputs.width
         self.experts = nn.ModuleList(
-            MLP(width, expert_hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(num_experts)
+            FieldMLP(schema, expert_hidden, dropout=dropout, batch_norm=batch_norm)
+            for _ in range(num_experts)
         )
-        self.gates = nn.Linear(width, num_labels * num_experts, bias=False)
+        width = DenseInput(schema).width
+        self.gates = FieldProjection(schema, nn.Linear(width, num_labels * num_experts, bias=False))
         self.towers = nn.ModuleList(
             MLP(expert_hidden[-1], tower_hidden, 1, dropout=dropout, batch_norm=batch_norm)
             for _ in range(num_labels)
@@ -48,8 +49,7 @@ class MMoE(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        x = self.inputs(numeric, embeddings)
-        opinions = torch.stack([expert(x) for expert in self.experts], dim=1)
-        gates = self.gates(x).view(-1, len(self.towers), len(self.experts)).softmax(dim=2)
+        opinions = torch.stack([expert(numeric, embeddings) for expert in self.experts], dim=1)
+        gates = self.gates(numeric, embeddings).view(-1, len(self.towers), len(self.experts)).softmax(dim=2)
         mixed = torch.bmm(gates, opinions)
         return torch.cat([tower(mixed[:, label]) for label, tower in enumerate(self.towers)], dim=1)

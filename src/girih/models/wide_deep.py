@@ -6,9 +6,7 @@ from torch import Tensor, nn
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
-from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import FirstOrder
-from girih.models.layers.mlp import MLP
+from girih.models.operators import FieldMLP, FirstOrder
 from girih.schema import Schema
 
 
@@ -32,12 +30,9 @@ class WideDeep(nn.Module):
         hidden = checks.widths("hidden", hidden)
         self.needs = needs.of_all(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         self.wide = FirstOrder(schema, bias=False)
-        self.inputs = DenseInput(schema, for_products=True)
-        self.deep = MLP(
-            self.inputs.width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm
-        )
+        self.deep = FieldMLP(schema, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.wide(numeric, embeddings) + self.deep(self.inputs(numeric, embeddings))
+        logits: Tensor = self.wide(numeric, embeddings) + self.deep(numeric, embeddings)
         return logits

@@ -1,0 +1,23 @@
+"""Substitutable operators: written once as partial results and how they combine, for every strategy (DES)."""
+
+from __future__ import annotations
+
+from girih.models.operators.field_projection import FieldMLP, FieldProjection
+from girih.models.operators.fields import Fields
+from girih.models.operators.first_order import FirstOrder
+from girih.models.operators.operator import Aggregated, Operator, Split, operators_of
+from girih.models.operators.second_order import SecondOrder
+from girih.models.operators.vector_crosses import VectorCrosses
+
+__all__ = [
+    "Aggregated",
+    "FieldMLP",
+    "FieldProjection",
+    "Fields",
+    "FirstOrder",
+    "Operator",
+    "SecondOrder",
+    "Split",
+    "VectorCrosses",
+    "operators_of",
+]

@@ -1,0 +1,87 @@
+"""The first fully connected layer behind embeddings (DES, Eq. 7 to 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.operators.columns import input_places, kept_of
+from girih.models.operators.operator import Operator, Split
+from girih.schema import Schema
+
+
+class FieldProjection(Operator):
+    """W [embeddings, numeric] + b: the columns of W that read a feature sit beside its embedding.
+
+    The partial result is as wide as W is high.
+
+    Args:
+        linear: W and b, for an input of all features.
+        features: whose embeddings are read; all categorical and sequence ones by default.
+    """
+
+    def __init__(self, schema: Schema, linear: nn.Linear, features: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self.schema, self.columns = schema, linear.out_features
+        self.inputs = DenseInput(schema, features, for_products=True)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """[B, outputs] of own columns."""
+        if not self.inputs.width:
+            return numeric.new_zeros(len(numeric), self.columns)
+        return F.linear(self.inputs(numeric, embeddings), self.weight)
+
+    def combine(self, total: Tensor) -> Tensor:
+        """[B, outputs]."""
+        return total if self.bias is None else total + self.bias
+
+    def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """One product with the bias in it."""
+        return F.linear(self.inputs(numeric, embeddings), self.weight, self.bias)
+
+    def narrow(self, schema: Schema) -> dict[str, Split]:
+        """Columns of the features that stay."""
+        features = self.inputs.features
+        split = Split(1, input_places(self.schema, features, schema), self.inputs.width)
+        self.inputs = DenseInput(schema, kept_of(features, schema), for_products=True)
+        self.schema, self.weight = schema, nn.Parameter(self.weight.detach()[:, split.places])
+        return {"weight": split}
+
+
+class FieldMLP(MLP):
+    """An MLP that reads features: its first layer is a :class:`FieldProjection`. Arguments as of both.
+
+    Raises:
+        ValueError: without ``hidden`` and ``outputs``, which leave it no layer.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        hidden: tuple[int, ...],
+        outputs: int | None = None,
+        *,
+        features: Sequence[str] | None = None,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        width = DenseInput(schema, features).width
+        super().__init__(width, hidden, outputs, dropout=dropout, batch_norm=batch_norm)
+        first = next(iter(self), None)
+        if not isinstance(first, nn.Linear):
+            raise ValueError("expected at least one layer: hidden widths, or outputs")
+        self[0] = FieldProjection(schema, first, features)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:  # type: ignore[override]
+        """float32[B, X] and embeddings to [B, width]."""
+        first, *others = self
+        x: Tensor = first(numeric, embeddings)
+        for layer in others:
+            x = layer(x)
+        return x

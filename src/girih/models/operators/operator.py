@@ -1,0 +1,104 @@
+"""What a substitutable operator is (DES, Algorithm 1): partial results of own features, which add up to the whole.
+
+    forward(numeric, embeddings)  =  combine(Σ over any split of the features of partial(own features))
+
+One process is the split into one, so that a model is written once for every strategy.
+
+Shapes: B examples, W columns of a partial result.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from girih.errors import ConfigError
+from girih.models.embeddings import Embeddings
+from girih.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The part of a parameter that some features need.
+
+    Attributes:
+        dim: the dimension that is split. places: int64, which of its ``size`` places stay.
+    """
+
+    dim: int
+    places: Tensor
+    size: int
+
+
+class Operator(nn.Module):
+    """Weight-rich input in, a small tensor out.
+
+    Attributes:
+        aggregation: how partial results become the whole: "sum" adds them up (AllReduce); "concat" puts columns of
+            different features beside each other (AllGather), where vectors are needed whole (DES §3.2.1).
+        columns: W: of the whole, whatever features are here.
+    """
+
+    aggregation: ClassVar[Literal["sum", "concat"]] = "sum"
+    columns: int
+
+    @abstractmethod
+    def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings, those that are here, to [B, W]; fewer columns where they are concatenated."""
+
+    @abstractmethod
+    def combine(self, total: Tensor) -> Tensor:
+        """The whole, [B, W], to the output."""
+
+    @abstractmethod
+    def narrow(self, schema: Schema) -> dict[str, Split]:
+        """Keeps what the features of a smaller schema need; returns what stays of which parameter.
+
+        A parameter that is not named is of :meth:`combine`, and whole everywhere.
+        """
+
+    def places(self, schema: Schema) -> Tensor:
+        """Where the columns of some features stand among all W, int64, for those that concatenate."""
+        return torch.arange(self.columns)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings | Aggregated) -> Tensor:
+        """The output, from features or from what was aggregated already."""
+        if isinstance(embeddings, Aggregated):
+            return self.combine(embeddings[self])
+        return self.whole(numeric, embeddings)
+
+    def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """``combine(partial(·))``; overridden where both at once are faster."""
+        return self.combine(self.partial(numeric, embeddings))
+
+
+class Aggregated:
+    """What a model's operators take in place of embeddings that are spread over several processes.
+
+    Args:
+        totals: operator → the sum, or the concatenation, of all partial results, [B, W].
+    """
+
+    def __init__(self, totals: Mapping[Operator, Tensor]) -> None:
+        self._totals = totals
+
+    def __getitem__(self, operator: Operator) -> Tensor:
+        return self._totals[operator]
+
+    def __getattr__(self, name: str) -> object:
+        raise ConfigError(
+            f"a model that is trained by substitution reads embeddings.{name}: only operators of"
+            " girih.models.operators may read embeddings; use one, or strategy 'synchronous'"
+        )
+
+
+def operators_of(module: nn.Module) -> Iterator[tuple[str, Operator]]:
+    """The operators of a model, with their names, in the order in which it declares them."""
+    for name, each in module.named_modules():
+        if isinstance(each, Operator):
+            yield name, each
