@@ -19,6 +19,10 @@ class Callback(Protocol):
     What a callback raises stops the run.
     """
 
+    def on_plan(self, plan: Record) -> None:
+        """Before the first step, of strategies that plan: ``summary.json``'s ``plan``."""
+        return
+
     def on_metrics(self, record: Record) -> None:
         """A training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
         return

@@ -74,6 +74,14 @@ class Rows:
             yield self._moments.apply(batch), after
 
 
+class Columns(Rows):
+    """Every trainer reads its own columns of all batches, and keeps all examples."""
+
+    def _shares(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
+        for batch, after in batches:
+            yield self._moments.apply(batch), after
+
+
 class Dispatched:
     """A loader reads, keeps the ids away from trainers, and sends each its share of the rest (Persia §4.1).
 

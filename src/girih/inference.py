@@ -22,8 +22,12 @@ def logits_of(
     """Each batch in order, or one trainer's share of each, with its logits float32[B, T].
 
     Args:
-        part: which trainer of how many.
+        part: which trainer of how many; trainers that read columns of their own take all examples.
     """
+    data = sparse.columns_of(data)
+    moments = moments.narrowed(data.schema)
+    if sparse.by_columns:
+        part = (0, 1)
     shares = (batch if part[1] == 1 else share_of(batch, *part) for batch, _ in data.batches(0))
     batches = read_ahead((moments.apply(batch) for batch in shares), data.read_ahead)
     try:
@@ -39,7 +43,6 @@ def score(
     dense: DenseHalf,
     moments: Moments,
     *,
-    schema: Schema,
     gauc_by: str | None = None,
     part: tuple[int, int] = (0, 1),
     stop_requested: Callable[[], bool] = lambda: False,
@@ -47,14 +50,19 @@ def score(
     """Scores a dataset with the weights as they are; only what was read so far, once a stop is requested.
 
     Args:
-        part: which trainer of how many: only its share of every batch is scored.
+        part: which trainer of how many: only its share of every batch is scored. Of trainers that read columns of
+            their own, one scores everything: the first, or the one that has ``gauc_by``.
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
     """
     scores = Scores()
-    feature = None if gauc_by is None else feature_index(schema, gauc_by)
+    own = sparse.columns_of(data).schema
+    scoring = not sparse.by_columns or part[0] == 0
+    if sparse.by_columns and gauc_by is not None:
+        scoring = any(feature.name == gauc_by for feature in own.sparse)
+    feature = feature_index(own, gauc_by) if gauc_by is not None and scoring else None
     for batch, logits in logits_of(data.in_order(), sparse, dense, moments, part):
         groups = None if feature is None else first_ids(batch, feature)
-        if batch.num_examples:
+        if batch.num_examples and scoring:
             scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
         if stop_requested():
             break

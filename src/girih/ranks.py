@@ -65,6 +65,11 @@ class Ranks:
         dist.all_reduce(total)
         return total.tolist()
 
+    def sum_by_name(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The sum over all ranks of each count; all have the same names."""
+        names = sorted(counts)
+        return {n: int(v) for n, v in zip(names, self.sum([counts[n] for n in names]), strict=True)}
+
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest over all ranks of each value."""
         if self.size == 1:

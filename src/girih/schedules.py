@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
@@ -142,14 +141,11 @@ def _train(
     try:
         with spans("forward"):
             logits = dense.forward(batch, embeddings)
-            labels = torch.from_numpy(batch.labels).to(logits.device)
-            weights = None
-            if batch.example_weights is not None:
-                weights = torch.from_numpy(batch.example_weights).to(logits.device)
-            mean_loss, gradient = loss(logits, labels, weights)
+            targets = dense.targets(batch)
+            mean_loss, gradient = loss(logits, targets.labels, targets.weights)
             value = mean_loss.item()
         with spans("backward"):
-            value = _backward(dense, batch, embeddings, value, gradient)
+            value = _backward(dense, targets.share, embeddings, value, gradient)
         with spans("push"):
             pending = sparse.push(pulled, lr_scale())
         with spans("apply"):
@@ -166,7 +162,7 @@ def num_examples_of(batch: Batch) -> int:
 
 
 def _backward(
-    dense: DenseHalf, batch: Batch, embeddings: Embeddings, value: float, gradient: Tensor
+    dense: DenseHalf, share: float, embeddings: Embeddings, value: float, gradient: Tensor
 ) -> float:
     """Weighs this trainer's mean loss and its gradient; returns the step's mean loss."""
     refused = None
@@ -175,6 +171,4 @@ def _backward(
         refused = NonFiniteError(
             f"the loss is {value}" + (f", and so is feature {feature!r}" if feature else "")
         )
-    if batch.share is not None:
-        value, gradient = value * batch.share.weight, gradient * batch.share.weight
-    return dense.backward(gradient, value, refused)
+    return dense.backward(gradient * share, value * share, refused)

@@ -8,7 +8,7 @@ import math
 import os
 import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -213,6 +213,12 @@ class Schema:
     def dim_of(self, feature: Categorical | Sequence) -> int:
         """Width of a feature's embedding."""
         return self.table_of(feature).dim or DEFAULT_DIM
+
+    def narrowed(self, names: Collection[str]) -> Schema:
+        """The features of these names alone, in their order, with their tables; labels stay."""
+        features = [feature for feature in self.features if feature.name in names]
+        used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
+        return Schema(features, self.labels, [table for table in self.tables if table.name in used])
 
     def to_dict(self) -> dict[str, Any]:
         """As plain mappings and lists, in the form of a config file's sections."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -51,6 +52,17 @@ class Pending(Protocol):
         ...
 
 
+class Targets(NamedTuple):
+    """What a batch's logits are to be: labels float32[B, T], weights float32[B] or None.
+
+    ``share`` is the weight of these examples' mean loss in that of the step.
+    """
+
+    labels: Tensor
+    weights: Tensor | None
+    share: float
+
+
 class SparseSave(Protocol):
     """Rows as they were when a save began; to be written once, by any thread."""
 
@@ -69,10 +81,16 @@ class SparseHalf(Protocol):
     Attributes:
         step: steps applied.
         wire_bytes: what this process has sent, by kind: ids, embeddings, gradients.
+        by_columns: whether each trainer reads features of its own, of all examples; else its examples, all features.
     """
 
     step: int
     wire_bytes: Counter[str]
+    by_columns: bool
+
+    def columns_of(self, data: Dataset) -> Dataset:
+        """What this tile reads of some data: all, or the features that it owns of every example."""
+        ...
 
     def pull(self, batch: Batch) -> Pulled:
         """Starts to read a batch's rows for training: new keys get rows, used rows are marked used."""
@@ -131,10 +149,15 @@ class DenseHalf(Protocol):
     """Owns the parameters.
 
     Attributes:
-        sent_bytes: what this process has sent of gradients and parameters.
+        own_dropout: whether this copy draws masks of its own, as it sees examples of its own.
     """
 
-    sent_bytes: int
+    own_dropout: bool
+
+    @property
+    def wire_bytes(self) -> Counter[str]:
+        """What this process has sent, by kind: dense (gradients and parameters), partials."""
+        ...
 
     @property
     def staleness_max(self) -> int:
@@ -143,6 +166,10 @@ class DenseHalf(Protocol):
 
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T], detached; with ``train`` kept for :meth:`backward`, dropout and the like active."""
+        ...
+
+    def targets(self, batch: Batch, *, train: bool = True) -> Targets:
+        """What the logits of :meth:`forward` are compared with: labels, weights, and the share of the step's loss."""
         ...
 
     def backward(

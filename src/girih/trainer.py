@@ -39,7 +39,7 @@ from girih.spans import Spans
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.state import RunState
-from girih.strategies import Local, Strategy
+from girih.strategies import Local, Strategy, place
 from girih.summary import WIRE_KINDS, summarize
 from girih.timeline import write_timeline
 
@@ -115,7 +115,7 @@ class Trainer:
             )
             start_roles(self._cluster, self.strategy, self._spec)
             # last, when nothing can fail any more: it takes memory
-            self.sparse = self.strategy.sparse(self._spec, self._cluster.company)
+            self.sparse = self.strategy.sparse_half(self._spec, self._cluster.company)
         except BaseException:
             self._cluster.close(failed=True)
             raise
@@ -131,7 +131,7 @@ class Trainer:
         run: str | os.PathLike[str] | RunDirectory | None,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.dense = self.strategy.dense(
+        self.dense = self.strategy.dense_half(
             self.model,
             dense_optimizer or optimizer_factory({"name": "adam"}),
             self._cluster.company,
@@ -140,8 +140,9 @@ class Trainer:
             clip_norm=self.options.clip_norm,
         )
         if not self._ranks.first:
-            torch.manual_seed(self.options.seed + self._ranks.rank)  # dropout of its own
             run, callbacks = None, ()
+            if self.dense.own_dropout:
+                torch.manual_seed(self.options.seed + self._ranks.rank)
         self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
         self.state = RunState()
         self.moments: Moments | None = None
@@ -158,6 +159,9 @@ class Trainer:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
         self._told: dict[str, dict[str, Any]] = {}  # what loaders counted
+        self._placed = False
+        self._touched: dict[str, Any] | None = None
+        self._plan: dict[str, Any] = {}
         self._log: RunLog | None = None
         self._resumed = False
         self._cluster.show_in(self._run)
@@ -195,6 +199,7 @@ class Trainer:
         return self.state
 
     def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
+        self._place(train)
         if self.moments is None:
             self.moments = self._measure(train)
         self.spans = Spans()
@@ -203,7 +208,10 @@ class Trainer:
         start_loaders(self._cluster, self.strategy, self._spec, train)
         log = self._open_log()
         log.begin(self.state, self.sparse.counters())
-        feed = self.strategy.feed(train, self.moments, self._cluster.company)
+        data = self.sparse.columns_of(train)
+        feed = self.strategy.feed(data, self.moments.narrowed(data.schema), self._cluster.company)
+        for callback in self._callbacks if self._plan else ():
+            callback.on_plan(self._plan)
         loop = Loop(
             sparse=self.sparse,
             dense=self.dense,
@@ -241,6 +249,15 @@ class Trainer:
             self._begin_save()
             self._run_checkpoints.settle(wait=True)
 
+    def _place(self, train: Dataset | None = None, touched: dict[str, Any] | None = None) -> None:
+        """Decides once which trainer has which features, where they are spread by features."""
+        if not self._placed:
+            self._placed = True
+            company = self._cluster.company
+            self._touched, self._plan = place(
+                self.strategy, self.sparse, self.dense, self._spec, company, train=train, touched=touched
+            )
+
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
 
@@ -272,6 +289,7 @@ class Trainer:
             KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
         self._check("data", data)
+        self._place()
         with self._cluster.explaining():
             scores = self._score(data)
         if self._ranks.stopping:
@@ -287,6 +305,7 @@ class Trainer:
             ConfigError: as :meth:`evaluate`, but labels may be missing.
         """
         self._check("data", data, labels=False)
+        self._place()
         for batch, logits in inference.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
             yield batch, torch.sigmoid(logits.double()).float().numpy()
 
@@ -297,6 +316,7 @@ class Trainer:
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
+        self._place()
         self._run_checkpoints.settle(wait=True)
         if not self._ranks.first:
             checkpoint.SaveBeside(self._content()).write()
@@ -344,7 +364,7 @@ class Trainer:
         state, ranks = self.state, self._ranks
         told = {**self._told, **self.sparse.told()}
         wire: Counter[str] = Counter(self.sparse.wire_bytes)
-        wire["dense"] += self.dense.sent_bytes
+        wire.update(self.dense.wire_bytes)
         for counted in told.values():
             wire.update(counted["wire"])
         stale, num_steps, *sent = ranks.sum([state.staleness_sum, state.step, *(wire[k] for k in WIRE_KINDS)])
@@ -367,6 +387,7 @@ class Trainer:
                 "dense_parameters": sum(p.numel() for p in self.model.parameters()),
                 "dense_staleness_max": self.dense.staleness_max,
                 "duration_s": duration_s,
+                **({"plan": self._plan} if self._plan else {}),
                 **({"server_load": max(served) * len(served) / sum(served)} if sum(served) else {}),
             },
         )
@@ -433,7 +454,6 @@ class Trainer:
             self.sparse,
             self.dense,
             self._moments(),
-            schema=self.schema,
             gauc_by=self.options.gauc_by,
             part=(ranks.rank, ranks.size),
             stop_requested=ranks.stop_together if ranks.size > 1 else lambda: ranks.stopping,
@@ -457,6 +477,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> dict[str, Any]:
         self._run_checkpoints.forget_latest()
+        self._place(touched=checkpoint.Manifest.read(path).state.get("touched"))
         state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
         self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
         self.sparse.step = state["sparse_step"]
@@ -497,6 +518,7 @@ class Trainer:
                 "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
                 "sparse_step": self.sparse.step,
                 "strategy": self.strategy.name,
+                "touched": self._touched,
             },
             sparse=self.sparse,
             dense=self.dense,

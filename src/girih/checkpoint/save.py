@@ -101,7 +101,7 @@ class SaveBeside:
     """
 
     def __init__(self, content: Content, *, rows: bool = True) -> None:
-        content.sparse.rows()  # as rank 0 asks for the manifest
+        content.dense.state(), content.sparse.rows()  # as rank 0 asks for the manifest
         self._rows = content.sparse.begin_save(Path()) if rows else None
 
     def write(self) -> None:

@@ -128,8 +128,11 @@ class Dataset:
         self._source.check(plan)
         return replace(self, shuffle=False, _plan=plan, _skipped=SkippedRows())
 
-    def select(self, features: Iterable[str]) -> Dataset:
-        """The same rows with some of the features only, and without labels: other columns are not read.
+    def select(self, features: Iterable[str], *, labels: bool = False) -> Dataset:
+        """The same rows with some of the features only: other columns are not read.
+
+        Args:
+            labels: whether labels and example weights stay, where there are such, and columns that are kept.
 
         Raises:
             ConfigError: a feature that the schema does not have.
@@ -140,11 +143,10 @@ class Dataset:
             if name not in names:
                 raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
 
-        def fewer(schema: Schema) -> Schema:
-            return Schema([feature for feature in schema.features if feature.name in wanted], schema.labels)
-
-        plan = replace(self._plan, schema=fewer(self._plan.schema), keep=(), with_labels=False)
-        return replace(self, schema=fewer(self.schema), _plan=plan, _skipped=SkippedRows())
+        plan = replace(self._plan, schema=self._plan.schema.narrowed(wanted))
+        if not labels:
+            plan = replace(plan, keep=(), with_labels=False)
+        return replace(self, schema=self.schema.narrowed(wanted), _plan=plan, _skipped=SkippedRows())
 
     def _order_digest(self) -> str:
         parts = [self._source.identity, self.shuffle, self.on_bad_row]

@@ -62,6 +62,11 @@ class Moments:
             moments = moments.merge(moments.measured(batch))
         return replace(moments, places=places)
 
+    def narrowed(self, schema: Schema) -> Moments:
+        """Those of the features that a smaller schema has, as its batches hold them."""
+        own = {feature.name for feature in schema.numeric}
+        return Moments.from_dict({name: of for name, of in self.to_dict().items() if name in own}, schema)
+
     @property
     def std(self) -> NDArray[np.float64]:
         """Standard deviation of the population, float64[S]; 1 where it would be 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,6 +20,7 @@ from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.user import blame
 from girih.spans import Spans
+from girih.tiles import Targets
 
 
 class Replica:
@@ -30,7 +32,12 @@ class Replica:
         precision: "bfloat16" computes the forward and backward pass under autocast; parameters,
             their gradients and the optimizer stay float32.
         clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
+
+    Attributes:
+        own_dropout: whether this copy draws masks of its own, as it sees examples of its own.
     """
+
+    own_dropout = True
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class Replica:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimizer = made_by(optimizer, self.parameters)
         self.sent_bytes = 0
+        """Of dense gradients and parameters."""
         self.spans: Spans | None = None
         """Where it times what it does beside the loop, if anywhere."""
         self._autocast = precision == "bfloat16"
@@ -55,6 +63,11 @@ class Replica:
         self._logits: Tensor | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
         self._buffers: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def wire_bytes(self) -> Counter[str]:
+        """What this process has sent, by kind."""
+        return Counter(dense=self.sent_bytes)
 
     @property
     def staleness_max(self) -> int:
@@ -69,7 +82,7 @@ class Replica:
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         with torch.set_grad_enabled(train), self._arithmetic():
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
-        rows, labels = batch.num_examples, batch.labels.shape[1]  # without labels, columns are not known
+        rows, labels = self.targets(batch, train=train).labels.shape  # without labels, columns are not known
         if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
             raise ConfigError(
                 f"{type(self.module).__name__}.forward returned logits of shape {list(logits.shape)}; "
@@ -79,6 +92,15 @@ class Replica:
         if train:
             self._logits = logits
         return logits.detach()
+
+    def targets(self, batch: Batch, *, train: bool = True) -> Targets:
+        """What the logits of :meth:`forward` are compared with."""
+        weights = batch.example_weights
+        return Targets(
+            torch.from_numpy(batch.labels).to(self.device),
+            None if weights is None else torch.from_numpy(weights).to(self.device),
+            1.0 if batch.share is None else batch.share.weight,
+        )
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         if self._autocast:

@@ -23,6 +23,11 @@ class DCNv2(nn.Module):
     ``rank`` makes W = U Vᵀ of that rank. ``hidden = ()`` leaves the cross network alone.
     """
 
+    not_substitutable = (
+        "MatrixCross needs all columns of the layer before it, so a round of messages a layer; use the model 'dcn',"
+        " or strategy 'synchronous'"
+    )
+
     def __init__(
         self,
         schema: Schema,

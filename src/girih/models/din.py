@@ -26,6 +26,11 @@ class DIN(nn.Module):
         softmax: normalise the attention over the history; the paper does not.
     """
 
+    not_substitutable = (
+        "Attention reads every vector of a history beside its target; use the model 'dnn', which pools histories,"
+        " or strategy 'synchronous'"
+    )
+
     def __init__(
         self,
         schema: Schema,

@@ -25,9 +25,9 @@ from girih.models.embeddings import Embeddings
 from girih.ranks import Ranks
 from girih.sparse.asking import Asked, Asker, Places
 from girih.sparse.assemble import assemble, bounds_in
+from girih.sparse.at_once import Applied, AtOnce
 from girih.sparse.gather import as_leaves, gradients_of
 from girih.sparse.holding import Holding
-from girih.sparse.local import Applied
 from girih.sparse.owning import Owner, Served
 from girih.sparse.saving import RanksSave
 from girih.sparse.spec import SparseSpec
@@ -63,7 +63,7 @@ class CollectivePulled:
         return self.embeddings
 
 
-class CollectiveSparse:
+class CollectiveSparse(AtOnce):
     """Tables whose shards are spread evenly over the trainers."""
 
     def __init__(self, spec: SparseSpec, ranks: Ranks) -> None:
@@ -111,33 +111,13 @@ class CollectiveSparse:
                 owner.apply(traffic.served, totals, self.step, lr_scale)
         return Applied()
 
-    def refuse(self, pulled: object) -> Applied:
-        """Nothing is kept for a batch."""
-        return Applied()
-
-    def drop(self, pulled: object) -> Applied:
-        """Nothing is kept for a batch."""
-        return Applied()
-
-    def drain(self) -> None:
-        """Nothing is ever in flight."""
-        return
-
     def counters(self) -> Mapping[str, int]:
         """Sums over all shards of all ranks."""
-        own = self._holding.counters()
-        names = sorted(own)
-        return {n: int(v) for n, v in zip(names, self.ranks.sum([own[n] for n in names]), strict=True)}
-
-    def told(self) -> dict[str, dict[str, Any]]:
-        """There are no other processes."""
-        return {}
+        return self.ranks.sum_by_name(self._holding.counters())
 
     def rows(self) -> dict[str, int]:
         """Rows of each table, on all ranks together."""
-        own = self._holding.rows()
-        names = sorted(own)
-        return {n: int(v) for n, v in zip(names, self.ranks.sum([own[n] for n in names]), strict=True)}
+        return self.ranks.sum_by_name(self._holding.rows())
 
     def begin_save(self, directory: Path) -> RanksSave:
         """All ranks take live snapshots of their shards, to be written below rank 0's directory."""

@@ -6,7 +6,7 @@ Every process of a run holds as many, neighbours among all; a checkpoint has one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Holding:
     Args:
         place, num_places: which process of how many that hold shards.
         segment: begins the names of shared memory; None where shards are private to the process.
+        elsewhere: tables that other processes hold whole; None where every process has a part of each table.
     """
 
     def __init__(
@@ -57,9 +58,14 @@ class Holding:
         place: int = 0,
         num_places: int = 1,
         segment: str | None = None,
+        elsewhere: Collection[str] | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.shards_each = options.num_shards(group.spec for group in groups)
+        self._elsewhere = elsewhere or ()
+        self._first_file = place * self.shards_each
+        if elsewhere is not None:
+            place, num_places = 0, 1
         self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
         self.stores: list[list[Store]] = []
         try:
@@ -117,7 +123,7 @@ class Holding:
             tables = {table.name for table in group.spec.tables}
             mine = [s for s in snapshots if tables & {table["name"] for table in s.description["tables"]}]
             for store in stores:
-                store.restore(mine)
+                store.restore(mine, elsewhere=self._elsewhere)
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -129,5 +135,5 @@ class Holding:
     def files(self) -> Iterator[tuple[Path, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
         for stores in self.stores:
-            for store in stores:
-                yield Path("tables", store.spec.name, f"shard-{store.shard:04d}.safetensors"), store
+            for number, store in enumerate(stores, self._first_file):
+                yield Path("tables", store.spec.name, f"shard-{number:04d}.safetensors"), store

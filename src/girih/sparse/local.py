@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from girih.models.needs import Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Schema
 from girih.sparse.assemble import assemble, bounds_in
+from girih.sparse.at_once import Applied, AtOnce
 from girih.sparse.gather import GroupPulled, GroupTile
 from girih.sparse.holding import Holding, ShardsSave
 from girih.sparse.options import StoreOptions
@@ -37,19 +38,7 @@ class LocalPulled:
         return self.embeddings
 
 
-class Applied:
-    """An update that is applied already."""
-
-    def done(self) -> bool:
-        """It is."""
-        return True
-
-    def wait(self) -> None:
-        """Returns at once."""
-        return
-
-
-class LocalSparse:
+class LocalSparse(AtOnce):
     """Tables in this process.
 
     Args:
@@ -58,6 +47,7 @@ class LocalSparse:
         optimizer: of embeddings; first_order_optimizer: of first-order weights, the same where None.
         options: shards, and where their memory lies.
         seed: initial values are a function of it, the table's name, the id and the column.
+        place, elsewhere: which process this is, and what tables others hold: see ``Holding``.
     """
 
     def __init__(
@@ -69,13 +59,14 @@ class LocalSparse:
         first_order_optimizer: SparseOptimizer | None = None,
         options: StoreOptions | None = None,
         seed: int = 0,
+        place: int = 0,
+        elsewhere: Collection[str] | None = None,
     ) -> None:
-        options = options or StoreOptions()
         self.schema = schema
         self.step = 0
         self.wire_bytes: Counter[str] = Counter()
         groups = pack(schema, needs, optimizer, first_order_optimizer, seed)
-        self._holding = Holding(groups, options)
+        self._holding = Holding(groups, options or StoreOptions(), place=place, elsewhere=elsewhere)
         self.tiles = [
             GroupTile(group, stores, self._holding.pool)
             for group, stores in zip(groups, self._holding.stores, strict=True)
@@ -123,25 +114,9 @@ class LocalSparse:
         self.step = step
         return Applied()
 
-    def refuse(self, pulled: object) -> Applied:
-        """Nothing is kept for a batch."""
-        return Applied()
-
-    def drop(self, pulled: object) -> Applied:
-        """Nothing is kept for a batch."""
-        return Applied()
-
-    def drain(self) -> None:
-        """Nothing is ever in flight."""
-        return
-
     def counters(self) -> Mapping[str, int]:
         """Sums over all shards, see ``Store.counters``, and ``rows``."""
         return self._holding.counters()
-
-    def told(self) -> dict[str, dict[str, Any]]:
-        """There are no other processes."""
-        return {}
 
     def rows(self) -> dict[str, int]:
         """Rows of each table."""

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from girih.company import Company
+from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
@@ -128,6 +129,12 @@ class RemoteSparse:
         self._servers = [
             connect(a, secret=company.secret) for a in company.addresses[SERVER] if company.ranks.first
         ]
+
+    by_columns = False
+
+    def columns_of(self, data: Dataset) -> Dataset:
+        """All of them."""
+        return data
 
     def pull(self, batch: Batch) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.

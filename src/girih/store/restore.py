@@ -23,10 +23,17 @@ if TYPE_CHECKING:
     from girih.store.store import Store
 
 Source = Snapshot | SnapshotFile
+ELSEWHERE = -1
 Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
 
 
-def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimizer_state: bool) -> None:
+def restore(
+    store: Store,
+    sources: Sequence[Source],
+    keep: Keep | None,
+    optimizer_state: bool,
+    elsewhere: frozenset[str] = frozenset(),
+) -> None:
     """What :meth:`Store.restore` does.
 
     The list of a table comes out as it was if one source gave all of its rows, as when N shards restore from
@@ -35,7 +42,7 @@ def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimize
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
     for source in sources:
-        check_source(store, source, optimizer_state)
+        check_source(store, source, optimizer_state, elsewhere)
     check_tables(store, sources)
     for source in sources:
         source.verify()
@@ -62,7 +69,9 @@ def restore(store: Store, sources: Sequence[Source], keep: Keep | None, optimize
     _shrink_to_bounds(store)
 
 
-def check_source(store: Store, source: Source, optimizer_state: bool) -> None:
+def check_source(
+    store: Store, source: Source, optimizer_state: bool, elsewhere: frozenset[str] = frozenset()
+) -> None:
     """Refuses a source whose rows do not fit, naming its tables.
 
     Raises:
@@ -73,7 +82,7 @@ def check_source(store: Store, source: Source, optimizer_state: bool) -> None:
     where = f"{source.where}: tables {', '.join(map(repr, names))}"
     for name in names:
         known = [table["name"] for table in ours["tables"]]
-        if name not in known:
+        if name not in known and name not in elsewhere:
             raise CheckpointError(
                 f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
             )
@@ -123,9 +132,10 @@ def _optimizers(description: dict[str, Any]) -> str:
 
 
 def _table_numbers(store: Store, source: Source) -> NDArray[np.int32]:
-    """This store's number of each of the source's tables."""
+    """This store's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(store.spec.tables)}
-    return np.array([number[table["name"]] for table in source.description["tables"]], np.int32)
+    found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
+    return np.array(found, np.int32)
 
 
 def _load_chunk(
@@ -137,7 +147,7 @@ def _load_chunk(
             f"a row has table number {chunk['tables'].max()}, expected below {len(numbers)}"
         )
     all_tables = numbers[chunk["tables"]]
-    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables))
+    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
@@ -186,6 +196,8 @@ class _Lists:
         arrays = store.space.arrays
         for theirs, ours in enumerate(numbers):
             oldest = int(self._oldest[theirs])
+            if ours == ELSEWHERE:
+                continue
             if is_listed(store.layout)[ours] and oldest < len(self._new_of):
                 transfer.follow(arrays, int(ours), oldest, self._newer_of, self._new_of)
 
@@ -194,6 +206,8 @@ def _add_bloom(store: Store, source: Source) -> None:
     bloom = store.layout.kernel.bloom
     description = source.description
     for theirs, ours in enumerate(_table_numbers(store, source)):
+        if ours == ELSEWHERE:
+            continue
         cells = source.bloom(description["tables"][theirs]["name"])
         total, block_cells, first, blocks, start = (
             int(bloom[ours, column])
@@ -228,18 +242,24 @@ def _carry_counters(store: Store, sources: Sequence[Source]) -> None:
     arrays = store.space.arrays
     arrays.state[at.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
     latest = _latest(sources)
-    own = latest.get((store.num_shards, store.shard))
-    if own is None and store.shard:
+    own = [source for place, source in latest.items() if place[:2] == (store.num_shards, store.shard)]
+    if not own and store.shard:
         return
-    for source in latest.values() if own is None else [own]:
+    for source in own or latest.values():
         for ours, counters in zip(_table_numbers(store, source), source.description["counters"], strict=True):
+            if ours == ELSEWHERE:
+                continue
             for name, column in at.COUNTERS.items():
                 arrays.tables[ours, column] += counters[name]
 
 
-def _latest(sources: Sequence[Source]) -> dict[tuple[int, int], Source]:
-    """The last source of each shard: what a delta says of a shard as a whole replaces what its base says."""
-    return {(s.description["num_shards"], s.description["shard"]): s for s in sources}
+def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]], Source]:
+    """The last source of each shard of some tables: what a delta says of it replaces what its base says."""
+    return {
+        (d["num_shards"], d["shard"], tuple(table["name"] for table in d["tables"])): source
+        for source in sources
+        for d in [source.description]
+    }
 
 
 def _shrink_to_bounds(store: Store) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -231,7 +231,12 @@ class Store:
         return Snapshot(self.space, self.layout, self.description, counters, version)
 
     def restore(
-        self, sources: Sequence[Source], keep: Keep | None = None, *, optimizer_state: bool = True
+        self,
+        sources: Sequence[Source],
+        keep: Keep | None = None,
+        *,
+        optimizer_state: bool = True,
+        elsewhere: Collection[str] = (),
     ) -> None:
         """Replaces everything by what snapshots hold for this shard.
 
@@ -241,6 +246,7 @@ class Store:
             keep: given int64[K] ids and int32[K] table numbers of this store, the bool[K] mask of keys to
                 take; by default those that :func:`shard_of` gives to this shard.
             optimizer_state: False takes the embeddings alone and begins the optimizer anew.
+            elsewhere: tables of the sources that other stores hold, to be left out; any other table is refused.
 
         Raises:
             CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The
@@ -251,7 +257,7 @@ class Store:
         if self.space.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         with self.space.changing():
-            restore(self, sources, keep, optimizer_state)
+            restore(self, sources, keep, optimizer_state, frozenset(elsewhere))
 
     # What it holds.
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from girih.strategies.asynchronous import Asynchronous
 from girih.strategies.hybrid import Hybrid
 from girih.strategies.local import Local
+from girih.strategies.placing import place
+from girih.strategies.substitution import Substitution
 from girih.strategies.synchronous import Synchronous
 
-Strategy = Asynchronous | Hybrid | Local | Synchronous
-BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Asynchronous, Hybrid, Local, Synchronous)}
+Strategy = Asynchronous | Hybrid | Local | Substitution | Synchronous
+BY_NAME: dict[str, type[Strategy]] = {
+    kind.name: kind for kind in (Asynchronous, Hybrid, Local, Substitution, Synchronous)
+}
 
-__all__ = ["BY_NAME", "Asynchronous", "Hybrid", "Local", "Strategy", "Synchronous"]
+__all__ = ["BY_NAME", "Asynchronous", "Hybrid", "Local", "Strategy", "Substitution", "Synchronous", "place"]

@@ -31,7 +31,7 @@ class Asynchronous(RemoteStrategy):
     lockstep: ClassVar[bool] = False
     together: ClassVar[bool] = False
 
-    def dense(
+    def dense_half(
         self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
     ) -> ServedReplica:
         """This trainer's copy."""

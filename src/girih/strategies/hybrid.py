@@ -28,7 +28,7 @@ class Hybrid(RemoteStrategy):
     lockstep: ClassVar[bool] = True
     together: ClassVar[bool] = True
 
-    def dense(
+    def dense_half(
         self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
     ) -> AllReducedReplica:
         """This trainer's copy."""

@@ -33,11 +33,11 @@ class Local:
     feed: ClassVar[type[Rows]] = Rows
     schedule: ClassVar[Schedule] = staticmethod(in_step)
 
-    def sparse(self, spec: SparseSpec, company: Company) -> LocalSparse:
+    def sparse_half(self, spec: SparseSpec, company: Company) -> LocalSparse:
         """All tables, here."""
         return LocalSparse.of(spec)
 
-    def dense(
+    def dense_half(
         self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
     ) -> Replica:
         """The only copy."""

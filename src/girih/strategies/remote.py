@@ -78,6 +78,6 @@ class RemoteStrategy:
             half_gradients=self.wire_gradients == "float16",
         )
 
-    def sparse(self, spec: SparseSpec, company: Company) -> RemoteSparse:
+    def sparse_half(self, spec: SparseSpec, company: Company) -> RemoteSparse:
         """The way to the embedding workers."""
         return RemoteSparse(spec, self.packets(spec), company)

@@ -43,11 +43,11 @@ class Synchronous:
     def __post_init__(self) -> None:
         check_counts(self, ("trainers",))
 
-    def sparse(self, spec: SparseSpec, company: Company) -> CollectiveSparse:
+    def sparse_half(self, spec: SparseSpec, company: Company) -> CollectiveSparse:
         """This trainer's part of all tables."""
         return CollectiveSparse(spec, company.ranks)
 
-    def dense(
+    def dense_half(
         self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
     ) -> AllReducedReplica:
         """This trainer's copy."""

@@ -50,7 +50,7 @@ class FieldProjection(Operator):
         features = self.inputs.features
         split = Split(1, input_places(self.schema, features, schema), self.inputs.width)
         self.inputs = DenseInput(schema, kept_of(features, schema), for_products=True)
-        self.schema, self.weight = schema, nn.Parameter(self.weight.detach()[:, split.places])
+        self.schema, self.weight.data = schema, self.weight.data[:, split.places]
         return {"weight": split}
 
 

@@ -44,5 +44,5 @@ class FirstOrder(Operator):
         if self.weight is None:
             return {}
         split = Split(0, numeric_places(self.schema, schema), len(self.weight))
-        self.schema, self.weight = schema, nn.Parameter(self.weight.detach()[split.places])
+        self.schema, self.weight.data = schema, self.weight.data[split.places]
         return {"weight": split}

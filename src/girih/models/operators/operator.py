@@ -59,7 +59,8 @@ class Operator(nn.Module):
     def narrow(self, schema: Schema) -> dict[str, Split]:
         """Keeps what the features of a smaller schema need; returns what stays of which parameter.
 
-        A parameter that is not named is of :meth:`combine`, and whole everywhere.
+        Parameters stay the objects they are, with less in them, so that an optimizer that has them goes on. One that is
+        not named is of :meth:`combine`, and whole everywhere.
         """
 
     def places(self, schema: Schema) -> Tensor:

@@ -44,7 +44,7 @@ class SecondOrder(Operator):
         if self.vectors is None:
             return {}
         split = Split(0, numeric_places(self.schema, schema), len(self.vectors))
-        self.schema, self.vectors = schema, nn.Parameter(self.vectors.detach()[split.places])
+        self.schema, self.vectors.data = schema, self.vectors.data[split.places]
         return {"vectors": split}
 
     def _sums(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,8 @@ class VectorCrosses(Operator):
         split = Split(1, input_places(self.schema, features, schema), self.inputs.width)
         self.inputs = DenseInput(schema, kept_of(features, schema))
         self.schema = schema
-        for name in ("weights", "biases", "outputs"):
-            setattr(self, name, nn.Parameter(getattr(self, name).detach()[:, split.places]))
+        for parameter in (self.weights, self.biases, self.outputs):
+            parameter.data = parameter.data[:, split.places]
         return dict.fromkeys(("weights", "biases", "outputs"), split)
 
     def _parts(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:

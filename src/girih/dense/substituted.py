@@ -1,0 +1,265 @@
+"""The dense half of trainers that each own some features: its weight-rich operators are spread (DES, Algorithm 1).
+
+Each trainer computes the partial results of its own features; their sum, or concatenation, is what the upper network
+takes. Parameters of operators stay with the features that they read, and are dense parameters all the same: the
+optimizer, clipping and schedules see them, and a checkpoint has them whole.
+
+Shapes: B examples, T labels, X numeric features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.data.shares import share_of
+from girih.dense.aggregation import Aggregation
+from girih.dense.options import OptimizerFactory
+from girih.dense.replica import Replica
+from girih.dense.splitting import Splits
+from girih.errors import ConfigError, NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.models.operators import Aggregated, Operator, operators_of
+from girih.planner.placement import Placement
+from girih.ranks import Ranks
+from girih.schema import Schema
+from girih.tiles import Targets
+
+ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
+)  # fmt: skip
+"""Optimizers that move a part of a parameter as they would move it within the whole."""
+
+
+class SubstitutedReplica(Replica):
+    """One copy of the upper network, and a part of the operators below it; arguments as of :class:`Replica`.
+
+    To be placed, once, before it computes. All trainers see all examples, each its own columns of them.
+
+    Args:
+        half: partial results travel as bfloat16.
+    """
+
+    own_dropout = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        ranks: Ranks,
+        half: bool = False,
+        precision: str = "float32",
+        device: torch.device | str = "cpu",
+        clip_norm: float | None = None,
+    ) -> None:
+        refuse_unsubstitutable(module)
+        super().__init__(module, optimizer, precision=precision, device=device, clip_norm=clip_norm)
+        kind = type(self.optimizer)
+        if self.optimizer is not None and not (
+            kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim")
+        ):
+            raise ConfigError(
+                f"strategy: substitution: the dense optimizer {kind.__name__} may need parameters whole; expected one of"
+                f" {', '.join(ELEMENTWISE)}"
+            )
+        self.ranks, self._split = ranks, False
+        self._wire = Aggregation(ranks, half=half)
+        self._operators = list(operators_of(module))
+        self._splits = Splits()
+        self._places: dict[Operator, list[Tensor]] = {}
+        self._embeddings: Embeddings | None = None
+        if ranks.size > 1:
+            random = torch.get_rng_state()
+            for tensor in (*module.parameters(), *module.buffers(), random):
+                dist.broadcast(tensor.detach(), 0)
+            torch.set_rng_state(random)
+
+    @property
+    def wire_bytes(self) -> Counter[str]:
+        """Sent by this trainer: partial results, and dense gradients."""
+        return Counter(partials=self._wire.sent_bytes, dense=self.sent_bytes)
+
+    @property
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters that all trainers have whole."""
+        named = self.module.named_parameters()
+        return [p for name, p in named if p.requires_grad and name not in self._splits]
+
+    @property
+    def split(self) -> bool:
+        """Whether each trainer computes the upper network for its share of a training batch only.
+
+        Else all compute the same, with the same dropout. Evaluations always do.
+        """
+        return self._split
+
+    @split.setter
+    def split(self, split: bool) -> None:
+        if split and not self._split and not self.ranks.first:
+            torch.manual_seed(torch.initial_seed() + self.ranks.rank)  # dropout of its own
+        self._split = split
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of one number of a partial result on the wire."""
+        return self._wire.itemsize
+
+    def num_columns(self, aggregation: str) -> int:
+        """Numbers an example of all operators that are aggregated so."""
+        return sum(o.columns for _, o in self._operators if o.aggregation == aggregation)
+
+    def place(self, placement: Placement, schema: Schema) -> None:
+        """Keeps of every operator what this rank's features need."""
+        parts = [placement.schema_of(rank, schema) for rank in range(self.ranks.size)]
+        for name, operator in self._operators:
+            self._places[operator] = [operator.places(part).to(self.device) for part in parts]
+            for parameter, own in operator.narrow(parts[self.ranks.rank]).items():
+                self._splits[f"{name}.{parameter}" if name else parameter] = own
+
+    def targets(self, batch: Batch, *, train: bool = True) -> Targets:
+        """Of this trainer's share where the upper network is split; of all examples else."""
+        if self.split and train:
+            without_ids = replace(
+                batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None
+            )
+            batch = share_of(without_ids, self.ranks.rank, self.ranks.size)
+        return super().targets(batch, train=train)
+
+    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
+        """Logits, float32[B, T], or those of this trainer's share."""
+        self._wire.spans = self.spans
+        self._embeddings = embeddings if train else None
+        return super().forward(batch, embeddings, train=train)
+
+    def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
+        aggregated, num_examples = self._aggregated(numeric, embeddings, split=self.split and train)
+        none = numeric.new_empty(num_examples, 0)  # numeric features are read by operators alone
+        return super()._logits_of(none, aggregated, train=train)  # type: ignore[arg-type]
+
+    def _aggregated(self, numeric: Tensor, embeddings: Embeddings, *, split: bool) -> tuple[Aggregated, int]:
+        """Everything that is summed goes in one buffer; each concatenation in one of its own."""
+        sums = [o for _, o in self._operators if o.aggregation == "sum"]
+        totals: dict[Operator, Tensor] = {}
+        num_examples = len(numeric)
+        if sums:
+            partials = [operator.partial(numeric, embeddings).float() for operator in sums]
+            joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
+            total = self._wire.summed(joined, split=split)
+            totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
+            num_examples = len(total)
+        for _, operator in self._operators:
+            if operator.aggregation == "concat":
+                own = operator.partial(numeric, embeddings).float()
+                totals[operator] = self._wire.joined(own, self._places[operator], split=split)
+                num_examples = len(totals[operator])
+        return Aggregated(totals), num_examples
+
+    def backward(
+        self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
+    ) -> float:
+        """As of :class:`Replica`, on all trainers; what one refuses is refused by all."""
+        if self.ranks.size == 1:
+            loss = super().backward(logits_gradient, loss, refused)
+            self._check_embeddings()
+            return loss
+        if refused is not None:
+            logits_gradient, loss = torch.zeros_like(logits_gradient), 0.0
+        try:
+            super().backward(logits_gradient, loss)
+            self._check_embeddings()
+        except NonFiniteError as error:
+            refused = refused or error
+        counts = self.split or self.ranks.first  # where all have the whole loss, it counts once
+        total, num_refusing = self.ranks.agree(
+            loss if counts and refused is None else 0.0, refusing=refused is not None
+        )
+        if num_refusing:
+            raise refused or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+        return total
+
+    def _check_gradients(self) -> None:
+        self._sum_shared()
+        for parameter in self.parameters:
+            if (
+                parameter.grad is None and not parameter.numel()
+            ):  # optimizers then have state of it everywhere
+                parameter.grad = torch.zeros_like(parameter)
+        super()._check_gradients()
+
+    def _check_embeddings(self) -> None:
+        embeddings, self._embeddings = self._embeddings, None
+        if embeddings is not None:
+            embeddings.check_gradients()
+
+    def _sum_shared(self) -> None:
+        """Gradients of what all have whole are of each one's share where the network is split: their sum counts."""
+        gradients = [p.grad for p in self.shared if p.grad is not None]
+        if not self.split or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        with nullcontext() if self.spans is None else self.spans("allreduce"):
+            dist.all_reduce(flat)
+        self.sent_bytes += 2 * (self.ranks.size - 1) * flat.numel() * 4 // self.ranks.size
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
+            gradient.copy_(part.view_as(gradient))
+
+    def apply(self) -> None:
+        """One optimizer step, after clipping by the norm over all trainers' parts."""
+        if self._clip_norm is not None and self.optimizer is not None:
+            self._clip(self._clip_norm)
+        clip_norm, self._clip_norm = self._clip_norm, None
+        try:
+            super().apply()
+        finally:
+            self._clip_norm = clip_norm
+
+    def _clip(self, most: float) -> None:
+        """As ``clip_grad_norm_`` does of the whole parameters."""
+        shared = {id(parameter) for parameter in self.shared}
+        own = sum(_square(p) for p in self.parameters if id(p) not in shared)
+        rest = sum(_square(p) for p in self.parameters if id(p) in shared)
+        norm = (self.ranks.sum([own])[0] + rest) ** 0.5
+        scale = min(1.0, most / (norm + 1e-6))
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+
+    def state(self) -> dict[str, Any]:
+        """As of :class:`Replica`, with every parameter whole. All trainers call it together."""
+        state = super().state()
+        return state if self.ranks.size == 1 else self._splits.whole(state, self.module, self.optimizer)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As of :class:`Replica`; each trainer takes its part."""
+        super().restore(self._splits.part(state, self.module, self.optimizer))
+
+
+def refuse_unsubstitutable(module: nn.Module) -> None:
+    """Refuses a model whose weight-rich input does not go through operators alone.
+
+    Raises:
+        ConfigError: says why, and what to use instead.
+    """
+    kind = type(module).__name__
+    reason = getattr(module, "not_substitutable", None)
+    if reason is not None:
+        raise ConfigError(f"strategy: substitution: {kind}: {reason}")
+    if not any(True for _ in operators_of(module)):
+        raise ConfigError(
+            f"strategy: substitution: {kind} has no substitutable operator; build it of those in girih.models.operators,"
+            " or use strategy 'synchronous'"
+        )
+
+
+def _square(parameter: nn.Parameter) -> float:
+    return 0.0 if parameter.grad is None else float(parameter.grad.double().square().sum())

@@ -1,0 +1,81 @@
+"""Which trainer owns which features, whole: those of one table stay together (DES §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from girih.errors import ConfigError
+from girih.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Feature name → the rank that owns it."""
+
+    owners: Mapping[str, int]
+    num_ranks: int
+
+    def features_of(self, rank: int) -> frozenset[str]:
+        """The features that a rank owns."""
+        return frozenset(name for name, owner in self.owners.items() if owner == rank)
+
+    def schema_of(self, rank: int, schema: Schema) -> Schema:
+        """What a rank reads of a schema."""
+        return schema.narrowed(self.features_of(rank))
+
+    def loads(self, of_features: Mapping[str, float]) -> list[float]:
+        """The load of each rank, given that of each feature."""
+        total = [0.0] * self.num_ranks
+        for name, load in of_features.items():
+            total[self.owners[name]] += load
+        return total
+
+
+def modulo(schema: Schema, num_ranks: int) -> Placement:
+    """Table t on rank t mod N, numeric feature x on rank x mod N (DES §5: field f on node f mod N).
+
+    Raises:
+        ConfigError: fewer tables than ranks.
+    """
+    _check(schema, num_ranks)
+    rank_of = {table.name: number % num_ranks for number, table in enumerate(schema.tables)}
+    return _placed(schema, rank_of, [number % num_ranks for number in range(len(schema.numeric))], num_ranks)
+
+
+def balanced(schema: Schema, num_ranks: int, loads: Mapping[str, float]) -> Placement:
+    """Heaviest table first, each to the rank with the least so far (Graham's rule: at most 4/3 of the best).
+
+    Args:
+        loads: table name → what it costs its owner: rows touched a step × numbers a row.
+
+    Raises:
+        ConfigError: fewer tables than ranks.
+    """
+    _check(schema, num_ranks)
+    total, num_tables = [0.0] * num_ranks, [0] * num_ranks
+    rank_of: dict[str, int] = {}
+    names = sorted((table.name for table in schema.tables), key=lambda name: -loads.get(name, 0.0))
+    for left, name in zip(range(len(names), 0, -1), names, strict=True):
+        empty = [rank for rank in range(num_ranks) if not num_tables[rank]]
+        candidates = empty if len(empty) == left else range(num_ranks)  # every rank gets a table
+        rank = min(candidates, key=lambda r: (total[r], r))
+        rank_of[name] = rank
+        total[rank] += loads.get(name, 0.0)
+        num_tables[rank] += 1
+    numeric = sorted(range(num_ranks), key=lambda r: (total[r], r))
+    return _placed(schema, rank_of, [numeric[x % num_ranks] for x in range(len(schema.numeric))], num_ranks)
+
+
+def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int], num_ranks: int) -> Placement:
+    owners = {feature.name: rank_of[feature.table_name] for feature in schema.sparse}
+    owners |= {feature.name: rank for feature, rank in zip(schema.numeric, numeric, strict=True)}
+    return Placement(owners, num_ranks)
+
+
+def _check(schema: Schema, num_ranks: int) -> None:
+    if len(schema.tables) < num_ranks:
+        raise ConfigError(
+            f"strategy: substitution: {num_ranks} trainers, but {len(schema.tables)} tables, which stay whole;"
+            f" set strategy.trainers to {len(schema.tables)} or less, or use 'synchronous'"
+        )

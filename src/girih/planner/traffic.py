@@ -1,0 +1,95 @@
+"""Bytes that one trainer sends in one training step, by strategy, averaged over N equal trainers.
+
+Payload alone: what a network adds in headers, and the few bytes by which trainers agree on a step's loss, are left out.
+
+B: examples of the step's batch over all trainers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KEY_BYTES, COUNT_BYTES, FLOAT_BYTES = 8, 4, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that a trainer sends, by kind, as in ``summary.json``."""
+
+    ids: float = 0.0
+    embeddings: float = 0.0
+    gradients: float = 0.0
+    partials: float = 0.0
+    dense: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.ids + self.embeddings + self.gradients + self.partials + self.dense
+
+
+def ring_bytes(size_bytes: float, num_trainers: int) -> float:
+    """AllReduce: every part goes around once to be summed and once to be told (DES §3.2.3, T_ring)."""
+    return 2 * (num_trainers - 1) / num_trainers * size_bytes
+
+
+def substitution(
+    batch_size: int,
+    num_trainers: int,
+    *,
+    summed: int,
+    concatenated: int = 0,
+    shared_parameters: int = 0,
+    split: bool = False,
+    partial_bytes: int = FLOAT_BYTES,
+) -> Traffic:
+    """Partial results forward; with ``split`` their gradients back as well, and those of the dense half.
+
+    Args:
+        summed, concatenated: columns of the operators that add up, and of those that need vectors whole.
+        shared_parameters: numbers of the dense half that all trainers have whole.
+        partial_bytes: of one number of a partial result: 4, or 2 as bfloat16.
+    """
+    others = (num_trainers - 1) / num_trainers
+    of_sums = ring_bytes(batch_size * summed * partial_bytes, num_trainers)
+    of_vectors = others * batch_size * concatenated * partial_bytes * (2 / num_trainers if split else 1)
+    dense = ring_bytes(shared_parameters * FLOAT_BYTES, num_trainers) if split else 0.0
+    return Traffic(partials=of_sums + of_vectors, dense=dense)
+
+
+def synchronous(num_trainers: int, *, keys: float, numbers: float, parameters: int) -> Traffic:
+    """Keys to the trainers that own them, rows back, their gradients there again; all dense gradients summed.
+
+    Args:
+        keys: unique keys of one trainer's share of the batch; numbers: of all their rows together.
+        parameters: numbers of the whole dense half.
+    """
+    others = (num_trainers - 1) / num_trainers
+    rows = others * numbers * FLOAT_BYTES
+    return Traffic(
+        ids=others * keys * (KEY_BYTES + COUNT_BYTES),
+        embeddings=rows,
+        gradients=rows,
+        dense=ring_bytes(parameters * FLOAT_BYTES, num_trainers),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a trainer of this run was measured to do."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+def split_pays(
+    batch_size: int, num_trainers: int, *, shared_parameters: int, flops_per_example: float, speeds: Speeds
+) -> bool:
+    """Whether each trainer should compute the upper network for its share only.
+
+    Partial results cost the same either way. Splitting saves the dense computation of the others' shares and costs the
+    AllReduce of shared parameters' gradients.
+    """
+    saved_s = (1 - 1 / num_trainers) * batch_size * flops_per_example / speeds.flops_per_s
+    added_s = ring_bytes(shared_parameters * FLOAT_BYTES, num_trainers) / speeds.bytes_per_s
+    return saved_s > added_s

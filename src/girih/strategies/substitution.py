@@ -1,0 +1,154 @@
+"""``substitution``: weights never leave their trainer, partial results are aggregated (DES, Algorithm 1).
+
+| sparse half                           | schedule | dense half             |
+| ``SubstitutedSparse``, fed by columns | in step  | ``SubstitutedReplica`` |
+
+Equal to ``local`` on the same batches, to the order of sums. For models made of substitutable operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from girih.company import Company
+from girih.dense.options import OptimizerFactory
+from girih.dense.speeds import measure_speeds
+from girih.dense.substituted import SubstitutedReplica
+from girih.errors import ConfigError, nearest
+from girih.feeds import Columns
+from girih.planner import traffic
+from girih.planner.placement import Placement, balanced, modulo
+from girih.schedules import Schedule, in_step
+from girih.sparse.spec import SparseSpec
+from girih.sparse.substituted import SubstitutedSparse
+from girih.sparse.touching import Touched
+from girih.strategies.counts import check_counts
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "dense": ("auto", "replicated", "split"),
+    "placement": ("balanced", "modulo"),
+    "wire_partials": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitution:
+    """Trains on several trainers, each with the tables of its own features, whole.
+
+    Attributes:
+        trainers: processes; under ``torchrun`` as many as it starts. At most as many as tables.
+        dense: who computes the upper network of a training batch: "replicated", all alike and all of it (DES);
+            "split", each for its share of the examples; "auto", what should take less time by what was measured.
+        placement: of tables: "balanced" by what the first batches touch; "modulo", table t on trainer t mod N (DES §5).
+        wire_partials: "bfloat16" halves partial results on the wire, and rounds them to 8 bits.
+    """
+
+    name: ClassVar[str] = "substitution"
+    lockstep: ClassVar[bool] = True
+    together: ClassVar[bool] = True
+    roles: ClassVar[Mapping[str, int]] = {}
+    feed: ClassVar[type[Columns]] = Columns
+    schedule: ClassVar[Schedule] = staticmethod(in_step)
+    trainers: int = 1
+    dense: Literal["auto", "replicated", "split"] = "auto"
+    placement: Literal["balanced", "modulo"] = "balanced"
+    wire_partials: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("trainers",))
+        for name, valid in OPTIONS.items():
+            if getattr(self, name) not in valid:
+                hint = nearest(str(getattr(self, name)), valid)
+                raise ConfigError(f"strategy: {name} = {getattr(self, name)!r}{hint}")
+
+    def sparse_half(self, spec: SparseSpec, company: Company) -> SubstitutedSparse:
+        """This trainer's tables, still to be placed."""
+        return SubstitutedSparse(spec, company.ranks)
+
+    def dense_half(
+        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+    ) -> SubstitutedReplica:
+        """This trainer's operators and its copy of the upper network, still to be placed."""
+        half = self.wire_partials == "bfloat16"
+        return SubstitutedReplica(module, optimizer, ranks=company.ranks, half=half, **options)
+
+    def place(
+        self,
+        sparse: SubstitutedSparse,
+        dense: SubstitutedReplica,
+        spec: SparseSpec,
+        touched: Touched | None,
+        batch_size: int | None,
+    ) -> dict[str, Any]:
+        """Decides who owns what, and who computes what; all trainers call it together.
+
+        Args:
+            touched: what a step touches, where that is known; else tables go by number.
+            batch_size: of the training data, where there is any.
+
+        Returns:
+            What was decided, and the bytes that a trainer sends a step by it, and by ``synchronous``.
+        """
+        ranks = sparse.ranks
+        if touched is None or self.placement == "modulo":
+            placement = modulo(spec.schema, ranks.size)
+        else:
+            placement = balanced(spec.schema, ranks.size, touched.loads())
+        parameters = sum(p.numel() for p in dense.parameters)
+        sparse.place(placement)
+        dense.place(placement, spec.schema)
+        if batch_size is None or ranks.size == 1:
+            return {}
+        dense.split = self.dense == "split" or (self.dense == "auto" and _split_pays(dense, batch_size))
+        return _plan(dense, placement, touched, parameters, batch_size)
+
+
+def _split_pays(dense: SubstitutedReplica, batch_size: int) -> bool:
+    flops = 6 * sum(p.numel() for p in dense.shared if p.dim() > 1)  # two products backward for one forward
+    return traffic.split_pays(
+        batch_size,
+        dense.ranks.size,
+        shared_parameters=sum(p.numel() for p in dense.shared),
+        flops_per_example=flops,
+        speeds=measure_speeds(dense.ranks),
+    )
+
+
+def _plan(
+    dense: SubstitutedReplica,
+    placement: Placement,
+    touched: Touched | None,
+    parameters: int,
+    batch_size: int,
+) -> dict[str, Any]:
+    num_trainers = placement.num_ranks
+    plan: dict[str, Any] = {
+        "dense": "split" if dense.split else "replicated",
+        "owners": dict(placement.owners),
+    }
+    plan["bytes_per_step"] = round(
+        traffic.substitution(
+            batch_size,
+            num_trainers,
+            summed=dense.num_columns("sum"),
+            concatenated=dense.num_columns("concat"),
+            shared_parameters=sum(p.numel() for p in dense.shared),
+            split=dense.split,
+            partial_bytes=dense.partial_bytes,
+        ).total
+    )
+    if touched is not None:
+        keys = touched.rows_of_share
+        plan["synchronous_bytes_per_step"] = round(
+            traffic.synchronous(
+                num_trainers,
+                keys=sum(keys.values()),
+                numbers=sum(count * touched.widths[name] for name, count in keys.items()),
+                parameters=parameters,
+            ).total
+        )
+    return plan
