@@ -35,6 +35,7 @@ _MEETINGS = itertools.count()  # of this process's trainers: the same on all ran
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 GRACE_S = 2.0
 AGAIN_S = 8.0
+SOON_S = 0.2
 KNOWN_S = 1.5
 TOLD_S = 30.0
 MOST_TIMES = 4
@@ -279,7 +280,8 @@ class _Failure:
                 return
             self._swallowed.clear()
             signal.pthread_kill(self._main, signal.SIGUSR1)
-            self._swallowed.wait(AGAIN_S)
+            if self._swallowed.wait(AGAIN_S):
+                self._ended.wait(SOON_S)  # until it is freed
 
     def close(self) -> None:
         self._ended.set()
