@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class Ranks:
         self.store = store
         self._stop, self._agreed_stop = False, False
         self._number, self._num_stops = 0, 0
+        self.lost = threading.Event()
+        """Set where a process of the run is gone, so that nothing more is to be waited for."""
         self.group: dist.ProcessGroup | None = None
         if size > 1:
             if backend is None:

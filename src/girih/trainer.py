@@ -398,14 +398,13 @@ class Trainer:
 
     def close(self, *, failed: bool = False) -> None:
         """Gives the tables' memory and the run directory back, and ends the processes of the run."""
-        try:
-            self._run_checkpoints.close()
-        finally:
-            self.sparse.close()
-            self.dense.close()
-            self._cluster.close(failed=failed)
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
             if self._opened is not None:
-                self._opened.close()
+                closing.callback(self._opened.close)
+            closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
+            closing.callback(self.dense.close)
+            closing.callback(self.sparse.close)
+            closing.callback(self._run_checkpoints.close)
 
     def __enter__(self) -> Trainer:
         return self

@@ -24,11 +24,10 @@ from girih.sparse.working import EmbeddingWorker
 SECRET = b"secret"
 
 
-def spec_of(*, eviction=None, dim=4, optimizer=None, shards=1):
+def spec_of(*, eviction=None, admission=None, dim=4, optimizer=None, shards=1):
     """``user`` and ``item``, one id an example each."""
-    tables = (
-        [girih.Table(name=name, dim=dim, eviction=eviction) for name in ("user", "item")] if eviction else []
-    )
+    options = {"dim": dim, "eviction": eviction, "admission": admission}
+    tables = [girih.Table(name=name, **options) for name in ("user", "item")] if eviction or admission else []
     schema = girih.Schema(
         [girih.Categorical(name="user", dim=dim), girih.Categorical(name="item", dim=dim)],
         labels="click",

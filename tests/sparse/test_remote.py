@@ -8,7 +8,7 @@ from remote_site import batch_of, give, site, spec_of
 import girih
 from girih.errors import GirihError, NonFiniteError
 from girih.sparse.verbs import Verb, answer, as_text, from_text
-from girih.tables import LRU
+from girih.tables import LRU, MinCount
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -106,6 +106,24 @@ def test_persia_defect_1_a_row_evicted_between_pull_and_push_shifts_no_gradient(
         moved = before - here.peek(batch_of([2, 3, 4], [2, 3, 4]))
         np.testing.assert_allclose(moved[:, 0, 0], [2, 3, 0], rtol=1e-5)
         assert slow.counters()["dropped"] == 2  # user 1 and item 1
+
+
+def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
+    with site(spec_of(admission=MinCount(count=2)), num_servers=2) as here:
+        (trainer,) = here.trainers
+        batch = batch_of([1, 2, 3], [1, 2, 3])
+        seen = batch_of([1, 3], [1, 3])
+        for _ in range(2):  # those seen twice have rows
+            trainer.drop(trainer.pull(here.keep(seen)))
+        trainer.drain()
+        pulled = trainer.pull(here.keep(batch))
+        before = here.peek(batch)
+        give(pulled, [2, 100, 4])
+        trainer.push(pulled)
+        trainer.drain()
+        moved = before - here.peek(batch)
+        np.testing.assert_allclose(moved[:, 0, 0], [2, 0, 4], rtol=1e-5)
+        assert trainer.counters()["dropped"] == 2  # user 2 and item 2
 
 
 def test_persia_defect_2_every_gradient_is_checked_and_inf_too():

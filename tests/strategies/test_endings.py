@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from runs import command, difference, latest, train
 from scenes import write
 
+BEGIN_S = 90
 END_S = 30
 TWO = ["strategy.trainers=2"]
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
@@ -29,6 +31,7 @@ class Running:
 
     def __init__(self, words):
         self.mark, self.names = f"GIRIH_TEST={uuid.uuid4().hex}", set()
+        self.start_s, self.begun_s = time.monotonic(), 0.0
         self.process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -40,23 +43,42 @@ class Running:
         self.run = Path(words[words.index("--run") + 1]) if "--run" in words else None
 
     def until_it_trains(self):
-        until = time.monotonic() + 90
         while not (self.run / "metrics.jsonl").exists():
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until
+            assert time.monotonic() < self.start_s + BEGIN_S, self.abort()
             time.sleep(0.05)
+        self.begun_s = time.monotonic() - self.start_s
         self.names = names_of(processes_of(self.mark))
         return json.loads((self.run / "processes.json").read_text())
 
     def ends(self, status, within_s=END_S):
-        """What was told, after it ended in time and left nothing."""
+        """What was told, after it ended in time and left nothing.
+
+        One that has yet to begin gets the time for that too, and one that began slowly (the machine is busy) as long again.
+        """
+        within_s += self.begun_s or BEGIN_S
         try:
             out, error = self.process.communicate(timeout=within_s)
-        finally:
-            self.process.kill()
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"no end within {within_s:.0f} s: {self.abort()}")
         assert self.process.returncode == status, (out, error)
         self.leaves_nothing()
         self.told = out
+        return error
+
+    def abort(self):
+        """Ends all processes; returns what each was doing."""
+        kept = {}
+        for process in sorted(processes_of(self.mark), key=lambda process: int(process.name)):
+            title = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            with suppress(OSError):
+                kept[title] = (process / "fd" / "2").open("rb", 0)  # roles write to files without a name
+                os.kill(int(process.name), signal.SIGABRT)
+        _, error = self.process.communicate()
+        for title, file in kept.items():
+            with suppress(OSError), file:
+                file.seek(0)
+                error += f"\n{title}: {file.read().decode(errors='replace')}"
         return error
 
     def leaves_nothing(self, within_s=8):
@@ -73,7 +95,7 @@ class Running:
 
 def environment(mark):
     kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return kept | dict([mark.split("=")])
+    return kept | dict([mark.split("=")]) | {"PYTHONFAULTHANDLER": "1"}
 
 
 def processes_of(mark):

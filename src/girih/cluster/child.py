@@ -51,7 +51,8 @@ def main() -> int:
 
 
 def _until_left_alone(stop: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1 << 12):  # not of sys.stdin, which a thread that waits in it keeps from being closed
+        pass
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
     os._exit(1)  # something hangs, and nobody is there to end it

@@ -35,7 +35,9 @@ _MEETINGS = itertools.count()  # of this process's trainers: the same on all ran
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 GRACE_S = 2.0
 AGAIN_S = 8.0
+SOON_S = 0.2
 KNOWN_S = 1.5
+TOLD_S = 30.0
 MOST_TIMES = 4
 
 
@@ -53,6 +55,8 @@ class Cluster:
         places: Places | None = None,
     ) -> None:
         self._supervisor, self._failure, self._places = supervisor, failure, places or {}
+        if failure is not None:
+            ranks.lost = failure.known_of
         secret = ranks.broadcast(secrets.token_hex(16)) if ranks.size > 1 else secrets.token_hex(16)
         self.company = Company(ranks=ranks, secret=secret.encode(), host=self.host("trainer", ranks.rank))
         self.segment = f"girih-{secrets.token_hex(4)}"
@@ -167,13 +171,20 @@ class Cluster:
         except (RuntimeError, WireError, WireTimeout) as error:
             if isinstance(error, GirihError) and not isinstance(error, WireError | WireTimeout):
                 raise
-            found = None if self._failure is None else self._failure.known(KNOWN_S)
+            found = self._found_out()
             if found is not None:
                 raise found from None
             if "gloo" in str(error) or "NCCL" in str(error):
                 first_line = str(error).splitlines()[0]
                 raise RoleError(f"another trainer is gone, or cannot be reached: {first_line}") from error
             raise
+
+    def _found_out(self) -> Exception | None:
+        """Which process failed, if one did: a machine may be too busy to tell at once."""
+        if self._failure is None or self._supervisor is None:
+            return None
+        found = self._failure.known(KNOWN_S)
+        return self._failure.known(TOLD_S) if found is None and self._supervisor.has_failed() else found
 
     def show_in(self, run: Path | None) -> None:
         """Keeps ``processes.json`` in a run's directory while it runs."""
@@ -182,25 +193,33 @@ class Cluster:
 
     def close(self, *, failed: bool = False) -> None:
         """Ends what was started; in good order, all trainers come here together."""
-        ranks = self.company.ranks
+        try:
+            if not failed:
+                failed = True  # unless all come
+                with self.explaining():
+                    self.company.ranks.barrier()
+                failed = False
+        finally:
+            if self._failure is not None:
+                self._failure.close()  # what it would raise from here on would leave something behind
+            self._end_all(failed=failed)
+
+    def _end_all(self, *, failed: bool) -> None:
         if self._supervisor is not None:
             self._supervisor.expect_end()
-        if not failed:
-            ranks.barrier()
-        ranks.close()
+        self.company.ranks.close()
         if self._supervisor is not None:
             if not failed:
                 self._supervisor.wait_for_trainers()
             self._supervisor.close(patience_s=0.5 if failed else 10.0)
             remove_segments(self.segment)  # of those that were killed
-        if self._failure is not None:
-            self._failure.close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
     def _supervise(self) -> Supervisor:
         if self._supervisor is None:
             self._supervisor, self._failure = _supervised(self._places)
+            self.company.ranks.lost = self._failure.known_of
         return self._supervisor
 
     def _write_processes(self) -> None:
@@ -235,38 +254,53 @@ class _Failure:
     """Raises in the main thread what another thread has found."""
 
     def __init__(self) -> None:
+        self.known_of = threading.Event()
+        """Set once there is something to raise."""
         self._error: Exception | None = None
-        self._ended = False
-        self._known = threading.Event()
+        self._ended = threading.Event()
+        self._swallowed = threading.Event()
         self._main = threading.main_thread().ident
         self._previous: Any = None
+        self._previous_hook = sys.unraisablehook
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGUSR1, self._raise)
+            sys.unraisablehook = self._hear_of
 
     def known(self, patience_s: float) -> Exception | None:
         """What was told, now or soon."""
-        self._known.wait(patience_s)
+        self.known_of.wait(patience_s)
         return self._error
 
     def tell(self, error: Exception) -> None:
         self._error = error
-        self._known.set()
-        time.sleep(GRACE_S)  # it may find out by itself what went wrong, and then says it better
-        for _ in range(MOST_TIMES):  # what is raised while memory is freed gets lost
-            if self._ended or self._previous is None or self._main is None:
+        self.known_of.set()
+        self._ended.wait(GRACE_S)  # it may find out by itself what went wrong, and then says it better
+        for _ in range(MOST_TIMES):
+            if self._ended.is_set() or self._previous is None or self._main is None:
                 return
+            self._swallowed.clear()
             signal.pthread_kill(self._main, signal.SIGUSR1)
-            time.sleep(AGAIN_S)
+            if self._swallowed.wait(AGAIN_S):
+                self._ended.wait(SOON_S)  # until it is freed
 
     def close(self) -> None:
-        self._ended = True
+        self._ended.set()
+        self._swallowed.set()
         if self._previous is not None:
             signal.signal(signal.SIGUSR1, self._previous)
+            sys.unraisablehook = self._previous_hook
             self._previous = None
 
     def _raise(self, number: int, frame: object) -> None:
-        if self._error is not None and not self._ended:
+        if self._error is not None and not self._ended.is_set():
             raise self._error
+
+    def _hear_of(self, lost: Any) -> None:
+        """What is raised while memory is freed gets lost: that is no news, and it is raised again."""
+        if lost.exc_value is not None and lost.exc_value is self._error:
+            self._swallowed.set()
+        else:
+            self._previous_hook(lost)
 
 
 def _supervised(places: Places | None) -> tuple[Supervisor, _Failure]:

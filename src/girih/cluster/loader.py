@@ -72,11 +72,13 @@ class _Lane:
 
     Attributes:
         next_number: of the first share that is ready, or will be; requests may come in another order.
+        last: what all requests get that come after the shares.
     """
 
     ready: deque[Answer] = field(default_factory=deque)
     waiting: dict[int, Request] = field(default_factory=dict)
     next_number: int = 0
+    last: Answer | None = None
     open: bool = True
 
 
@@ -104,6 +106,8 @@ class _Pass:
                 if trainer in (None, number):
                     lane.open = False
                     lane.ready.clear()
+                    lane.last = _over
+                    self._match(number)
             self._changed.notify_all()
         if not any(lane.open for lane in self._lanes.values()):
             self._thread.join()
@@ -146,8 +150,11 @@ class _Pass:
 
     def _put_last(self, answer: Answer) -> None:
         """What every further request gets."""
-        for trainer in self._lanes:
-            self._put(trainer, answer)
+        with self._changed:
+            for trainer, lane in self._lanes.items():
+                if lane.open:
+                    lane.last = answer
+                    self._match(trainer)
 
     def _match(self, trainer: int) -> None:
         lane = self._lanes[trainer]
@@ -155,6 +162,12 @@ class _Pass:
             lane.ready.popleft()(lane.waiting.pop(lane.next_number))
             lane.next_number += 1
             self._changed.notify_all()
+        while lane.last is not None and not lane.ready and lane.waiting:
+            lane.last(lane.waiting.popitem()[1])
+
+
+def _over(request: Request) -> None:
+    request.fail(ValueError("this pass is over"))
 
 
 class _Work:

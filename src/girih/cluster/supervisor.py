@@ -46,8 +46,11 @@ class Child:
         """What it said last."""
         if self.told is not None:
             return self.told
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        try:
+            self.errors.seek(0)
+            lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        except ValueError:  # closed meanwhile
+            return ""
         return "\n".join(lines[-LAST_LINES:])
 
 
@@ -147,6 +150,10 @@ class Supervisor:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(max(0.0, until - time.monotonic()))
 
+    def has_failed(self) -> bool:
+        """Whether a process ended that should not have, told of or not."""
+        return any(c.process.poll() not in (None, 0, STOPPED) and not c.ending for c in self.children)
+
     def expect_end(self) -> None:
         """From here on, processes that end are no failure."""
         self._closing.set()
@@ -196,8 +203,11 @@ class Supervisor:
             if self._closing.is_set():
                 return
             self._closing.set()
+        if status >= 0:  # it may have ended because another was killed
+            killed = [c for c in self.children if (c.process.poll() or 0) < 0 and not c.ending]
+            child, status = (killed[0], killed[0].process.returncode) if killed else (child, status)
         why = child.why()
-        for other in self._children:
+        for other in self.children:
             if other is not child:
                 other.process.kill()
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

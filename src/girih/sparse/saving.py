@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from girih.errors import GirihError, StorageFullError
+from girih.errors import GirihError, RoleError, StorageFullError
 from girih.ranks import Ranks
 from girih.sparse.holding import ShardsSave
 
@@ -54,6 +54,8 @@ class RanksSave:
     def _of(self, rank: int) -> dict[str, Any]:
         key, until = f"save/{self._number}/{rank}", time.monotonic() + PATIENCE_S
         while (text := self._ranks.take(key)) is None:
+            if self._ranks.lost.is_set():
+                raise RoleError(f"trainer {rank} wrote no shards: a process of the run is gone")
             if time.monotonic() > until:
                 raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
             time.sleep(0.01)

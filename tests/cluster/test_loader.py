@@ -1,0 +1,231 @@
+"""A loader over real sockets: shares in turn, whatever the order they are asked for in; ids go to embedding workers."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import girih
+from girih import models
+from girih.cluster import Cluster, start_loaders
+from girih.cluster.loader import Loader
+from girih.company import Company
+from girih.data import Moments
+from girih.errors import DataError, RemoteError
+from girih.feeds import LOADER, Dispatched
+from girih.models import needs_of
+from girih.ranks import Ranks
+from girih.sparse.options import StoreOptions
+from girih.sparse.packets import Packets
+from girih.sparse.remote import WORKER
+from girih.sparse.spec import SparseSpec
+from girih.sparse.verbs import Verb, answer, as_text
+from girih.wire import connect, listen
+
+SECRET = b"of this run"
+SIZE, NUM_EXAMPLES, AHEAD = 4, 22, 2  # the last batch has two examples
+SCHEMA = girih.Schema([girih.Categorical(name="user", dim=4), girih.Numeric(name="x")], labels="click")
+SPEC = SparseSpec(
+    schema=SCHEMA,
+    needs=needs_of(models.DNN(SCHEMA, hidden=(2,)), SCHEMA),
+    optimizer=girih.optim.SGD(),
+    first_order_optimizer=None,
+    store=StoreOptions(),
+    seed=0,
+)
+PACKETS = Packets.of(SCHEMA, SPEC.needs)
+
+
+class Keeping:
+    """An embedding worker's part in it: it keeps ids under numbers, and forgets them."""
+
+    def __init__(self, stack, number):
+        self.kept, self.forgotten, self._number = [], [], number
+        self.server = stack.enter_context(listen(self._handle, address="shm://", secret=SECRET))
+
+    def _handle(self, request):
+        source = request.frame.fields[:2]
+        if request.frame.kind == Verb.FORGET:
+            self.forgotten.append(tuple(source))
+            request.reply()
+            return
+        batch = PACKETS.unpack_ids(request.frame.arrays, request.frame.fields[-1])
+        self.kept.append((*source, batch.ids.tolist()))
+        request.reply((1000 * self._number + len(self.kept),))
+
+
+class Site:
+    """One loader for some trainers, two workers."""
+
+    def __init__(self, stack, path, num_trainers=2, trainers=None, num_workers=2):
+        self.data = replace(girih.read_parquet(path, SCHEMA, batch_size=SIZE), read_ahead=AHEAD)
+        self.workers = [Keeping(stack, number) for number in range(num_workers)]
+        places = tuple(worker.server.address for worker in self.workers)
+        served = tuple(range(num_trainers)) if trainers is None else trainers
+        loader = Loader(self.data, PACKETS, 0, served, num_trainers, places, "shm://", SECRET)
+        stop, told, address = threading.Event(), threading.Event(), []
+        thread = threading.Thread(target=loader.run, args=(lambda a: (address.append(a), told.set()), stop))
+        thread.start()
+        stack.callback(thread.join, 20)
+        stack.callback(stop.set)
+        assert told.wait(20)
+        self.address = address[0]
+        self.client = connect(self.address, secret=SECRET)
+        stack.callback(self.client.close)
+
+    def feed(self, stack, rank):
+        company = Company(ranks=Ranks(rank), addresses={LOADER: (self.address,)}, secret=SECRET)
+        feed = Dispatched(self.data, Moments.empty(SCHEMA), company)
+        stack.callback(feed.close)
+        return feed
+
+    def ask(self, number, trainer, share):
+        return self.client.call(Verb.NEXT, (number, trainer, share))
+
+    def begin(self, number, epoch=0):
+        answer(self.client.call(Verb.BEGIN, (number,), (as_text({"epoch": epoch, "position": None}),)))
+
+
+@contextmanager
+def site(path, **options):
+    with ExitStack() as stack:
+        here = Site(stack, path, **options)
+        here.stack = stack
+        yield here
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "log.parquet")
+
+
+def write(path, **changed):
+    columns = {
+        "user": np.arange(NUM_EXAMPLES),
+        "x": np.arange(NUM_EXAMPLES, dtype=np.float64) / 2,
+        "click": np.arange(NUM_EXAMPLES) % 2,
+    }
+    pq.write_table(pa.table(columns | changed), path)
+    return path
+
+
+def test_every_trainer_gets_its_share_of_every_batch_in_turn(path):
+    with site(path) as here:
+        streams = [here.feed(here.stack, rank).stream(0, None) for rank in (0, 1)]
+        with ThreadPoolExecutor() as pool:  # what is kept for one that takes nothing is bounded
+            found = list(pool.map(list, streams))
+        expected = [batch for batch, _ in here.data.batches(0)]
+        assert [len(each) for each in found] == [6, 6]
+        for number, whole in enumerate(expected):
+            parts = [each[number][0] for each in found]
+            assert (
+                sum(part.num_examples for part in parts) == whole.num_examples == parts[0].share.num_examples
+            )
+            np.testing.assert_array_equal(np.concatenate([part.numeric for part in parts]), whole.numeric)
+            np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), whole.labels)
+            assert sum(part.share.weight for part in parts) == 1
+            assert not any(part.ids.size for part in parts)  # they never pass a trainer
+            for rank, part in enumerate(parts):
+                place, sample = part.share.sample
+                assert place == (number + rank) % 2  # in turn
+                source, trainer, ids = here.workers[place].kept[sample % 1000 - 1]
+                assert (source, trainer, sample // 1000) == (1, rank, place)
+                first = rank * whole.num_examples // 2
+                assert ids == whole.ids[first : first + part.num_examples].tolist()
+        assert found[0][-1][1].to_dict() == list(here.data.batches(0))[-1][1].to_dict()
+
+
+def test_a_pass_begins_where_it_is_told(path):
+    with site(path, num_trainers=1) as here:
+        (_, first), (_, second), *_ = here.data.batches(0)
+        feed = here.feed(here.stack, 0)
+        rest = list(feed.stream(0, second))
+        assert sum(batch.num_examples for batch, _ in rest) == NUM_EXAMPLES - 2 * SIZE
+        assert rest[0][0].numeric[0, 0] == 2 * SIZE / 2
+        assert len(list(feed.stream(0, first))) == len(rest) + 1
+
+
+def test_requests_may_come_in_any_order_and_no_more_is_read_than_is_asked_for(path):
+    with site(path, num_trainers=1, num_workers=1) as here:
+        here.begin(1)
+        time.sleep(0.3)
+        assert len(here.workers[0].kept) <= AHEAD + 1
+        late = here.ask(1, 0, 1)
+        time.sleep(0.1)
+        assert not late.done()
+        assert answer(here.ask(1, 0, 0)).arrays[0][0, 0] == 0
+        assert answer(late).arrays[0][0, 0] == SIZE / 2
+        rest = [answer(here.ask(1, 0, number)) for number in range(2, 8)]
+        assert [frame.fields[0] for frame in rest] == [
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+        ]  # the end comes as often as it is asked for
+
+
+def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_no_longer(path):
+    with site(path) as here:
+        here.begin(1)
+        taken = [here.ask(1, 0, number) for number in range(5)]
+        time.sleep(0.3)
+        assert not taken[-1].done()  # what is kept for the other trainer is bounded
+        answer(here.client.call(Verb.END, (1, 1)))
+        assert [answer(reply).fields[0] for reply in taken] == [1] * 5
+        waiting = here.ask(1, 0, 9)
+        answer(here.client.call(Verb.END, (1, 0)))
+        with pytest.raises(RemoteError, match="this pass is over"):  # it is not asked for again and again
+            answer(waiting)
+        for worker in here.workers:
+            assert worker.forgotten == [(1, 1), (1, 0)]
+        here.begin(2)
+        answer(here.ask(2, 0, 0))
+        with pytest.raises(RemoteError, match="pass 1 is over"):
+            answer(here.ask(1, 0, 6))
+
+
+def test_what_is_wrong_with_the_data_reaches_every_trainer_however_often_it_asks(tmp_path):
+    clicks = np.arange(NUM_EXAMPLES) % 2.0
+    clicks[9] = np.nan
+    with site(write(tmp_path / "bad.parquet", click=clicks)) as here:
+        here.begin(1)
+        asked = [[here.ask(1, trainer, share) for share in range(5)] for trainer in (0, 1)]
+        for trainer in (0, 1):
+            for share in (4, 3, 2):  # the third batch has it
+                with pytest.raises(DataError, match=r"bad\.parquet, row 10 .*: column 'click' = nan"):
+                    answer(asked[trainer][share])
+
+
+def test_an_unknown_request_is_refused_and_the_loader_goes_on(path):
+    with site(path, num_trainers=1) as here:
+        with pytest.raises(RemoteError):
+            answer(here.client.call(77))
+        here.begin(1)
+        assert answer(here.ask(1, 0, 0)).fields[0] == 1
+
+
+def test_no_more_loaders_are_started_than_trainers_and_each_serves_its_part(path):
+    class Heard(Cluster):
+        roles: tuple = ()
+
+        def start(self, name, roles):
+            self.roles = roles()
+            return tuple("" for _ in self.roles)
+
+    data = girih.read_parquet(path, SCHEMA, batch_size=SIZE)
+    for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (4, 2, [(0,), (1,)])):
+        cluster = Heard(Ranks())
+        cluster.company.ranks.size = size
+        object.__setattr__(cluster.company, "addresses", {WORKER: ("a", "b")})
+        start_loaders(cluster, girih.Hybrid(loaders=num_loaders), SPEC, data)
+        assert [role.trainers for role in cluster.roles] == expected
+        assert {role.num_trainers for role in cluster.roles} == {size}
+        assert {role.workers for role in cluster.roles} == {("a", "b")}

@@ -1,0 +1,65 @@
+"""Functions that several real processes run together, as the trainers of a run.
+
+As a program, this file is one of them: ``python companions.py FILE.py FUNCTION RANK SIZE PORT``.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+ALL_S = 120
+
+
+def together(function, size=2):
+    """What a module's ``function(ranks)`` returns in each of ``size`` processes; anything that JSON can hold."""
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    file = function.__code__.co_filename
+    here = os.pathsep.join([str(Path(file).parent), str(Path(__file__).parent), *sys.path])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, file, function.__name__, str(rank), str(size), str(store.port)],
+            env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        told = [process.communicate(timeout=ALL_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(told)
+    return [json.loads(text.splitlines()[-1]) for text in told]
+
+
+def main():
+    from torch._C._distributed_c10d import TCPStore
+
+    from girih.ranks import Ranks
+
+    file, name, rank, size, port = sys.argv[1:]
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=ALL_S))
+    ranks = Ranks(int(rank), int(size), store)
+    found = getattr(module, name)(ranks)
+    ranks.barrier()
+    ranks.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    import faulthandler
+
+    faulthandler.dump_traceback_later(ALL_S - 10, exit=True)
+    main()
