@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
     from girih.callbacks import Callback, TensorBoard
     from girih.checkpoint import CheckpointOptions
-    from girih.data import Batch, Dataset, read_criteo, read_csv, read_libsvm, read_parquet
+    from girih.data import Dataset, read_criteo, read_csv, read_libsvm, read_parquet
     from girih.metrics import Metrics
     from girih.options import EarlyStopping, TrainOptions
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.sparse.options import StoreOptions
-    from girih.strategies import Asynchronous, Hybrid, Local, Synchronous
+    from girih.strategies import Asynchronous, Hybrid, Local, Substitution, Synchronous
     from girih.tables import Table
     from girih.trainer import Trainer
 
 __all__ = [
     "Asynchronous",
-    "Batch",
     "Callback",
     "Categorical",
     "CheckpointOptions",
@@ -39,6 +38,7 @@ __all__ = [
     "Schema",
     "Sequence",
     "StoreOptions",
+    "Substitution",
     "Synchronous",
     "Table",
     "TensorBoard",
@@ -58,12 +58,12 @@ __all__ = [
 _HOMES = {
     "girih.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": ("Batch", "Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
+    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
     "girih.options": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),
-    "girih.strategies": ("Asynchronous", "Hybrid", "Local", "Synchronous"),
+    "girih.strategies": ("Asynchronous", "Hybrid", "Local", "Substitution", "Synchronous"),
     "girih.tables": ("Table",),
     "girih.trainer": ("Trainer",),
 }

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from girih.cluster.cluster import Cluster
 from girih.data.synthetic import click_log
@@ -247,8 +248,21 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         metrics = trainer.evaluate(datasets["test"])
         told = trainer.sparse.told()
         summary = trainer.summary(metrics, duration_s=0.0)
+        if "tell" in scene:
+            summary["told"] = ranks.gather(tell(trainer, datasets["test"]))
     summary["kept"] = sum(told[title].get("kept", 0) for title in told)
     return summary
+
+
+def tell(trainer, data):
+    """Of one rank: its copy of what all have alike, the columns it reads, and its predictions."""
+    shared = torch.cat([p.detach().reshape(-1) for p in trainer.dense.shared])
+    return {
+        "shared": shared.numpy().tobytes().hex(),
+        "columns": [feature.name for feature in trainer.sparse.columns_of(data).schema.features],
+        "rows": sum(trainer.sparse.tables.rows().values()),
+        "predicted": trainer.predict(data).tolist(),
+    }
 
 
 def spoil(trainer, rank, kind, spoiled_rank, step):

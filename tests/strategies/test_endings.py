@@ -150,6 +150,7 @@ SIGNALS = [
     ("hybrid", [*TWO, *ROLES], signal.SIGINT),
     pytest.param("asynchronous", TWO, signal.SIGTERM),
     pytest.param("synchronous", TWO, signal.SIGTERM, marks=heavy),
+    pytest.param("substitution", TWO, signal.SIGTERM, marks=heavy),
     pytest.param("hybrid", [], signal.SIGTERM, marks=heavy),
 ]
 

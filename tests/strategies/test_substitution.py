@@ -4,12 +4,21 @@ Dropout and batch norm are off. Partial results are sums of fewer numbers, summe
 numbers differ in their last bits, and optimizers carry that along; tolerances as of the other strategies.
 """
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pyarrow.parquet as pq
 import pytest
-from runs import difference
+import torch
+from runs import difference, latest
 from scenes import SIZE, STEPS, log, play, play_all
 
 ROWS, DENSE = 5e-6, 3e-5
+TESTED = 1001
 
 CONFIG = f"""
 [data]
@@ -101,13 +110,14 @@ def scene(model, optimizer, dense=None, **more):
 
 PAIRS = list(OF_MODEL.items()) + [("deepfm", name) for name in OPTIMIZERS if name != "adam"]
 DENSE_MODES = ("replicated", "split")
+QUICK = {("deepfm", "adam"), ("dcn", "adagrad"), ("dlrm", "adagrad"), ("mmoe", "adam"), ("lr", "ftrl")}
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("substitution")
     start = 0
-    for name, rows in (("train", STEPS * SIZE - 3), ("valid", 1001), ("test", 1001)):
+    for name, rows in (("train", STEPS * SIZE - 3), ("valid", 1001), ("test", TESTED)):
         pq.write_table(log(rows, start), directory / f"{name}.parquet", row_group_size=700)
         start += rows
     (directory / "wide.toml").write_text(CONFIG)
@@ -118,31 +128,184 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def played(directory):
+    """The summaries of some scenes on so many trainers, played once."""
     found = {}
 
-    def on(num_trainers):
-        if num_trainers not in found:
+    def on(num_trainers, quick):
+        if (num_trainers, quick) not in found:
             scenes = [
                 {**scene(m, o, dense), "name": f"{m}-{o}-{dense}-{num_trainers}"}
                 for m, o in PAIRS
                 for dense in DENSE_MODES
+                if ((m, o) in QUICK) == quick
             ]
-            found[num_trainers] = play_all(directory, scenes, num_trainers)
-        return found[num_trainers]
+            found[num_trainers, quick] = play_all(directory, scenes, num_trainers)
+        return found[num_trainers, quick]
 
     return on
 
 
+CASES = [
+    pytest.param(n, m, o, marks=[] if n == 2 and (m, o) in QUICK else pytest.mark.heavy)
+    for n in (1, 2, 3, 4)
+    for m, o in PAIRS
+]
+
+
 @pytest.mark.parametrize("dense", DENSE_MODES)
-@pytest.mark.parametrize(("model", "optimizer"), PAIRS)
-@pytest.mark.parametrize(
-    "num_trainers", [pytest.param(1, marks=pytest.mark.heavy), 2, pytest.param(3, marks=pytest.mark.heavy), 4]
-)
+@pytest.mark.parametrize(("num_trainers", "model", "optimizer"), CASES)
 def test_substitution_equals_local(directory, played, num_trainers, model, optimizer, dense):
     name = f"{model}-{optimizer}-{dense}-{num_trainers}"
-    summary = played(num_trainers)[name]
+    summary = played(num_trainers, (model, optimizer) in QUICK)[name]
     assert summary["steps"] == STEPS
     assert summary["staleness_max"] == 0
     rows, parameters = difference(directory / f"{model}-{optimizer}-local", directory / name)
     assert rows < ROWS
     assert parameters < DENSE
+
+
+DROPOUT = ['model = {name = "deepfm", hidden = [16, 8], dropout = 0.5, batch_norm = true}']
+TOLD = [
+    {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
+     "options": ['dense="replicated"']},
+    {**scene("dlrm", "adagrad", "split"), "name": "by-user", "tell": True,
+     "overrides": [*overrides("dlrm", "adagrad"), "train.gauc_by = 'user'"]},
+    {**scene("deepfm", "adagrad", "split"), "name": "halved",
+     "options": ['dense="split"', 'wire_partials="bfloat16"']},
+    {**scene("deepfm", "adagrad", "replicated"), "name": "halved-too",
+     "options": ['dense="replicated"', 'wire_partials="bfloat16"', 'placement="modulo"']},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three(directory):
+    return play_all(directory, TOLD, 3)
+
+
+def test_copies_of_the_upper_network_stay_alike_bit_for_bit_under_dropout(three):
+    first, *others = (told["shared"] for told in three["alike"]["told"])
+    assert others == [first, first]
+
+
+def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
+    for name in ("alike", "by-user"):
+        told = three[name]["told"]
+        columns = [column for each in told for column in each["columns"]]
+        assert sorted(columns) == sorted(["user", "x0", "item", "history", "tags", "again", "x1"])
+        assert sum(each["rows"] for each in told) == three[name]["num_rows"]
+        assert told[0]["predicted"] == told[1]["predicted"] == told[2]["predicted"]
+        owners = three[name]["plan"]["owners"]
+        assert owners["item"] == owners["history"]
+        assert all(column in told[owners[column]]["columns"] for column in columns)
+
+
+def test_metrics_are_those_of_one_process(directory, three):
+    local = play(directory, {**scene("dlrm", "adagrad"), "name": "by-user-local", "load": "by-user",
+                             "overrides": [*overrides("dlrm", "adagrad"), "train.gauc_by = 'user'"]})  # fmt: skip
+    for name, value in local["by_label"]["click"].items():
+        assert three["by-user"]["by_label"]["click"][name] == pytest.approx(value, abs=1e-6), name
+    assert local["by_label"]["click"]["gauc"] is not None
+
+
+def test_partial_results_in_half_precision_take_half_the_bytes_and_stay_close(directory, three):
+    exact = play(directory, {**scene("deepfm", "adagrad"), "name": "exact"})
+    for name in ("halved", "halved-too"):
+        assert abs(three[name]["auc"] - exact["auc"]) < 0.005
+        _, parameters = difference(directory / "exact", directory / name)
+        assert 0 < parameters < 0.05
+        columns = 1 + (4 + 1) + 16  # first order, second order, first layer: each around a ring of three
+        num_examples = three[name]["num_examples"] + TESTED
+        assert three[name]["wire_bytes"]["partials"] == pytest.approx(
+            3 * 2 * 2 / 3 * columns * 2 * num_examples, rel=1e-3
+        )
+
+
+def test_what_crosses_the_wire_is_what_the_plan_says(played):
+    for model, optimizer in QUICK:
+        for dense in DENSE_MODES:
+            summary = played(2, True)[f"{model}-{optimizer}-{dense}-2"]
+            planned, num_examples = summary["plan"]["bytes"], summary["num_examples"]
+            partials = 2 * planned["partials"] / SIZE * (num_examples + TESTED)
+            assert summary["wire_bytes"]["partials"] == pytest.approx(partials, rel=1e-3)
+            assert summary["wire_bytes"]["dense"] == pytest.approx(2 * planned["dense"] * STEPS, rel=1e-3)
+            assert (planned["dense"] > 0) == (dense == "split")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_trainers"), [("local", 1), ("synchronous", 2), ("substitution", 2)]
+)
+def test_a_checkpoint_of_three_loads_under_any_strategy(directory, three, strategy, num_trainers):
+    name = f"loaded-{strategy}"
+    loaded = {**scene("dlrm", "adagrad"), "name": name, "load": "by-user", "strategy": strategy}
+    if num_trainers == 1:
+        play(directory, loaded)
+    else:
+        play_all(directory, [loaded], num_trainers)
+    assert difference(directory / "by-user", directory / name) == (0, 0)
+
+
+def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(directory, tmp_path):
+    from test_endings import Running
+
+    words = [
+        "train.max_steps=60",
+        "checkpoint.every_steps=10",
+        "strategy.trainers=2",
+        *overrides("deepfm", "adam"),
+    ]
+    slow = [*words, "train.max_steps=1000000", "train.epochs=1000000"]
+    run, whole = tmp_path / "killed", tmp_path / "whole"
+    running = Running(in_wide(directory, run, *slow))
+    running.until_it_trains()
+    while not list((run / "checkpoints").glob("step-*")):
+        time.sleep(0.05)
+    victim = [p for p in json.loads((run / "processes.json").read_text()) if p["role"] == "trainer"][-1]
+    os.kill(victim["pid"], signal.SIGKILL)
+    told = running.ends(1)
+    assert "trainer 1 was killed by signal 9" in told
+    assert "Traceback" not in told
+    at = int(latest(run).name.removeprefix("step-"))
+    for path, resume in ((run, ["--resume"]), (whole, [])):
+        last = [f"train.max_steps={at + 7}", "train.epochs=1000000"]
+        done = subprocess.run(
+            [*in_wide(directory, path, *words, *last), *resume], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert difference(run, whole) == (0, 0)
+
+
+def in_wide(directory, run, *words):
+    made = [sys.executable, "-m", "girih", "train", str(directory / "wide.toml"), "--run", str(run)]
+    return [*made, "--strategy", "substitution", *(word for each in words for word in ("--set", each))]
+
+
+WRONG = [
+    (['model = {name = "dcnv2"}'], "DCNv2: MatrixCross needs all columns of the layer before it"),
+    (["strategy.trainers = 5", 'model = {name = "lr"}'], "5 trainers, but 4 tables, which stay whole"),
+    (["data.on_bad_row = 'skip'"], "each trainer sees its own columns and cannot know what others skip"),
+    (["strategy.dense = 'splitt'"], "strategy: dense = 'splitt'; did you mean 'split'?"),
+    (["strategy.placement = 'best'"], "placement = 'best'"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), WRONG)
+def test_what_cannot_be_substituted_is_the_users_mistake(directory, tmp_path, change, told):
+    words = in_wide(directory, tmp_path / "run", "strategy.trainers = 2", *change)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_models_and_optimizers_that_need_things_whole_are_named(directory):
+    from girih import Categorical, Schema, Sequence, Substitution, Trainer
+    from girih.errors import ConfigError
+    from girih.models import DIN, LR
+
+    schema = Schema([Categorical(name="item", dim=4), Sequence(name="history", table="item")], "click")
+    with pytest.raises(ConfigError, match="DIN: Attention reads every vector of a history"):
+        Trainer(DIN(schema, hidden=(4,)), strategy=Substitution())
+    with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need parameters whole"):
+        Trainer(LR(schema), strategy=Substitution(), dense_optimizer=torch.optim.LBFGS)
+    with pytest.raises(ConfigError, match="Linear has no substitutable operator"):
+        Trainer(torch.nn.Linear(2, 1), schema=schema, strategy=Substitution())

@@ -41,7 +41,8 @@ class Aggregation:
 
     def summed(self, partial: Tensor, *, split: bool) -> Tensor:
         """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W]."""
-        whole: Tensor = (_SumOfShare if split else _Sum).apply(partial, self)  # type: ignore[no-untyped-call]
+        kind = _SumOfShare if split else _Sum
+        whole: Tensor = kind.apply(_on_the_way_back(partial), self)  # type: ignore[no-untyped-call]
         return whole
 
     def joined(self, own: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
@@ -51,7 +52,7 @@ class Aggregation:
             places: where each trainer's columns stand among all W.
         """
         kind = _JoinOfShare if split else _Join
-        whole: Tensor = kind.apply(own, self, places)  # type: ignore[no-untyped-call]
+        whole: Tensor = kind.apply(_on_the_way_back(own), self, places)  # type: ignore[no-untyped-call]
         return whole
 
     def shares(self, num_examples: int) -> list[int]:
@@ -99,6 +100,12 @@ class Aggregation:
                 raw, [itemsize * n for n in sent_sizes], [itemsize * n for n in received_sizes]
             )
         return received.view(torch.bfloat16 if self.half else torch.float32).float()
+
+
+def _on_the_way_back(partial: Tensor) -> Tensor:
+    """Of a trainer that has nothing to learn from it, too: all take part in what crosses the wire backward."""
+    needed = torch.is_grad_enabled() and not partial.requires_grad
+    return partial.requires_grad_() if needed else partial
 
 
 class _Timed:

@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from girih.callbacks import Callback
-from girih.report.text import DASH, count, fraction, is_number, percent, short
+from girih.report.text import DASH, count, fraction, is_number, percent, short, size
 
 Record = Mapping[str, Any]
 
@@ -92,6 +92,26 @@ class Progress(Callback):
     def message(self, text: str) -> None:
         """Writes a line that stays, above the bar."""
         self._console.print(Text(text), soft_wrap=True)
+
+    def on_plan(self, plan: Record) -> None:
+        """Says who owns what and what a step sends; and where another strategy would send less."""
+        owners: dict[int, list[str]] = {}
+        for feature, rank in plan["owners"].items():
+            owners.setdefault(rank, []).append(feature)
+        most = 6
+        shown = [
+            f"{rank} {', '.join(names[:most])}"
+            + (f" and {len(names) - most} more" if len(names) > most else "")
+            for rank, names in sorted(owners.items())
+        ]
+        self.message(f"features by trainer: {'; '.join(shown)}; upper network: {plan['dense']}")
+        own, other = plan["bytes_per_step"], plan.get("synchronous_bytes_per_step")
+        text = f"a trainer sends {size(own)} a step"
+        if other is not None:
+            text += f"; strategy 'synchronous' would send {size(other)}"
+            if own > other:
+                text += ", which is less: substitution pays where an example has many ids and the first layer is narrow"
+        self.message(text)
 
     def on_metrics(self, record: Record) -> None:
         """As :meth:`update`."""

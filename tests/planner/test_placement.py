@@ -1,0 +1,69 @@
+"""Who owns which features: those of one table together, every rank something, heavy tables apart."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from girih import Categorical, Numeric, Schema, Sequence
+from girih.errors import ConfigError
+from girih.planner.placement import balanced, modulo
+
+
+def schema_of(num_tables, num_numeric=0):
+    features = [Categorical(name=f"c{i}", dim=4) for i in range(num_tables)]
+    return Schema([*features, *(Numeric(name=f"x{i}") for i in range(num_numeric))], "click")
+
+
+def test_modulo_is_the_papers():
+    placement = modulo(schema_of(5, 3), 2)
+    assert placement.owners == {"c0": 0, "c1": 1, "c2": 0, "c3": 1, "c4": 0, "x0": 0, "x1": 1, "x2": 0}
+
+
+def test_features_of_one_table_stay_together():
+    schema = Schema(
+        [
+            Categorical(name="item", dim=4),
+            Categorical(name="user", dim=4),
+            Sequence(name="seen", table="item"),
+            Categorical(name="shop", dim=4),
+        ],
+        "click",
+    )
+    for placement in (modulo(schema, 2), balanced(schema, 2, {"item": 1.0, "user": 9.0, "shop": 3.0})):
+        assert placement.owners["item"] == placement.owners["seen"]
+        parts = [placement.schema_of(rank, schema) for rank in range(2)]
+        assert sorted(f.name for part in parts for f in part.features) == ["item", "seen", "shop", "user"]
+        assert all(table in schema.tables for part in parts for table in part.tables)
+
+
+@given(
+    loads=st.lists(st.floats(0, 1e6), min_size=1, max_size=40),
+    num_ranks=st.integers(1, 8),
+    num_numeric=st.integers(0, 5),
+)
+def test_every_rank_gets_a_table_and_none_more_than_grahams_bound(loads, num_ranks, num_numeric):
+    schema = schema_of(len(loads), num_numeric)
+    by_name = {f"c{i}": load for i, load in enumerate(loads)}
+    if len(loads) < num_ranks:
+        with pytest.raises(ConfigError, match=f"{num_ranks} trainers, but {len(loads)} tables"):
+            balanced(schema, num_ranks, by_name)
+        return
+    placement = balanced(schema, num_ranks, by_name)
+    assert set(placement.owners) == {feature.name for feature in schema.features}
+    found = placement.loads(by_name | {f"x{i}": 0.0 for i in range(num_numeric)})
+    best = max(max(loads), sum(loads) / num_ranks)  # no placement can be better
+    assert max(found) <= 2 * best + 1e-6
+    assert all(placement.schema_of(rank, schema).tables for rank in range(num_ranks))
+
+
+def test_balanced_beats_modulo_where_loads_are_skewed():
+    rng = np.random.default_rng(0)
+    for num_ranks in (2, 4, 8):
+        loads = {f"c{i}": float(load) for i, load in enumerate(rng.zipf(1.5, 26).clip(max=10_000))}
+        schema = schema_of(26)
+        worst = [
+            max(place.loads(loads))
+            for place in (balanced(schema, num_ranks, loads), modulo(schema, num_ranks))
+        ]
+        assert worst[0] < worst[1]

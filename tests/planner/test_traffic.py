@@ -1,0 +1,44 @@
+"""Bytes a trainer sends in a step, by hand."""
+
+import pytest
+
+from girih.planner.traffic import Speeds, split_pays, substitution, synchronous
+
+
+def test_replicated_sends_partial_results_around_a_ring_and_nothing_else():
+    found = substitution(100, 4, summed=10, shared_parameters=10_000)
+    assert found.partials == 2 * 3 / 4 * 100 * 10 * 4
+    assert found.total == found.partials
+
+
+def test_split_sends_as_much_of_partial_results_and_dense_gradients_besides():
+    whole, split = (substitution(100, 4, summed=10, shared_parameters=500, split=s) for s in (False, True))
+    assert split.partials == whole.partials
+    assert split.dense == 2 * 3 / 4 * 500 * 4
+
+
+def test_vectors_that_are_needed_whole_go_to_everybody_once():
+    assert substitution(100, 4, summed=0, concatenated=64).partials == 3 / 4 * 100 * 64 * 4
+    # split: each to the one that has the example, and its gradient back
+    assert substitution(100, 4, summed=0, concatenated=64, split=True).partials == 2 * 3 / 16 * 100 * 64 * 4
+
+
+def test_half_precision_is_half():
+    assert (
+        substitution(64, 2, summed=7, partial_bytes=2).partials * 2 == substitution(64, 2, summed=7).partials
+    )
+
+
+def test_synchronous_sends_keys_rows_gradients_and_all_dense_gradients():
+    found = synchronous(4, keys=1000, numbers=17_000, parameters=300)
+    assert (found.ids, found.embeddings, found.gradients) == (9000.0, 51_000.0, 51_000.0)
+    assert found.dense == 2 * 3 / 4 * 300 * 4
+    assert found.total == pytest.approx(9000 + 102_000 + 1800)
+
+
+def test_splitting_pays_where_links_are_fast_or_the_network_is_large_for_its_parameters():
+    more = {"shared_parameters": 1_000_000, "flops_per_example": 6e6}
+    fast, slow = Speeds(1e9, 1e11), Speeds(1e7, 1e11)
+    assert split_pays(4096, 4, speeds=fast, **more)
+    assert not split_pays(4096, 4, speeds=slow, **more)
+    assert not split_pays(16, 4, speeds=fast, **more)
