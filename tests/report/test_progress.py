@@ -87,6 +87,24 @@ def test_evaluations_stay():
     ]
 
 
+def test_a_plan_says_who_owns_what_and_where_another_strategy_would_send_less():
+    where = console(terminal=False)
+    plan = {
+        "owners": {**{f"c{i}": 0 for i in range(8)}, "x": 1},
+        "dense": "split",
+        "bytes_per_step": 3 << 20,
+        "synchronous_bytes_per_step": 1 << 20,
+    }
+    Progress(None, console=where).on_plan(plan)
+    Progress(None, console=where).on_plan({**plan, "bytes_per_step": 1 << 19})
+    features, less, _, more = lines_of(where)
+    assert features == "features by trainer: 0 c0, c1, c2, c3, c4, c5 and 2 more; 1 x; upper network: split"
+    assert less.startswith(
+        "a trainer sends 3.00 MiB a step; strategy 'synchronous' would send 1.00 MiB, which is less"
+    )
+    assert more == "a trainer sends 512 KiB a step; strategy 'synchronous' would send 1.00 MiB"
+
+
 @pytest.mark.parametrize("width", [60, 100])
 @pytest.mark.parametrize("total", [100_000, None])
 def test_the_bar_keeps_to_one_line_and_messages_stay_above(clock, width, total):

@@ -123,6 +123,7 @@ def directory(tmp_path_factory):
     (directory / "wide.toml").write_text(CONFIG)
     for model, optimizer in PAIRS:
         play(directory, scene(model, optimizer))
+    play(directory, {**DENSE_ADAGRAD, "strategy": "local", "name": "dense-adagrad-local"})
     return directory
 
 
@@ -165,7 +166,14 @@ def test_substitution_equals_local(directory, played, num_trainers, model, optim
 
 
 DROPOUT = ['model = {name = "deepfm", hidden = [16, 8], dropout = 0.5, batch_norm = true}']
+DENSE_ADAGRAD = {
+    "name": "dense-adagrad",
+    "config": "wide",
+    "strategy": "substitution",
+    "overrides": [*overrides("fm", "sgd"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
+}
 TOLD = [
+    DENSE_ADAGRAD,
     {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
      "options": ['dense="replicated"']},
     {**scene("dlrm", "adagrad", "split"), "name": "by-user", "tell": True,
@@ -185,6 +193,13 @@ def three(directory):
 def test_copies_of_the_upper_network_stay_alike_bit_for_bit_under_dropout(three):
     first, *others = (told["shared"] for told in three["alike"]["told"])
     assert others == [first, first]
+
+
+def test_an_optimizer_that_begins_with_state_has_its_part_of_it(directory, three):
+    assert three["dense-adagrad"]["steps"] == STEPS
+    rows, parameters = difference(directory / "dense-adagrad-local", directory / "dense-adagrad")
+    assert rows < ROWS
+    assert parameters < DENSE
 
 
 def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):

@@ -28,6 +28,17 @@ class Splits(dict[str, Split]):
         """The inverse of :meth:`whole`, for this trainer."""
         return self._changed(state, module, optimizer, _taken, _wide)
 
+    def keep(
+        self, name: str, own: Split, parameter: nn.Parameter, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
+        self[name] = own
+        began: dict[str, Any] = {} if optimizer is None else optimizer.state.get(parameter, {})
+        wide = _wide(list(parameter.shape), own)
+        for key, value in began.items():
+            if isinstance(value, Tensor) and list(value.shape) == wide:
+                began[key] = _taken(value, own)
+
     def _changed(
         self,
         state: Mapping[str, Any],

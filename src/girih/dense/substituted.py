@@ -124,7 +124,8 @@ class SubstitutedReplica(Replica):
         for name, operator in self._operators:
             self._places[operator] = [operator.places(part).to(self.device) for part in parts]
             for parameter, own in operator.narrow(parts[self.ranks.rank]).items():
-                self._splits[f"{name}.{parameter}" if name else parameter] = own
+                full = f"{name}.{parameter}" if name else parameter
+                self._splits.keep(full, own, operator.get_parameter(parameter), self.optimizer)
 
     def targets(self, batch: Batch, *, train: bool = True) -> Targets:
         """Of this trainer's share where the upper network is split; of all examples else."""
