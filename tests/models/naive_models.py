@@ -189,7 +189,7 @@ def din(p, e, dims, pairs, softmax=False):
     for number, (history, target) in enumerate(pairs):
         t, total = e.vectors[target], np.zeros(dims[history])
         scores = [
-            mlp(p, f"attention.{number}.unit", np.concatenate([t, v, t - v, t * v]))[0]
+            mlp(p, f"deep.0.attention.{number}.unit", np.concatenate([t, v, t - v, t * v]))[0]
             for v in e.histories[history]
         ]
         if softmax:

@@ -13,10 +13,12 @@ from torch import nn
 
 from girih import Categorical, Numeric, Schema, Sequence
 from girih.errors import ConfigError
-from girih.models import Block, Embeddings
+from girih.models import Block, Embeddings, Jagged
+from girih.models.layers.attention import Attention
 from girih.models.layers.inputs import DenseInput
 from girih.models.operators import (
     Aggregated,
+    AttendedProjection,
     FieldMLP,
     FieldProjection,
     Fields,
@@ -190,3 +192,59 @@ def test_operators_are_found_in_the_order_of_their_declaration():
     from girih.models import DeepFM
 
     assert [name for name, _ in operators_of(DeepFM(SCHEMA))] == ["first_order", "second_order", "deep.0"]
+
+
+def test_interests_are_made_where_their_history_is():
+    torch.manual_seed(0)
+    schema = Schema(
+        [
+            Categorical(name="item", dim=DIM),
+            Sequence(name="seen", table="item"),
+            Numeric(name="age"),
+            Categorical(name="shop", dim=DIM),
+            Sequence(name="visited", table="shop"),
+            Categorical(name="city", dim=DIM),
+        ],
+        "click",
+    )
+    pairs = (("seen", "item"), ("visited", "shop"))
+    operator = AttendedProjection(
+        schema,
+        nn.Linear(3 * DIM + 1 + 2 * DIM, 5),
+        ("item", "shop", "city"),
+        pairs,
+        nn.ModuleList(Attention(DIM, (4,)) for _ in pairs),
+    ).double()
+    assert operator.together == pairs
+    vectors = {name: torch.randn(EXAMPLES, DIM, dtype=torch.double) for name in ("item", "shop", "city")}
+    bounds = torch.tensor([0, 2, 2, 3, 6, 6, 9, 10])
+    histories = {
+        name: Jagged(torch.randn(10, DIM, dtype=torch.double), bounds) for name in ("seen", "visited")
+    }
+    numeric = torch.randn(EXAMPLES, 1, dtype=torch.double)
+
+    def embeddings(names):
+        pooled = [name for name in vectors if name in names]
+        block = Block(tuple(pooled), torch.stack([vectors[name] for name in pooled], dim=1))
+        return Embeddings((block,), {name: own for name, own in histories.items() if name in names})
+
+    whole = operator(numeric, embeddings([f.name for f in schema.features]))
+    named = dict(operator.named_parameters())
+    expected = gradients(whole, list(named.values()))
+    parts, total, splits = [], 0.0, []
+    for names in (("item", "seen"), ("age", "shop", "visited"), ("city",)):
+        part = copy.deepcopy(operator)
+        splits.append(part.narrow(part_of(schema, names)))
+        parts.append(part)
+        total = total + part.partial(numeric if "age" in names else numeric[:, :0], embeddings(names))
+    combined = parts[0].combine(total)
+    close(combined, whole)
+    assert set(splits[0]) == set(named) - {"bias"}
+    for (name, parameter), gradient in zip(named.items(), expected, strict=True):
+        if name not in splits[0]:
+            continue
+        found = torch.full_like(parameter, torch.nan)
+        for part, split in zip(parts, splits, strict=True):
+            own = gradients(combined, [dict(part.named_parameters())[name]])[0]
+            found.index_copy_(split[name].dim, split[name].places, own)
+        close(found, gradient)

@@ -37,6 +37,16 @@ def test_features_of_one_table_stay_together():
         assert all(table in schema.tables for part in parts for table in part.tables)
 
 
+def test_what_must_be_together_is_whatever_its_tables():
+    schema = schema_of(5)
+    together = [("c0", "c3"), ("c3", "c4")]
+    assert modulo(schema, 3, together).owners == {"c0": 0, "c1": 1, "c2": 2, "c3": 0, "c4": 0}
+    loads = {"c0": 5.0, "c1": 9.0, "c2": 1.0, "c3": 1.0, "c4": 1.0}
+    assert balanced(schema, 2, loads, together).owners == {"c0": 1, "c1": 0, "c2": 1, "c3": 1, "c4": 1}
+    with pytest.raises(ConfigError, match="4 trainers, but 3 tables"):
+        modulo(schema, 4, together)
+
+
 @given(
     loads=st.lists(st.floats(0, 1e6), min_size=1, max_size=40),
     num_ranks=st.integers(1, 8),

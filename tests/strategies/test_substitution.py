@@ -83,6 +83,7 @@ MODELS = {
     "crosses": 'name = "dcn", cross_layers = 2, hidden = []',
     "dlrm": 'name = "dlrm", hidden = [8], bottom_hidden = [6]',
     "mmoe": 'name = "mmoe", expert_hidden = [8], tower_hidden = [4]',
+    "din": 'name = "din", hidden = [8], attention_hidden = [4], attention = {history = "user"}',
 }
 FIRST_ORDER = 'first_order_optimizer = {name = "ftrl"}'
 OPTIMIZERS = {
@@ -92,8 +93,7 @@ OPTIMIZERS = {
     "adam": ['sparse_optimizer = {name = "adam", lr = 0.01, l2 = 0.001}', FIRST_ORDER],
     "ftrl": ['sparse_optimizer = {name = "ftrl"}'],
 }
-OF_MODEL = dict(zip(MODELS, ("ftrl", "adagrad", "adam", "adam", "sgd", "adagrad", "rowwise_adagrad", "adagrad", "adam"), strict=True))  # fmt: skip
-OF_OPTIMIZER = {name: name for name in OPTIMIZERS}
+OF_MODEL = dict(zip(MODELS, ("ftrl", "adagrad", "adam", "adam", "sgd", "adagrad", "rowwise_adagrad", "adagrad", "adam", "adam"), strict=True))  # fmt: skip
 
 
 def overrides(model, optimizer):
@@ -110,7 +110,14 @@ def scene(model, optimizer, dense=None, **more):
 
 PAIRS = list(OF_MODEL.items()) + [("deepfm", name) for name in OPTIMIZERS if name != "adam"]
 DENSE_MODES = ("replicated", "split")
-QUICK = {("deepfm", "adam"), ("dcn", "adagrad"), ("dlrm", "adagrad"), ("mmoe", "adam"), ("lr", "ftrl")}
+QUICK = {
+    ("deepfm", "adam"),
+    ("dcn", "adagrad"),
+    ("dlrm", "adagrad"),
+    ("mmoe", "adam"),
+    ("lr", "ftrl"),
+    ("din", "adam"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +128,6 @@ def directory(tmp_path_factory):
         pq.write_table(log(rows, start), directory / f"{name}.parquet", row_group_size=700)
         start += rows
     (directory / "wide.toml").write_text(CONFIG)
-    for model, optimizer in PAIRS:
-        play(directory, scene(model, optimizer))
     play(directory, {**DENSE_ADAGRAD, "strategy": "local", "name": "dense-adagrad-local"})
     return directory
 
@@ -134,11 +139,16 @@ def played(directory):
 
     def on(num_trainers, quick):
         if (num_trainers, quick) not in found:
+            for model, optimizer in PAIRS:
+                if ((model, optimizer) in QUICK) == quick and not (
+                    directory / f"{model}-{optimizer}-local"
+                ).exists():
+                    play(directory, scene(model, optimizer))
             scenes = [
                 {**scene(m, o, dense), "name": f"{m}-{o}-{dense}-{num_trainers}"}
                 for m, o in PAIRS
                 for dense in DENSE_MODES
-                if ((m, o) in QUICK) == quick
+                if ((m, o) in QUICK) == quick and (num_trainers, m) != (4, "din")
             ]
             found[num_trainers, quick] = play_all(directory, scenes, num_trainers)
         return found[num_trainers, quick]
@@ -150,6 +160,7 @@ CASES = [
     pytest.param(n, m, o, marks=[] if n == 2 and (m, o) in QUICK else pytest.mark.heavy)
     for n in (1, 2, 3, 4)
     for m, o in PAIRS
+    if (n, m) != (4, "din")  # whose history and target join two of the four tables
 ]
 
 
@@ -170,7 +181,7 @@ DENSE_ADAGRAD = {
     "name": "dense-adagrad",
     "config": "wide",
     "strategy": "substitution",
-    "overrides": [*overrides("fm", "sgd"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
+    "overrides": [*overrides("fm", "adagrad"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
 }
 TOLD = [
     DENSE_ADAGRAD,
@@ -217,17 +228,17 @@ def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
 def test_metrics_are_those_of_one_process(directory, three):
     local = play(directory, {**scene("dlrm", "adagrad"), "name": "by-user-local", "load": "by-user",
                              "overrides": [*overrides("dlrm", "adagrad"), "train.gauc_by = 'user'"]})  # fmt: skip
-    for name, value in local["by_label"]["click"].items():
+    compared = {k: v for k, v in local["by_label"]["click"].items() if isinstance(v, float | int)}
+    assert {"auc", "logloss", "gauc", "calibration"} <= compared.keys()
+    for name, value in compared.items():
         assert three["by-user"]["by_label"]["click"][name] == pytest.approx(value, abs=1e-6), name
-    assert local["by_label"]["click"]["gauc"] is not None
 
 
 def test_partial_results_in_half_precision_take_half_the_bytes_and_stay_close(directory, three):
     exact = play(directory, {**scene("deepfm", "adagrad"), "name": "exact"})
     for name in ("halved", "halved-too"):
-        assert abs(three[name]["auc"] - exact["auc"]) < 0.005
-        _, parameters = difference(directory / "exact", directory / name)
-        assert 0 < parameters < 0.05
+        assert 0 < abs(three[name]["auc"] - exact["auc"]) < 0.005
+        assert 0 < abs(three[name]["logloss"] - exact["logloss"]) < 0.005
         columns = 1 + (4 + 1) + 16  # first order, second order, first layer: each around a ring of three
         num_examples = three[name]["num_examples"] + TESTED
         assert three[name]["wire_bytes"]["partials"] == pytest.approx(
@@ -298,7 +309,10 @@ WRONG = [
     (['model = {name = "dcnv2"}'], "DCNv2: MatrixCross needs all columns of the layer before it"),
     (["strategy.trainers = 5", 'model = {name = "lr"}'], "5 trainers, but 4 tables, which stay whole"),
     (["data.on_bad_row = 'skip'"], "each trainer sees its own columns and cannot know what others skip"),
-    (["strategy.dense = 'splitt'"], "strategy: dense = 'splitt'; did you mean 'split'?"),
+    (
+        ["strategy.dense = 'splitt'"],
+        "[strategy] dense = 'splitt': expected one of 'auto', 'replicated', 'split'",
+    ),
     (["strategy.placement = 'best'"], "placement = 'best'"),
 ]
 
@@ -313,13 +327,11 @@ def test_what_cannot_be_substituted_is_the_users_mistake(directory, tmp_path, ch
 
 
 def test_models_and_optimizers_that_need_things_whole_are_named(directory):
-    from girih import Categorical, Schema, Sequence, Substitution, Trainer
+    from girih import Categorical, Schema, Substitution, Trainer
     from girih.errors import ConfigError
-    from girih.models import DIN, LR
+    from girih.models import LR
 
-    schema = Schema([Categorical(name="item", dim=4), Sequence(name="history", table="item")], "click")
-    with pytest.raises(ConfigError, match="DIN: Attention reads every vector of a history"):
-        Trainer(DIN(schema, hidden=(4,)), strategy=Substitution())
+    schema = Schema([Categorical(name="item", dim=4)], "click")
     with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need parameters whole"):
         Trainer(LR(schema), strategy=Substitution(), dense_optimizer=torch.optim.LBFGS)
     with pytest.raises(ConfigError, match="Linear has no substitutable operator"):

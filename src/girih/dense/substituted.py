@@ -114,6 +114,11 @@ class SubstitutedReplica(Replica):
         """Of one number of a partial result on the wire."""
         return self._wire.itemsize
 
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """Features that one trainer must have together."""
+        return [names for _, operator in self._operators for names in operator.together]
+
     def num_columns(self, aggregation: str) -> int:
         """Numbers an example of all operators that are aggregated so."""
         return sum(o.columns for _, o in self._operators if o.aggregation == aggregation)

@@ -10,8 +10,7 @@ from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention
-from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.operators import AttendedProjection, FieldMLP
 from girih.schema import Categorical, Schema, Sequence
 
 
@@ -25,11 +24,6 @@ class DIN(nn.Module):
         attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
         softmax: normalise the attention over the history; the paper does not.
     """
-
-    not_substitutable = (
-        "Attention reads every vector of a history beside its target; use the model 'dnn', which pools histories,"
-        " or strategy 'synchronous'"
-    )
 
     def __init__(
         self,
@@ -52,21 +46,24 @@ class DIN(nn.Module):
         dims = {pair[0]: checks.one_dim(f"din: {' and '.join(pair)}", schema, pair) for pair in pairs}
         histories = {name: frozenset({needs.SEQUENCE}) for name in dims}
         self.needs = needs.of_all(schema, needs.EMBEDDING) | histories
-        self.attention = nn.ModuleList(
+        attention_of_each = nn.ModuleList(
             Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values()
         )
         pooled = [f.name for f in schema.sparse if f.name not in dims]
-        self.inputs = DenseInput(schema, pooled, for_products=True)
-        width = self.inputs.width + sum(dims.values())
-        self.deep = MLP(width, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
+        self.deep = FieldMLP(
+            schema,
+            hidden,
+            len(schema.labels.names),
+            features=pooled,
+            first=lambda linear: AttendedProjection(schema, linear, pooled, pairs, attention_of_each),
+            more_inputs=sum(dims.values()),
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        interests = [
-            attend(embeddings[target], embeddings.sequences[history])
-            for attend, (history, target) in zip(self.attention, self.pairs, strict=True)
-        ]
-        logits: Tensor = self.deep(self.inputs(numeric, embeddings, *interests))
+        logits: Tensor = self.deep(numeric, embeddings)
         return logits
 
 

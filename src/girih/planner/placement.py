@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from girih.errors import ConfigError
 from girih.schema import Schema
 
+Together = Sequence[Sequence[str]]
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -32,37 +34,43 @@ class Placement:
         return total
 
 
-def modulo(schema: Schema, num_ranks: int) -> Placement:
+def modulo(schema: Schema, num_ranks: int, together: Together = ()) -> Placement:
     """Table t on rank t mod N, numeric feature x on rank x mod N (DES §5: field f on node f mod N).
+
+    Args:
+        together: features that must be on one rank, whose tables then count as one.
 
     Raises:
         ConfigError: fewer tables than ranks.
     """
-    _check(schema, num_ranks)
-    rank_of = {table.name: number % num_ranks for number, table in enumerate(schema.tables)}
+    units = _units(schema, num_ranks, together)
+    rank_of = {table: number % num_ranks for number, unit in enumerate(units) for table in unit}
     return _placed(schema, rank_of, [number % num_ranks for number in range(len(schema.numeric))], num_ranks)
 
 
-def balanced(schema: Schema, num_ranks: int, loads: Mapping[str, float]) -> Placement:
+def balanced(
+    schema: Schema, num_ranks: int, loads: Mapping[str, float], together: Together = ()
+) -> Placement:
     """Heaviest table first, each to the rank with the least so far (Graham's rule: at most 4/3 of the best).
 
     Args:
         loads: table name → what it costs its owner: rows touched a step × numbers a row.
 
-    Raises:
-        ConfigError: fewer tables than ranks.
+    Others, and errors, are those of :func:`modulo`.
     """
-    _check(schema, num_ranks)
-    total, num_tables = [0.0] * num_ranks, [0] * num_ranks
+    units = _units(schema, num_ranks, together)
+    total, num_units = [0.0] * num_ranks, [0] * num_ranks
     rank_of: dict[str, int] = {}
-    names = sorted((table.name for table in schema.tables), key=lambda name: -loads.get(name, 0.0))
-    for left, name in zip(range(len(names), 0, -1), names, strict=True):
-        empty = [rank for rank in range(num_ranks) if not num_tables[rank]]
+    weighed = sorted(
+        ((sum(loads.get(table, 0.0) for table in unit), unit) for unit in units), key=lambda u: -u[0]
+    )
+    for left, (load, unit) in zip(range(len(units), 0, -1), weighed, strict=True):
+        empty = [rank for rank in range(num_ranks) if not num_units[rank]]
         candidates = empty if len(empty) == left else range(num_ranks)  # every rank gets a table
         rank = min(candidates, key=lambda r: (total[r], r))
-        rank_of[name] = rank
-        total[rank] += loads.get(name, 0.0)
-        num_tables[rank] += 1
+        rank_of |= dict.fromkeys(unit, rank)
+        total[rank] += load
+        num_units[rank] += 1
     numeric = sorted(range(num_ranks), key=lambda r: (total[r], r))
     return _placed(schema, rank_of, [numeric[x % num_ranks] for x in range(len(schema.numeric))], num_ranks)
 
@@ -73,9 +81,19 @@ def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int], 
     return Placement(owners, num_ranks)
 
 
-def _check(schema: Schema, num_ranks: int) -> None:
-    if len(schema.tables) < num_ranks:
+def _units(schema: Schema, num_ranks: int, together: Together) -> list[list[str]]:
+    """Tables in their order, those that must be together as one."""
+    table_of = {feature.name: feature.table_name for feature in schema.sparse}
+    units = [[table.name] for table in schema.tables]
+    for features in together:
+        tables = {table_of[name] for name in features}
+        joined = [unit for unit in units if tables & set(unit)]
+        if len(joined) > 1:
+            units[units.index(joined[0])] = [table for unit in joined for table in unit]
+            units = [unit for unit in units if unit not in joined[1:]]
+    if len(units) < num_ranks:
         raise ConfigError(
-            f"strategy: substitution: {num_ranks} trainers, but {len(schema.tables)} tables, which stay whole;"
-            f" set strategy.trainers to {len(schema.tables)} or less, or use 'synchronous'"
+            f"strategy: substitution: {num_ranks} trainers, but {len(units)} tables, which stay whole;"
+            f" set strategy.trainers to {len(units)} or less, or use 'synchronous'"
         )
+    return units

@@ -95,9 +95,9 @@ class Substitution:
         """
         ranks = sparse.ranks
         if touched is None or self.placement == "modulo":
-            placement = modulo(spec.schema, ranks.size)
+            placement = modulo(spec.schema, ranks.size, dense.together)
         else:
-            placement = balanced(spec.schema, ranks.size, touched.loads())
+            placement = balanced(spec.schema, ranks.size, touched.loads(), dense.together)
         parameters = sum(p.numel() for p in dense.parameters)
         sparse.place(placement)
         dense.place(placement, spec.schema)

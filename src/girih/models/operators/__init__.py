@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from girih.models.operators.attended_projection import AttendedProjection
 from girih.models.operators.field_projection import FieldMLP, FieldProjection
 from girih.models.operators.fields import Fields
 from girih.models.operators.first_order import FirstOrder
@@ -11,6 +12,7 @@ from girih.models.operators.vector_crosses import VectorCrosses
 
 __all__ = [
     "Aggregated",
+    "AttendedProjection",
     "FieldMLP",
     "FieldProjection",
     "Fields",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,6 +57,9 @@ class FieldProjection(Operator):
 class FieldMLP(MLP):
     """An MLP that reads features: its first layer is a :class:`FieldProjection`. Arguments as of both.
 
+    Args:
+        first: makes that layer of the linear one that it stands for; more_inputs: columns that it reads beside features.
+
     Raises:
         ValueError: without ``hidden`` and ``outputs``, which leave it no layer.
     """
@@ -68,15 +71,17 @@ class FieldMLP(MLP):
         outputs: int | None = None,
         *,
         features: Sequence[str] | None = None,
+        first: Callable[[nn.Linear], FieldProjection] | None = None,
+        more_inputs: int = 0,
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        width = DenseInput(schema, features).width
+        width = DenseInput(schema, features).width + more_inputs
         super().__init__(width, hidden, outputs, dropout=dropout, batch_norm=batch_norm)
-        first = next(iter(self), None)
-        if not isinstance(first, nn.Linear):
+        linear = next(iter(self), None)
+        if not isinstance(linear, nn.Linear):
             raise ValueError("expected at least one layer: hidden widths, or outputs")
-        self[0] = FieldProjection(schema, first, features)
+        self[0] = first(linear) if first else FieldProjection(schema, linear, features)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:  # type: ignore[override]
         """float32[B, X] and embeddings to [B, width]."""

@@ -47,6 +47,11 @@ class Operator(nn.Module):
     aggregation: ClassVar[Literal["sum", "concat"]] = "sum"
     columns: int
 
+    @property
+    def together(self) -> tuple[tuple[str, ...], ...]:
+        """Features that one place must have together, where there are such."""
+        return ()
+
     @abstractmethod
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings, those that are here, to [B, W]; fewer columns where they are concatenated."""
