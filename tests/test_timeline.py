@@ -1,6 +1,7 @@
 """The timeline as a file: what Perfetto takes as it is meant."""
 
 import json
+from itertools import pairwise
 
 from girih.timeline import write_timeline
 
@@ -14,7 +15,9 @@ def events_of(path, processes):
 
 def test_each_process_is_named_and_times_begin_with_the_first_span(tmp_path):
     inner_first = [("inner", 10.5, 0.25), ("outer", 10.0, 1.0)]  # as they end
-    found = events_of(tmp_path / "t.json", {"trainer 0": inner_first, "loader 0": [("dispatch", 10.125, 0.5)]})
+    found = events_of(
+        tmp_path / "t.json", {"trainer 0": inner_first, "loader 0": [("dispatch", 10.125, 0.5)]}
+    )
     assert found == [
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "trainer 0"}},
         {"name": "inner", "ph": "X", "pid": 0, "tid": 0, "ts": 500_000, "dur": 250_000},
@@ -30,7 +33,7 @@ def test_spans_that_touch_do_not_overlap_when_they_are_rounded(tmp_path):
         spans.append((str(number), at, (number % 7) * 0.7e-6))
         at += (number % 7) * 0.7e-6
     events = [e for e in events_of(tmp_path / "t.json", {"trainer 0": spans}) if e["ph"] == "X"]
-    for one, next_one in zip(events, events[1:], strict=False):
+    for one, next_one in pairwise(events):
         assert one["ts"] + one["dur"] <= next_one["ts"]
 
 
