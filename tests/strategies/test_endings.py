@@ -10,6 +10,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from runs import command, difference, latest, train
 from scenes import write
@@ -223,6 +225,33 @@ def test_what_a_loader_finds_wrong_with_the_data_is_the_users_mistake(directory,
     assert "701" in told
     assert "Traceback" not in told
     assert len(told.strip().splitlines()) <= 2
+
+
+BAD_VALUES = [  # synchronous: the first trainer finds it as it standardizes; asynchronous: the loader, amid training
+    ("synchronous", "x0", float("nan")),
+    pytest.param("synchronous", "click", float("inf"), marks=heavy),
+    pytest.param("asynchronous", "click", float("nan"), marks=heavy),
+    pytest.param("hybrid", "x0", float("inf"), marks=heavy),
+]
+
+
+@pytest.mark.parametrize(("strategy", "column", "value"), BAD_VALUES)
+def test_data_that_is_not_finite_is_the_users_mistake_whoever_reads_it(
+    directory, tmp_path, strategy, column, value
+):
+    table = pq.read_table(directory / "train.parquet")
+    values = table[column].to_pylist()
+    values[1000] = value
+    at = table.column_names.index(column)
+    pq.write_table(table.set_column(at, column, pa.array(values, pa.float64())), tmp_path / "bad.parquet")
+    running = Running(
+        command(directory, strategy, tmp_path / "run", f"data.train={tmp_path}/bad.parquet", *TWO)
+    )
+    told = running.ends(2)
+    assert "bad.parquet" in told
+    assert f"row 1001 (row group 1): column '{column}' = {value}" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
