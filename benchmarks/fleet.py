@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from girih.cli.train import spelled
 from girih.cluster import Cluster, Place
 from girih.runconfig import RunConfig
-from girih.sparse.verbs import Verb, answer
+from girih.sparse.verbs import NO_TURN, Verb, answer
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -251,7 +251,7 @@ def fill(trainer: Trainer, rows: int) -> None:
         asked = (np.array([len(keys)]), keys, np.ones(len(keys), np.int32))
         nobody = 1 << 20  # no trainer's staleness is touched
         waiting.append(server.call(Verb.READ, (ticket, nobody, ticket, 1, 1), asked))
-        waiting.append(server.call(Verb.DROP, (ticket, nobody, ticket)))
+        waiting.append(server.call(Verb.DROP, (ticket, nobody, ticket, NO_TURN)))
         while len(waiting) > 4:
             answer(waiting.popleft())
     for reply in waiting:

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ids", nargs="+", default=["zipf", "uniform"], choices=["zipf", "uniform"])
     parser.add_argument("--compressions", nargs="*", default=list(COMPRESSIONS), choices=list(COMPRESSIONS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12, help="of a window; there are three")
     options = parser.parse_args()
     report = harness.Report("persia_wire", options)
     reason = network.missing()
@@ -136,7 +137,7 @@ def run(
             str(config),
             (f"strategy = {{{spelled}}}", f"data.batch_size = {options.batch * options.trainers}"),
             warmup=6,
-            steps=6,
+            steps=options.steps,
             windows=3,
             places=network.trainers_apart(hosts, options.trainers),
             links=tuple(hosts.links.values()),
