@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import fleet
 import harness
@@ -40,7 +41,7 @@ def main() -> None:
         config = fleet.write_task(
             Path(directory), rows=800_000, cardinality=options.rows, dim=options.dim, batch=options.batch
         )
-        found: dict[tuple[str, int], list[dict[str, float]]] = {}
+        found: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for _ in range(options.rounds):
             for trainers in options.trainers:
                 for name in options.strategies:
@@ -49,16 +50,16 @@ def main() -> None:
                         f"data.batch_size = {options.batch * trainers}",
                     )
                     run = fleet.measure(fleet.Plan(str(config), overrides))
-                    kinds = ("samples_per_s", "step_s", "cpu_s")
-                    found.setdefault((name, trainers), []).append({k: fleet.median(run, k) for k in kinds})
+                    found.setdefault((name, trainers), []).append(run)
     table = report.table(
         "samples/s by trainers",
         {"strategy": "{}", "trainers": "{}", "samples/s": "{:,.0f}", "of one trainer": "{:.2f}×",
-         "of synchronous": "{:.2f}×", "ms a step": "{:.0f}", "CPU ms a step": "{:.0f}", "cores busy": "{:.2f}"},
+         "of synchronous": "{:.2f}×", "ms a step": "{:.0f}", "CPU ms a step": "{:.0f}", "cores busy": "{:.2f}",
+         **fleet.DISTURBED},
     )  # fmt: skip
 
     def middle(name: str, trainers: int, kind: str) -> float:
-        return float(np.median([each[kind] for each in found[name, trainers]]))
+        return float(np.median([fleet.median(run, kind) for run in found[name, trainers]]))
 
     for name, trainers in sorted(found, key=lambda key: (options.strategies.index(key[0]), key[1])):
         rate = middle(name, trainers, "samples_per_s")
@@ -73,6 +74,7 @@ def main() -> None:
                 "ms a step": 1e3 * middle(name, trainers, "step_s"),
                 "CPU ms a step": 1e3 * middle(name, trainers, "cpu_s"),
                 "cores busy": middle(name, trainers, "cpu_s") / middle(name, trainers, "step_s"),
+                **fleet.disturbance(*found[name, trainers]),
             }
         )
     report.finish()

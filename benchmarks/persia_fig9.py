@@ -34,7 +34,8 @@ def main() -> None:
     table = report.table(
         "steps by rows, ids drawn from all alike",
         {"rows": "{:,}", "GB of the server": "{:.2f}", "samples/s": "{:,.0f}", "of the smallest": "{:.2f}×",
-         "server CPU ms a step": "{:.1f}", "CPU ms a step": "{:.0f}", "rows made a second": "{:,.0f}"},
+         "server CPU ms a step": "{:.1f}", "CPU ms a step": "{:.0f}", "rows made a second": "{:,.0f}",
+         **fleet.DISTURBED},
     )  # fmt: skip
     runs = [
         _run(rows, options) if harness.available_bytes() > ROW_BYTES * rows + SPARE_BYTES else None
@@ -54,12 +55,14 @@ def main() -> None:
                 "server CPU ms a step": 1e3 * last["cpu_s_each"][SERVER],
                 "CPU ms a step": 1e3 * fleet.median(run, "cpu_s"),
                 "rows made a second": rows / run["fill_s"],
+                **fleet.disturbance(run),
             }
         )
     table = report.table(
         f"{SPACE:,} keys drawn alike, LRU of {options.lru_rows:,} rows",
-        {"step": "{}", "rows": "{:,}", "GB of the server": "{:.3f}", "samples/s": "{:,.0f}"},
-    )
+        {"step": "{}", "rows": "{:,}", "GB of the server": "{:.3f}", "samples/s": "{:,.0f}",
+         **fleet.DISTURBED},
+    )  # fmt: skip
     run = _run(options.lru_rows, options, space=SPACE, bounded=options.lru_rows)
     for note, window in zip(run["notes"][1:], run["windows"], strict=True):
         table.row(
@@ -68,6 +71,7 @@ def main() -> None:
                 "rows": window["rows"],
                 "GB of the server": window["rss_bytes"][SERVER] / 1e9,
                 "samples/s": window["samples_per_s"],
+                **fleet.disturbance(run),
             }
         )
     report.not_identical(f"evicted rows: {run['summary']['store'].get('evicted')}")

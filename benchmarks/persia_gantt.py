@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     report = harness.Report("persia_gantt", options)
     slow = options.rate != "none" and network.missing() is None
-    timelines = {}
+    timelines, runs = {}, {}
     with tempfile.TemporaryDirectory() as directory:
         config = fleet.write_task(Path(directory, "data"), rows=400_000, cardinality=500_000, zipf=None)
         for name in STRATEGIES:
@@ -55,7 +55,7 @@ def main() -> None:
             with network.network(names, options.rate) if slow else network.nowhere() as hosts:
                 transport = ', transport = "tcp", staleness = 4' if name != "synchronous" and slow else ""
                 strategy = f'strategy = {{name = "{name}", trainers = {options.trainers}{transport}}}'
-                fleet.measure(
+                runs[name] = fleet.measure(
                     fleet.Plan(
                         str(config),
                         (strategy, f"data.batch_size = {options.batch * options.trainers}"),
@@ -69,9 +69,9 @@ def main() -> None:
             timelines[name] = json.loads((keep / "timeline.json").read_text())["traceEvents"]
     options.svg.parent.mkdir(parents=True, exist_ok=True)
     options.svg.write_text(draw(timelines, options.steps))
-    table = report.table("a step of the first trainer", {"strategy": "{}", "ms": "{:.0f}"})
+    table = report.table("a step of the first trainer", {"strategy": "{}", "ms": "{:.0f}", **fleet.DISTURBED})
     for name, events in timelines.items():
-        table.row({"strategy": name, "ms": _step_us(events) / 1e3})
+        table.row({"strategy": name, "ms": _step_us(events) / 1e3, **fleet.disturbance(runs[name])})
     report.finish()
 
 

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ids", nargs="+", default=["zipf", "uniform"], choices=["zipf", "uniform"])
     parser.add_argument("--compressions", nargs="*", default=list(COMPRESSIONS), choices=list(COMPRESSIONS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12, help="of a window; there are three")
     options = parser.parse_args()
     report = harness.Report("persia_wire", options)
     reason = network.missing()
@@ -67,19 +68,27 @@ def _measure(report: harness.Report, options: argparse.Namespace, directory: Pat
         "steps over slow links",
         {"ids": "{}", "link": "{}", "strategy": "{}", "samples/s": "{:,.0f}", "step ms": "{:.0f}",
          "CPU / cores ms": "{:.0f}", "wire ms": "{:.0f}", "sum ms": "{:.0f}", "of the larger": "{:.2f}×",
-         "of the sum": "{:.2f}×"},
+         "of the sum": "{:.2f}×", **fleet.DISTURBED},
     )  # fmt: skip
     for ids, rate in ((ids, rate) for ids in options.ids for rate in options.rates):
         contestants = {
             "synchronous": ("synchronous", {}),
         } | {f"hybrid, τ = {n}": ("hybrid", {**hybrid, "staleness": n}) for n in options.staleness}
         for name, found in _alternate(contestants, configs[ids], rate, options):
-            speed.row({"ids": ids, "link": rate, "strategy": name, **parts(found, rate)})
+            speed.row(
+                {
+                    "ids": ids,
+                    "link": rate,
+                    "strategy": name,
+                    **parts(found, rate),
+                    **fleet.disturbance(*found),
+                }
+            )
     compression = report.table(
         "compression",
         {"link": "{}", "float16 / compressed": "{}", "samples/s": "{:,.0f}", "of none": "{:.2f}×",
          "ids B/sample": "{:.0f}", "embeddings": "{:.0f}", "gradients": "{:.0f}", "dense": "{:.0f}",
-         "busiest link B/sample": "{:.0f}", "step ms": "{:.0f}", "CPU / cores ms": "{:.0f}", "wire ms": "{:.0f}"},
+         "busiest link B/sample": "{:.0f}", "step ms": "{:.0f}", "CPU / cores ms": "{:.0f}", "wire ms": "{:.0f}", "of the larger": "{:.2f}×", **fleet.DISTURBED},
     )  # fmt: skip
     for rate in options.rates if options.compressions else ():
         chosen = {name: ("hybrid", {**hybrid, **COMPRESSIONS[name]}) for name in options.compressions}
@@ -88,13 +97,17 @@ def _measure(report: harness.Report, options: argparse.Namespace, directory: Pat
             row = parts(found, rate)
             base = base or row["samples/s"]
             batch = options.batch * options.trainers
-            row = {key: row[key] for key in ("samples/s", "step ms", "CPU / cores ms", "wire ms")}
+            row = {
+                key: row[key]
+                for key in ("samples/s", "step ms", "CPU / cores ms", "wire ms", "of the larger")
+            }
             sent = found[0]["summary"]["wire_bytes"]
             examples = found[0]["summary"]["num_examples"]
             row |= {kind: sent[kind] / examples for kind in ("embeddings", "gradients", "dense")}
             row["ids B/sample"] = sent["ids"] / examples
             row["busiest link B/sample"] = _middle(found, busiest) / batch
             row |= {"of none": row["samples/s"] / base, "link": rate, "float16 / compressed": name}
+            row |= fleet.disturbance(*found)
             compression.row(row)
 
 
@@ -124,7 +137,7 @@ def run(
             str(config),
             (f"strategy = {{{spelled}}}", f"data.batch_size = {options.batch * options.trainers}"),
             warmup=6,
-            steps=6,
+            steps=options.steps,
             windows=3,
             places=network.trainers_apart(hosts, options.trainers),
             links=tuple(hosts.links.values()),
