@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from girih.data.batch import Batch
+from girih.dense.replica import Replica
 from girih.schedules import in_step
 from girih.spans import Spans
 
@@ -10,6 +11,10 @@ class Half:
     """Both halves at once; its logits are not in host memory."""
 
     staleness = 0
+    device = torch.device("meta")
+
+    def targets(self, batch):
+        return Replica.targets(self, batch)
 
     def pull(self, batch):
         return self

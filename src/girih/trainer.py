@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +39,8 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.state import RunState
 from girih.strategies import Local, Strategy, place
-from girih.summary import WIRE_KINDS, summarize
+from girih.summary import summarize
+from girih.tally import Tally
 from girih.timeline import write_timeline
 
 
@@ -116,6 +116,7 @@ class Trainer:
             start_roles(self._cluster, self.strategy, self._spec)
             # last, when nothing can fail any more: it takes memory
             self.sparse = self.strategy.sparse_half(self._spec, self._cluster.company)
+            self._tally = Tally(self._ranks, self.sparse, self.dense)
         except BaseException:
             self._cluster.close(failed=True)
             raise
@@ -158,7 +159,6 @@ class Trainer:
             if self._run is None:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
-        self._told: dict[str, dict[str, Any]] = {}  # what loaders counted
         self._placed = False
         self._touched: dict[str, Any] | None = None
         self._plan: dict[str, Any] = {}
@@ -204,7 +204,7 @@ class Trainer:
             self.moments = self._measure(train)
         self.spans = Spans()
         self.dense.spans = self.spans
-        self._told = {}
+        self._tally.loaders = {}
         start_loaders(self._cluster, self.strategy, self._spec, train)
         log = self._open_log()
         log.begin(self.state, self.sparse.counters())
@@ -232,7 +232,7 @@ class Trainer:
         try:
             loop.run(self.state.epoch + epochs)
             self._ranks.leave()  # others may need the loaders still
-            self._told = feed.told()
+            self._tally.loaders = feed.told()
             loop.close()
             self._run_checkpoints.settle(wait=True)
         except BaseException:
@@ -361,26 +361,18 @@ class Trainer:
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
         """What ``summary.json`` holds; ``metrics`` are those of the final weights. All trainers call it."""
-        state, ranks = self.state, self._ranks
-        told = {**self._told, **self.sparse.told()}
-        wire: Counter[str] = Counter(self.sparse.wire_bytes)
-        wire.update(self.dense.wire_bytes)
-        for counted in told.values():
-            wire.update(counted["wire"])
-        stale, num_steps, *sent = ranks.sum([state.staleness_sum, state.step, *(wire[k] for k in WIRE_KINDS)])
-        most = int(ranks.largest([state.staleness_max])[0])
-        served = [c["served_keys"] for c in told.values() if "served_keys" in c]
+        summed = self._tally.summed(self.state)
         return summarize(
-            state,
+            self.state,
             metrics,
             counters=self.sparse.counters(),
             num_rows=sum(self.sparse.rows().values()),
             phases_s=self.spans.totals_s,
-            wire_bytes={kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
-            staleness=(most, stale / num_steps if num_steps else 0.0),
+            wire_bytes=summed.pop("wire_bytes"),
+            staleness=summed.pop("staleness"),
             facts={
                 "strategy": self.strategy.name,
-                "trainers": ranks.size,
+                "trainers": self._ranks.size,
                 "precision": self.options.precision,
                 "seed": self.options.seed,
                 "model": type(self.model).__name__,
@@ -388,7 +380,7 @@ class Trainer:
                 "dense_staleness_max": self.dense.staleness_max,
                 "duration_s": duration_s,
                 **({"plan": self._plan} if self._plan else {}),
-                **({"server_load": max(served) * len(served) / sum(served)} if sum(served) else {}),
+                **summed,
             },
         )
 
@@ -436,12 +428,8 @@ class Trainer:
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
         log.flush(self.state, self.learning_rate.scale(), None if failed else self.sparse.counters)
-        own, title = self.spans.events(), f"trainer {self._ranks.rank}"
-        told = {} if failed else {**self._told, **self.sparse.told()}
-        others = {name: counted["spans"] for name, counted in told.items()}
-        gathered = None if failed else self._ranks.gather({title: own, **others})
+        processes = self._tally.timelines(self.spans, failed=failed)
         if self._run is not None:
-            processes = {name: spans for each in gathered or [{title: own}] for name, spans in each.items()}
             write_timeline(self._run / "timeline.json", processes, self.spans.totals_s)
 
     def _score(self, data: Dataset) -> Scores | None:

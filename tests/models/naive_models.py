@@ -89,11 +89,8 @@ def run(naive, model, inputs: Inputs, **options) -> np.ndarray:
 
 
 def mlp(p, prefix, x, *, last_is_plain=True):
-    numbers = sorted(
-        int(key.removeprefix(f"{prefix}.").split(".")[0])
-        for key in p
-        if key.startswith(f"{prefix}.") and key.endswith(".weight")
-    )
+    names = [key.removeprefix(f"{prefix}.").split(".") for key in p if key.startswith(f"{prefix}.")]
+    numbers = sorted(int(name[0]) for name in names if len(name) == 2 and name[1] == "weight")
     for number in numbers:
         weight, bias = p[f"{prefix}.{number}.weight"], p[f"{prefix}.{number}.bias"]
         x = np.array([bias[o] + sum(weight[o, i] * x[i] for i in range(len(x))) for o in range(len(bias))])
