@@ -9,7 +9,7 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -126,29 +126,28 @@ def _plan(
     batch_size: int,
 ) -> dict[str, Any]:
     num_trainers = placement.num_ranks
+    own = traffic.substitution(
+        batch_size,
+        num_trainers,
+        summed=dense.num_columns("sum"),
+        concatenated=dense.num_columns("concat"),
+        shared_parameters=sum(p.numel() for p in dense.shared),
+        split=dense.split,
+        partial_bytes=dense.partial_bytes,
+    )
     plan: dict[str, Any] = {
         "dense": "split" if dense.split else "replicated",
         "owners": dict(placement.owners),
+        "bytes_per_step": round(own.total),
+        "bytes": asdict(own),
     }
-    plan["bytes_per_step"] = round(
-        traffic.substitution(
-            batch_size,
-            num_trainers,
-            summed=dense.num_columns("sum"),
-            concatenated=dense.num_columns("concat"),
-            shared_parameters=sum(p.numel() for p in dense.shared),
-            split=dense.split,
-            partial_bytes=dense.partial_bytes,
-        ).total
-    )
     if touched is not None:
         keys = touched.rows_of_share
-        plan["synchronous_bytes_per_step"] = round(
-            traffic.synchronous(
-                num_trainers,
-                keys=sum(keys.values()),
-                numbers=sum(count * touched.widths[name] for name, count in keys.items()),
-                parameters=parameters,
-            ).total
+        other = traffic.synchronous(
+            num_trainers,
+            keys=sum(keys.values()),
+            numbers=sum(count * touched.widths[name] for name, count in keys.items()),
+            parameters=parameters,
         )
+        plan |= {"synchronous_bytes_per_step": round(other.total), "synchronous_bytes": asdict(other)}
     return plan
