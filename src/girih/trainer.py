@@ -38,7 +38,7 @@ from girih.spans import Spans
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.state import RunState
-from girih.strategies import Local, Strategy, place
+from girih.strategies import Local, Strategy, place, plan
 from girih.summary import summarize
 from girih.tally import Tally
 from girih.timeline import write_timeline
@@ -159,8 +159,7 @@ class Trainer:
             if self._run is None:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
-        self._placed = False
-        self._touched: dict[str, Any] | None = None
+        self._placing: dict[str, Any] | None = None  # what it rests on, once features are placed
         self._plan: dict[str, Any] = {}
         self._log: RunLog | None = None
         self._resumed = False
@@ -199,7 +198,7 @@ class Trainer:
         return self.state
 
     def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
-        self._place(train)
+        self._plan = plan(self.strategy, self.dense, self._place(train), train.batch_size)
         if self.moments is None:
             self.moments = self._measure(train)
         self.spans = Spans()
@@ -249,14 +248,14 @@ class Trainer:
             self._begin_save()
             self._run_checkpoints.settle(wait=True)
 
-    def _place(self, train: Dataset | None = None, touched: dict[str, Any] | None = None) -> None:
+    def _place(self, train: Dataset | None = None, kept: dict[str, Any] | None = None) -> dict[str, Any]:
         """Decides once which trainer has which features, where they are spread by features."""
-        if not self._placed:
-            self._placed = True
+        if self._placing is None:
             company = self._cluster.company
-            self._touched, self._plan = place(
-                self.strategy, self.sparse, self.dense, self._spec, company, train=train, touched=touched
+            self._placing = place(
+                self.strategy, self.sparse, self.dense, self._spec, company, train=train, kept=kept
             )
+        return self._placing
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -464,7 +463,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> dict[str, Any]:
         self._run_checkpoints.forget_latest()
-        self._place(touched=checkpoint.Manifest.read(path).state.get("touched"))
+        self._place(kept=checkpoint.Manifest.read(path).state.get("placing"))
         state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
         self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
         self.sparse.step = state["sparse_step"]
@@ -505,7 +504,7 @@ class Trainer:
                 "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
                 "sparse_step": self.sparse.step,
                 "strategy": self.strategy.name,
-                "touched": self._touched,
+                "placing": self._placing,
             },
             sparse=self.sparse,
             dense=self.dense,

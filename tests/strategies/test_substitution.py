@@ -17,6 +17,8 @@ import torch
 from runs import difference, latest
 from scenes import SIZE, STEPS, log, play, play_all
 
+from girih.checkpoint import Manifest
+
 ROWS, DENSE = 5e-6, 3e-5
 TESTED = 1001
 
@@ -276,6 +278,7 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
     words = [
         "train.max_steps=60",
         "checkpoint.every_steps=10",
+        "strategy.dense='split'",
         "strategy.trainers=2",
         *overrides("deepfm", "adam"),
     ]
@@ -298,6 +301,28 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
         )
         assert done.returncode == 0, done.stderr
     assert difference(run, whole) == (0, 0)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["plan"]["dense"] == "split"
+    assert summary["wire_bytes"]["dense"] > 0
+
+
+def test_what_auto_has_chosen_is_kept_where_a_run_goes_on(directory, tmp_path):
+    words = ["strategy.trainers=2", *overrides("deepfm", "adam"), "train.max_steps=3"]
+    done = subprocess.run(in_wide(directory, tmp_path, *words), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "features by trainer: 0 " in done.stderr
+    first = json.loads((tmp_path / "summary.json").read_text())["plan"]
+    written = Manifest.read(latest(tmp_path))
+    kept = written.state["placing"]
+    assert kept["split"] == (first["dense"] == "split")
+    kept["split"] = not kept["split"]  # what is kept decides, not another measurement
+    written.write(latest(tmp_path))
+    again = in_wide(directory, tmp_path, *words, "train.max_steps=6")
+    done = subprocess.run([*again, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    second = json.loads((tmp_path / "summary.json").read_text())["plan"]
+    assert second["dense"] != first["dense"]
+    assert second["owners"] == first["owners"]
 
 
 def in_wide(directory, run, *words):

@@ -75,6 +75,8 @@ class SubstitutedReplica(Replica):
         self.ranks, self._split = ranks, False
         self._wire = Aggregation(ranks, half=half)
         self._operators = list(operators_of(module))
+        self.num_parameters = sum(p.numel() for p in self.parameters)  # of the whole model
+        self.placement = Placement({}, ranks.size)
         self._splits = Splits()
         self._places: dict[Operator, list[Tensor]] = {}
         self._embeddings: Embeddings | None = None
@@ -125,6 +127,7 @@ class SubstitutedReplica(Replica):
 
     def place(self, placement: Placement, schema: Schema) -> None:
         """Keeps of every operator what this rank's features need."""
+        self.placement = placement
         parts = [placement.schema_of(rank, schema) for rank in range(self.ranks.size)]
         for name, operator in self._operators:
             self._places[operator] = [operator.places(part).to(self.device) for part in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from girih.company import Company
@@ -22,25 +23,48 @@ def place(
     company: Company,
     *,
     train: Dataset | None = None,
-    touched: dict[str, Any] | None = None,
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Places features where a strategy needs it; all trainers call it together.
+    kept: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Places features where a strategy needs it; all trainers call it together, once.
 
     Args:
-        train: the data to measure, which rank 0 does. touched: what was measured before, of a run that goes on.
+        train: the data to measure, which rank 0 does.
+        kept: what this returned in the run that goes on, and :func:`plan` added.
 
     Returns:
-        What was measured, and the plan: both nothing with strategies that do not place features.
+        What was measured, for checkpoints; nothing with strategies that do not place features.
     """
     if not (
         isinstance(strategy, Substitution)
         and isinstance(sparse, SubstitutedSparse)
         and isinstance(dense, SubstitutedReplica)
     ):
-        return None, {}
+        return {}
     ranks = company.ranks
-    if touched is None and train is not None and ranks.size > 1:
-        touched = ranks.broadcast(Touched.measure(train, spec, ranks.size).to_dict() if ranks.first else None)
-    known = None if touched is None else Touched(**touched)
-    batch_size = None if train is None else train.batch_size
-    return touched, strategy.place(sparse, dense, spec, known, batch_size)
+    known = dict(kept or {})
+    if "touched" not in known and train is not None and ranks.size > 1:
+        known["touched"] = ranks.broadcast(
+            Touched.measure(train, spec, ranks.size).to_dict() if ranks.first else None
+        )
+    strategy.place(sparse, dense, spec, Touched(**known["touched"]) if "touched" in known else None)
+    return known
+
+
+def plan(strategy: object, dense: DenseHalf, kept: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    """Decides who computes what, and says what a step will send; all trainers call it together, before they train.
+
+    Args:
+        kept: what :func:`place` returned; what is decided is noted there.
+
+    Returns:
+        ``summary.json``'s ``plan``: nothing with strategies that do not plan, or where one trainer is alone.
+    """
+    if (
+        not (isinstance(strategy, Substitution) and isinstance(dense, SubstitutedReplica))
+        or dense.ranks.size == 1
+    ):
+        return {}
+    decided = kept.get("split") if kept.get("trainers") == dense.ranks.size else None
+    strategy.divide(dense, batch_size, decided)
+    kept |= {"split": dense.split, "trainers": dense.ranks.size}
+    return strategy.plan(dense, Touched(**kept["touched"]) if "touched" in kept else None, batch_size)

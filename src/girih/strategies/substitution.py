@@ -21,7 +21,7 @@ from girih.dense.substituted import SubstitutedReplica
 from girih.errors import ConfigError, nearest
 from girih.feeds import Columns
 from girih.planner import traffic
-from girih.planner.placement import Placement, balanced, modulo
+from girih.planner.placement import balanced, modulo
 from girih.schedules import Schedule, in_step
 from girih.sparse.spec import SparseSpec
 from girih.sparse.substituted import SubstitutedSparse
@@ -77,34 +77,59 @@ class Substitution:
         return SubstitutedReplica(module, optimizer, ranks=company.ranks, half=half, **options)
 
     def place(
-        self,
-        sparse: SubstitutedSparse,
-        dense: SubstitutedReplica,
-        spec: SparseSpec,
-        touched: Touched | None,
-        batch_size: int | None,
-    ) -> dict[str, Any]:
-        """Decides who owns what, and who computes what; all trainers call it together.
+        self, sparse: SubstitutedSparse, dense: SubstitutedReplica, spec: SparseSpec, touched: Touched | None
+    ) -> None:
+        """Decides who owns what; all trainers call it together.
 
         Args:
             touched: what a step touches, where that is known; else tables go by number.
-            batch_size: of the training data, where there is any.
-
-        Returns:
-            What was decided, and the bytes that a trainer sends a step by it, and by ``synchronous``.
         """
-        ranks = sparse.ranks
         if touched is None or self.placement == "modulo":
-            placement = modulo(spec.schema, ranks.size, dense.together)
+            placement = modulo(spec.schema, sparse.ranks.size, dense.together)
         else:
-            placement = balanced(spec.schema, ranks.size, touched.loads(), dense.together)
-        parameters = sum(p.numel() for p in dense.parameters)
+            placement = balanced(spec.schema, sparse.ranks.size, touched.loads(), dense.together)
         sparse.place(placement)
         dense.place(placement, spec.schema)
-        if batch_size is None or ranks.size == 1:
-            return {}
-        dense.split = self.dense == "split" or (self.dense == "auto" and _split_pays(dense, batch_size))
-        return _plan(dense, placement, touched, parameters, batch_size)
+
+    def divide(self, dense: SubstitutedReplica, batch_size: int, decided: bool | None) -> None:
+        """Decides who computes what; all trainers call it together.
+
+        Args:
+            decided: what "auto" was found to be before, where this is a run that goes on.
+        """
+        if self.dense == "auto":
+            dense.split = _split_pays(dense, batch_size) if decided is None else decided
+        else:
+            dense.split = self.dense == "split"
+
+    def plan(self, dense: SubstitutedReplica, touched: Touched | None, batch_size: int) -> dict[str, Any]:
+        """Who owns what, and the bytes that a trainer sends a step, by this strategy and by ``synchronous``."""
+        placement = dense.placement
+        own = traffic.substitution(
+            batch_size,
+            placement.num_ranks,
+            summed=dense.num_columns("sum"),
+            concatenated=dense.num_columns("concat"),
+            shared_parameters=sum(p.numel() for p in dense.shared),
+            split=dense.split,
+            partial_bytes=dense.partial_bytes,
+        )
+        plan: dict[str, Any] = {
+            "dense": "split" if dense.split else "replicated",
+            "owners": dict(placement.owners),
+            "bytes_per_step": round(own.total),
+            "bytes": asdict(own),
+        }
+        if touched is not None:
+            keys = touched.rows_of_share
+            other = traffic.synchronous(
+                placement.num_ranks,
+                keys=sum(keys.values()),
+                numbers=sum(count * touched.widths[name] for name, count in keys.items()),
+                parameters=dense.num_parameters,
+            )
+            plan |= {"synchronous_bytes_per_step": round(other.total), "synchronous_bytes": asdict(other)}
+        return plan
 
 
 def _split_pays(dense: SubstitutedReplica, batch_size: int) -> bool:
@@ -116,38 +141,3 @@ def _split_pays(dense: SubstitutedReplica, batch_size: int) -> bool:
         flops_per_example=flops,
         speeds=measure_speeds(dense.ranks),
     )
-
-
-def _plan(
-    dense: SubstitutedReplica,
-    placement: Placement,
-    touched: Touched | None,
-    parameters: int,
-    batch_size: int,
-) -> dict[str, Any]:
-    num_trainers = placement.num_ranks
-    own = traffic.substitution(
-        batch_size,
-        num_trainers,
-        summed=dense.num_columns("sum"),
-        concatenated=dense.num_columns("concat"),
-        shared_parameters=sum(p.numel() for p in dense.shared),
-        split=dense.split,
-        partial_bytes=dense.partial_bytes,
-    )
-    plan: dict[str, Any] = {
-        "dense": "split" if dense.split else "replicated",
-        "owners": dict(placement.owners),
-        "bytes_per_step": round(own.total),
-        "bytes": asdict(own),
-    }
-    if touched is not None:
-        keys = touched.rows_of_share
-        other = traffic.synchronous(
-            num_trainers,
-            keys=sum(keys.values()),
-            numbers=sum(count * touched.widths[name] for name, count in keys.items()),
-            parameters=parameters,
-        )
-        plan |= {"synchronous_bytes_per_step": round(other.total), "synchronous_bytes": asdict(other)}
-    return plan
