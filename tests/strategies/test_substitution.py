@@ -185,8 +185,10 @@ DENSE_ADAGRAD = {
     "strategy": "substitution",
     "overrides": [*overrides("fm", "adagrad"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
 }
+FEW = [*overrides("dlrm", "adagrad"), "data.batch_size = 2", "train.max_steps = 25"]
 TOLD = [
     DENSE_ADAGRAD,
+    {**scene("dlrm", "adagrad", "split"), "name": "few", "overrides": FEW},
     {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
      "options": ['dense="replicated"']},
     {**scene("dlrm", "adagrad", "split"), "name": "by-user", "tell": True,
@@ -211,6 +213,14 @@ def test_copies_of_the_upper_network_stay_alike_bit_for_bit_under_dropout(three)
 def test_an_optimizer_that_begins_with_state_has_its_part_of_it(directory, three):
     assert three["dense-adagrad"]["steps"] == STEPS
     rows, parameters = difference(directory / "dense-adagrad-local", directory / "dense-adagrad")
+    assert rows < ROWS
+    assert parameters < DENSE
+
+
+def test_trainers_whose_share_is_empty_take_part(directory, three):
+    play(directory, {**scene("dlrm", "adagrad"), "name": "few-local", "overrides": FEW})
+    assert three["few"]["plan"]["dense"] == "split"
+    rows, parameters = difference(directory / "few-local", directory / "few")
     assert rows < ROWS
     assert parameters < DENSE
 

@@ -76,16 +76,19 @@ class Aggregation:
     def sum_share(self, values: Tensor) -> Tensor:
         """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
         width, size = values.shape[1], self.ranks.size
-        sizes = [width * share for share in self.shares(len(values))]
-        received = self.exchange(values.reshape(-1), sizes, [sizes[self.ranks.rank]] * size)
-        return received.view(size, -1, width).sum(0)
+        shares = self.shares(len(values))
+        here = shares[self.ranks.rank]
+        received = self.exchange(
+            values.reshape(-1), [width * share for share in shares], [width * here] * size
+        )
+        return received.view(size, here, width).sum(0)
 
     def gather(self, share: Tensor, num_examples: int) -> Tensor:
         """Each trainer's examples, [b, W], to those of all, [B, W]."""
         width = share.shape[1]
         sizes = [width * count for count in self.shares(num_examples)]
         sent = share.reshape(-1).repeat(self.ranks.size)
-        return self.exchange(sent, [share.numel()] * self.ranks.size, sizes).view(-1, width)
+        return self.exchange(sent, [share.numel()] * self.ranks.size, sizes).view(num_examples, width)
 
     def exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
         """AllToAllv of numbers, float32 on both ends."""
@@ -177,7 +180,7 @@ class _JoinOfShare(torch.autograd.Function):
         sent = torch.cat([gradient.index_select(1, each).reshape(-1) for each in places])
         sizes = [share * width for share in wire.shares(ctx.num_examples)]
         received = wire.exchange(sent, [here * len(each) for each in places], sizes)
-        return received.view(-1, width), None, None
+        return received.view(ctx.num_examples, width), None, None
 
 
 def _laid(parts: Sequence[Tensor], places: Sequence[Tensor], num_examples: int) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
@@ -151,27 +152,28 @@ class SubstitutedReplica(Replica):
         return super().forward(batch, embeddings, train=train)
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
-        aggregated, num_examples = self._aggregated(numeric, embeddings, split=self.split and train)
-        none = numeric.new_empty(num_examples, 0)  # numeric features are read by operators alone
-        return super()._logits_of(none, aggregated, train=train)  # type: ignore[arg-type]
+        totals = self._totals(numeric, embeddings, split=self.split and train)
+        num_examples = min(len(total) for total in totals.values())
+        if not num_examples:  # an empty share takes part with an example that counts nothing
+            totals = {operator: F.pad(total, (0, 0, 0, 1)) for operator, total in totals.items()}
+        none = numeric.new_empty(max(1, num_examples), 0)  # numeric features are read by operators alone
+        logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
+        return logits[:num_examples]
 
-    def _aggregated(self, numeric: Tensor, embeddings: Embeddings, *, split: bool) -> tuple[Aggregated, int]:
+    def _totals(self, numeric: Tensor, embeddings: Embeddings, *, split: bool) -> dict[Operator, Tensor]:
         """Everything that is summed goes in one buffer; each concatenation in one of its own."""
         sums = [o for _, o in self._operators if o.aggregation == "sum"]
         totals: dict[Operator, Tensor] = {}
-        num_examples = len(numeric)
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]
             joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
             total = self._wire.summed(joined, split=split)
             totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
-            num_examples = len(total)
         for _, operator in self._operators:
             if operator.aggregation == "concat":
                 own = operator.partial(numeric, embeddings).float()
                 totals[operator] = self._wire.joined(own, self._places[operator], split=split)
-                num_examples = len(totals[operator])
-        return Aggregated(totals), num_examples
+        return totals
 
     def backward(
         self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
@@ -201,7 +203,7 @@ class SubstitutedReplica(Replica):
         for parameter in self.parameters:
             if (
                 parameter.grad is None and not parameter.numel()
-            ):  # optimizers then have state of it everywhere
+            ):  # so that optimizers have state of it everywhere
                 parameter.grad = torch.zeros_like(parameter)
         super()._check_gradients()
 
