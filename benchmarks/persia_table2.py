@@ -4,7 +4,7 @@
 
 Frappe and KuaiRand-Pure with the recipes' features and optimizers and a smaller network; four trainers, the same
 batches, epochs and options for all. On Frappe it goes on to ask what makes the gap: staleness, or that each
-trainer's share moves rows by itself. Writes tables to the terminal and persia-fig7.svg to ``--docs``. Quality only:
+trainer's share moves rows by itself; on both, whether it shrinks with more steps of fewer examples. Writes tables to the terminal and persia-fig7.svg to ``--docs``. Quality only:
 what else the machine does changes no figure but the staleness that the asynchronous ones happen to have.
 """
 
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,23 @@ CAUSES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 """On Frappe: a name, a strategy, a sparse optimizer in place of the recipe's Adam with L2, what to compare with."""
 
+SMALLER: dict[str, Sequence[int]] = {"frappe": (512,), "kuairand": (512,)}
+"""Global batches that make more steps of the same epochs; those of the recipes come first."""
 
-def config(data: str, seed: int, quick: bool, sparse: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The recipe's config, smaller."""
+
+def config(
+    data: str, seed: int, quick: bool, sparse: Mapping[str, Any] | None = None, batch: int | None = None
+) -> dict[str, Any]:
+    """The recipe's config, smaller; evaluated as often with a batch of another size."""
     made = tomllib.loads((ROOT / "recipes" / data / f"{data}.toml").read_text())
     made["features"] = [feature for feature in made["features"] if feature["kind"] != "sequence"]
     made |= DATA[data]
     made["train"] = {**made["train"], "seed": seed} | ({"epochs": 1} if quick else {})
     if sparse:
         made["sparse_optimizer"] = dict(sparse)
+    if batch:
+        every = made["train"]["evaluate_every_steps"] * made["data"]["batch_size"] // batch
+        made["train"]["evaluate_every_steps"], made["data"]["batch_size"] = every, batch
     return made
 
 
@@ -90,6 +98,9 @@ def main() -> None:
     print(markdown(HEADER, rows))
     if not arguments.quick:
         print(markdown(["frappe", *HEADER[2:]], causes(results, range(1, 2))))
+        steps = {data: by_steps(results, data, seeds) for data in DATA}
+        print(markdown(STEPS_HEADER, [row for rows, _ in steps.values() for row in rows]))
+        write_picture(docs / "persia-steps.svg", [chart for _, chart in steps.values()])
     table = report.table("Table 2", dict.fromkeys(HEADER, "{}"))
     for row in rows:
         table.row(dict(zip(HEADER, row, strict=True)))
@@ -142,6 +153,43 @@ def causes(results: Results, seeds: range) -> list[list[str]]:
         kept[name] = results.train(runs)  # what Table 2 has trained is kept under the same name
         lines.append([name, *line(kept[name], kept.get(reference))])
     return lines
+
+
+STEPS_HEADER = [
+    "data", "batch", "steps", "synchronous", "hybrid, τ = 4", "less synchronous", "best validation AUC: synchronous",
+    "hybrid", "less synchronous's", "test logloss: synchronous", "hybrid",
+]  # fmt: skip
+
+
+def by_steps(results: Results, data: str, seeds: range) -> tuple[list[list[str]], Chart]:
+    """Whether hybrid loses less where staleness is a smaller part of all steps: one line a batch size."""
+    rows, series = [], []
+    for colour, batch in enumerate((None, *SMALLER[data]), 1):
+        pairs = [
+            results.train([_of_batch(data, batch, name, seed) for name in ("synchronous", "hybrid, τ = 4")])
+            for seed in seeds
+        ]
+        synchronous, hybrid = ([pair[place] for pair in pairs] for place in (0, 1))
+        steps = synchronous[0]["steps"]
+        row = [data, f"{synchronous[0]['asked']['config']['data']['batch_size']:,}", f"{steps:,}"]
+        for of in (_last, best):
+            values, reference = [of(run) for run in hybrid], [of(run) for run in synchronous]
+            row += [spread(reference), *beside(values, reference)]
+        rows.append(row + [spread([run["logloss"] for run in runs]) for runs in (synchronous, hybrid)])
+        both = zip(mean_curve(synchronous), mean_curve(hybrid), strict=True)
+        points = [(step / steps, auc - other) for (step, other), (_, auc) in both]
+        series.append(Series(f"{steps:,} steps", points, colour))
+    axes = Axis("share of all steps"), Axis("validation AUC of hybrid less synchronous")
+    return rows, Chart(data, *axes, series)
+
+
+def _of_batch(data: str, batch: int | None, strategy: str, seed: int) -> Run:
+    of = data if batch is None else f"{data}, batches of {batch}"
+    return Run(f"{of}/{strategy}/{seed}", config(data, seed, False, batch=batch), STRATEGIES[strategy])
+
+
+def _last(run: Mapping[str, Any]) -> float:
+    return float(run["auc"])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
