@@ -17,76 +17,39 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from girih.data.batch import Batch
+from girih.dense.agreeing import AgreeingReplica
 from girih.dense.options import OptimizerFactory
-from girih.dense.replica import Replica, to_device
-from girih.errors import NonFiniteError
+from girih.dense.replica import to_device
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.ranks import Ranks
 
 BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
 
 
-class AllReducedReplica(Replica):
-    """One copy of the dense parameters among equal ones; arguments as of :class:`Replica`.
+class AllReducedReplica(AgreeingReplica):
+    """One copy of the dense parameters among equal ones; arguments as of :class:`AgreeingReplica`.
 
-    Parameters start as rank 0's. Gradients are summed, not averaged: each trainer's are of its part of the
+    Gradients are summed, not averaged: each trainer's are of its part of the
     step's mean loss. Batch norm sees each trainer's own examples, and rank 0's running means are those saved.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer: OptimizerFactory,
-        *,
-        ranks: Ranks,
-        precision: str = "float32",
-        device: torch.device | str = "cpu",
-        clip_norm: float | None = None,
+        self, module: nn.Module, optimizer: OptimizerFactory, *, ranks: Ranks, **options: Any
     ) -> None:
-        super().__init__(module, optimizer, precision=precision, device=device, clip_norm=clip_norm)
-        self.ranks = ranks
+        super().__init__(module, optimizer, ranks=ranks, **options)
         self._parallel: nn.Module | None = None
-        self._embeddings: Embeddings | None = None
-        if ranks.size > 1:
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), 0)
 
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T]; a trainer whose share is empty takes part with an example that counts nothing."""
         if train and self._parallel is None and self.ranks.size > 1 and self.parameters:
             self._parallel = self._distributed(batch, embeddings)
-        self._embeddings = embeddings if train else None
         if batch.num_examples:
             return super().forward(batch, embeddings, train=train)
         super().forward(_one_example(batch), _one_example_of(embeddings), train=train)
+        self._embeddings = embeddings if train else None
         if self._logits is not None:
             self._logits = self._logits[:0]
         return torch.empty(0, batch.labels.shape[1], device=self.device)
-
-    def backward(
-        self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
-    ) -> float:
-        """As of :class:`Replica`, on all trainers; what one refuses is refused by all."""
-        if self.ranks.size == 1:
-            loss = super().backward(logits_gradient, loss, refused)
-            self._check_embeddings()
-            return loss
-        if refused is not None:
-            logits_gradient, loss = torch.zeros_like(logits_gradient), 0.0
-        try:
-            loss_here = super().backward(logits_gradient, loss)
-            self._check_embeddings()
-        except NonFiniteError as error:
-            refused, loss_here = refused or error, 0.0
-        total, num_refusing = self.ranks.agree(loss_here, refusing=refused is not None)
-        if num_refusing:
-            raise refused or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
-        return total
-
-    def _check_embeddings(self) -> None:
-        embeddings, self._embeddings = self._embeddings, None
-        if embeddings is not None:
-            embeddings.check_gradients()
 
     def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
         if self._parallel is None or not train:

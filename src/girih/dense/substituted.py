@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from girih.data.batch import Batch
 from girih.data.shares import share_of
 from girih.dense.aggregation import Aggregation
+from girih.dense.agreeing import AgreeingReplica
 from girih.dense.options import OptimizerFactory
-from girih.dense.replica import Replica
 from girih.dense.splitting import Splits
-from girih.errors import ConfigError, NonFiniteError
+from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
 from girih.models.operators import Aggregated, Operator, operators_of
 from girih.planner.placement import Placement
@@ -41,8 +41,8 @@ ELEMENTWISE = (
 """Optimizers that move a part of a parameter as they would move it within the whole."""
 
 
-class SubstitutedReplica(Replica):
-    """One copy of the upper network, and a part of the operators below it; arguments as of :class:`Replica`.
+class SubstitutedReplica(AgreeingReplica):
+    """One copy of the upper network, and a part of the operators below it; arguments as of :class:`AgreeingReplica`.
 
     To be placed, once, before it computes. All trainers see all examples, each its own columns of them.
 
@@ -59,12 +59,12 @@ class SubstitutedReplica(Replica):
         *,
         ranks: Ranks,
         half: bool = False,
-        precision: str = "float32",
-        device: torch.device | str = "cpu",
-        clip_norm: float | None = None,
+        **options: Any,
     ) -> None:
         refuse_unsubstitutable(module)
-        super().__init__(module, optimizer, precision=precision, device=device, clip_norm=clip_norm)
+        random = torch.get_rng_state()
+        super().__init__(module, optimizer, ranks=ranks, begin_alike=(random,), **options)
+        torch.set_rng_state(random)
         kind = type(self.optimizer)
         if self.optimizer is not None and not (
             kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim")
@@ -73,19 +73,13 @@ class SubstitutedReplica(Replica):
                 f"strategy: substitution: the dense optimizer {kind.__name__} may need parameters whole; expected one of"
                 f" {', '.join(ELEMENTWISE)}"
             )
-        self.ranks, self._split = ranks, False
+        self._split = False
         self._wire = Aggregation(ranks, half=half)
         self._operators = list(operators_of(module))
         self.num_parameters = sum(p.numel() for p in self.parameters)  # of the whole model
         self.placement = Placement({}, ranks.size)
         self._splits = Splits()
         self._places: dict[Operator, list[Tensor]] = {}
-        self._embeddings: Embeddings | None = None
-        if ranks.size > 1:
-            random = torch.get_rng_state()
-            for tensor in (*module.parameters(), *module.buffers(), random):
-                dist.broadcast(tensor.detach(), 0)
-            torch.set_rng_state(random)
 
     @property
     def wire_bytes(self) -> Counter[str]:
@@ -148,7 +142,6 @@ class SubstitutedReplica(Replica):
     def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
         """Logits, float32[B, T], or those of this trainer's share."""
         self._wire.spans = self.spans
-        self._embeddings = embeddings if train else None
         return super().forward(batch, embeddings, train=train)
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
@@ -175,28 +168,10 @@ class SubstitutedReplica(Replica):
                 totals[operator] = self._wire.joined(own, self._places[operator], split=split)
         return totals
 
-    def backward(
-        self, logits_gradient: Tensor, loss: float = 0.0, refused: NonFiniteError | None = None
-    ) -> float:
-        """As of :class:`Replica`, on all trainers; what one refuses is refused by all."""
-        if self.ranks.size == 1:
-            loss = super().backward(logits_gradient, loss, refused)
-            self._check_embeddings()
-            return loss
-        if refused is not None:
-            logits_gradient, loss = torch.zeros_like(logits_gradient), 0.0
-        try:
-            super().backward(logits_gradient, loss)
-            self._check_embeddings()
-        except NonFiniteError as error:
-            refused = refused or error
-        counts = self.split or self.ranks.first  # where all have the whole loss, it counts once
-        total, num_refusing = self.ranks.agree(
-            loss if counts and refused is None else 0.0, refusing=refused is not None
-        )
-        if num_refusing:
-            raise refused or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
-        return total
+    @property
+    def counts_loss(self) -> bool:
+        """Where all have the whole loss, it counts once."""
+        return self.split or self.ranks.first
 
     def _check_gradients(self) -> None:
         self._sum_shared()
@@ -206,11 +181,6 @@ class SubstitutedReplica(Replica):
             ):  # so that optimizers have state of it everywhere
                 parameter.grad = torch.zeros_like(parameter)
         super()._check_gradients()
-
-    def _check_embeddings(self) -> None:
-        embeddings, self._embeddings = self._embeddings, None
-        if embeddings is not None:
-            embeddings.check_gradients()
 
     def _sum_shared(self) -> None:
         """Gradients of what all have whole are of each one's share where the network is split: their sum counts."""
