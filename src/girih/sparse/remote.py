@@ -115,6 +115,8 @@ class RemoteSparse:
     Methods but for ``pull``, ``peek``, ``push``, ``drop`` and ``drain`` speak to the servers on rank 0 alone.
     """
 
+    by_columns = False
+
     def __init__(self, spec: SparseSpec, packets: Packets, company: Company) -> None:
         self.step = 0
         self.groups = spec.groups()
@@ -129,8 +131,6 @@ class RemoteSparse:
         self._servers = [
             connect(a, secret=company.secret) for a in company.addresses[SERVER] if company.ranks.first
         ]
-
-    by_columns = False
 
     def columns_of(self, data: Dataset) -> Dataset:
         """All of them."""
