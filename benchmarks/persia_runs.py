@@ -58,12 +58,17 @@ class Results:
         """Trains those that are not kept yet; returns what is kept of all, in their order."""
         return [self._train(run) for run in runs]
 
-    def _train(self, run: Run) -> dict[str, Any]:
-        asked = {"config": run.config, "strategy": dict(run.strategy)}
+    def has(self, run: Run) -> bool:
+        """Whether this run is kept."""
         kept = self.runs.get(run.name)
-        if kept is None or kept["asked"] != asked:
+        return kept is not None and kept["asked"] == _asked(run)
+
+    def _train(self, run: Run) -> dict[str, Any]:
+        if self.has(run):
+            kept = self.runs[run.name]
+        else:
             start = time.perf_counter()
-            kept = {"asked": asked, **_trained(run), "wall_s": round(time.perf_counter() - start, 1)}
+            kept = {"asked": _asked(run), **_trained(run), "wall_s": round(time.perf_counter() - start, 1)}
             self.runs[run.name] = kept
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(json.dumps(self.runs, indent=None, separators=(",", ":")) + "\n")
@@ -73,6 +78,10 @@ class Results:
                 flush=True,
             )
         return kept
+
+
+def _asked(run: Run) -> dict[str, Any]:
+    return {"config": run.config, "strategy": dict(run.strategy)}
 
 
 def _trained(run: Run) -> dict[str, Any]:
