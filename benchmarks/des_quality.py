@@ -18,6 +18,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import harness
+from company import train_all
 from persia_runs import Results, Run, gap, markdown, spread
 from persia_table2 import ROOT, find_data
 
@@ -78,18 +79,22 @@ def _trained(options: argparse.Namespace) -> Kept:
     """Seed by seed, so that an experiment that is cut short has the same seeds of everything."""
     name = "runs/des/des-quality.json" if options.quick else ROOT / "docs" / "results" / "des-quality.json"
     results = Results(options.results or Path(name))
-    left = options.most
+    wanted = {
+        (data, model, strategy, seed): Run(
+            f"{data}/{model}/{strategy}/{seed}", config(data, model, seed), told
+        )
+        for data in (options.data[:1] if options.quick else options.data)
+        for seed in range(1, 2 if options.quick else SEEDS + 1)
+        for model in (MODELS[:1] if options.quick else MODELS)
+        for strategy, told in STRATEGIES.items()
+    }
+    missing = [run for run in wanted.values() if not results.has(run)][: options.most]
+    for run, summary in zip(missing, train_all([run.asked for run in missing], 4), strict=True):
+        results.keep(run, summary)
     found: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
-    for data in options.data[:1] if options.quick else options.data:
-        for seed in range(1, 2 if options.quick else SEEDS + 1):
-            for model in MODELS[:1] if options.quick else MODELS:
-                for strategy, told in STRATEGIES.items():
-                    run = Run(f"{data}/{model}/{strategy}/{seed}", config(data, model, seed), told)
-                    if left is not None and not results.has(run):
-                        if not left:
-                            continue
-                        left -= 1
-                    (found.setdefault((data, model, strategy), {})[seed],) = results.train([run])
+    for (data, model, strategy, seed), run in wanted.items():
+        if results.has(run):
+            found.setdefault((data, model, strategy), {})[seed] = results.runs[run.name]
     return found
 
 
