@@ -105,7 +105,11 @@ def _run(settings: RunConfig, asked: Mapping[str, Any], talking: fleet.Talking) 
     if not measured or not meter.notes:
         return summary
     notes = meter.notes
-    return {"windows": fleet.windows(notes), "whole": fleet.windows([notes[0], notes[-1]]), "summary": summary}
+    return {
+        "windows": fleet.windows(notes),
+        "whole": fleet.windows([notes[0], notes[-1]]),
+        "summary": summary,
+    }
 
 
 class _Meter(fleet.Meter):

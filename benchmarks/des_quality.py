@@ -53,7 +53,9 @@ GAPS = [
 def main() -> None:
     parser = harness.parser("des_quality", __doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, LR and frappe: shows that it runs")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="runs that are kept, and not trained again")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="runs that are kept, and not trained again"
+    )
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
     parser.add_argument("--most", type=int, help="train so many at most, and go on another time")
     options = parser.parse_args()
@@ -146,7 +148,9 @@ def _gaps(kept: Kept) -> list[list[str]]:
             paper = PAPER[model] if less == "asynchronous" else ("", "")
             told = "yes" if not_worse(*pairs["auc"], 1) and not_worse(*pairs["logloss"], -1) else "no"
             shown = [gap(*pairs["auc"]), gap(*pairs["logloss"])]
-            rows.append([data, model, of, less, str(len(seeds)), *shown, told if len(seeds) > 1 else "–", *paper])
+            rows.append(
+                [data, model, of, less, str(len(seeds)), *shown, told if len(seeds) > 1 else "–", *paper]
+            )
     return rows
 
 

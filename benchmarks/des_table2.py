@@ -111,7 +111,8 @@ def measured(report: harness.Report, options: argparse.Namespace, directory: Pat
     with network.network([f"t{rank}" for rank in range(TRAINERS)], None) as hosts:
         places = {f"trainer {rank}": hosts.places[f"t{rank}"] for rank in range(TRAINERS)}
         asked = [
-            _asked(directory, *case, list(hosts.links.values()), options.steps, options.windows) for case in cases
+            _asked(directory, *case, list(hosts.links.values()), options.steps, options.windows)
+            for case in cases
         ]
         for case, each in zip(cases, train_all(asked, TRAINERS, places), strict=True):
             found[case] = each
@@ -129,13 +130,19 @@ def measured(report: harness.Report, options: argparse.Namespace, directory: Pat
         reference = found.get((batch, model, "replicated")) or found.get((batch, model, "split"))
         cost = _cost(batch, model, mode, each) if mode != "synchronous" else None
         if cost is not None and abs(plan["bytes_per_step"] - cost) > 1:
-            report.not_identical(f"{case}: summary.json plans {plan['bytes_per_step']}, the cost model {cost}")
+            report.not_identical(
+                f"{case}: summary.json plans {plan['bytes_per_step']}, the cost model {cost}"
+            )
         if cost is None and reference is not None:
             cost = reference["summary"]["plan"]["synchronous_bytes_per_step"]
         row = {"batch": batch, "model": model, "strategy": mode, "cost model": cost, "girih counts": counted}
         row |= {"on the wire": sent, "packets": packets, "with headers": raw}
         if cost:
-            row |= {"off by %": 100 * (counted / cost - 1), "off %": 100 * (sent / cost - 1), "off B": sent - cost}
+            row |= {
+                "off by %": 100 * (counted / cost - 1),
+                "off %": 100 * (sent / cost - 1),
+                "off B": sent - cost,
+            }
         if mode != "synchronous":
             row["saved %"] = 100 * (1 - sent / _sent(found[batch, model, "synchronous"])[1])
         table.row(row)
@@ -144,7 +151,9 @@ def measured(report: harness.Report, options: argparse.Namespace, directory: Pat
 
 
 def _slopes(
-    report: harness.Report, options: argparse.Namespace, found: Mapping[tuple[int, str, str], Mapping[str, Any]]
+    report: harness.Report,
+    options: argparse.Namespace,
+    found: Mapping[tuple[int, str, str], Mapping[str, Any]],
 ) -> None:
     """What grows with the batch, apart from what does not: gloo's headers and the agreement on a step's loss."""
     small, large = min(options.batches), max(options.batches)
@@ -208,7 +217,13 @@ def narrow(report: harness.Report) -> None:
 
     table = report.table(
         "bytes that a trainer would send a step on Frappe (10 features of dim 10)",
-        {"model": "{}", "batch": "{:,}", "substitution": "{:,}", "synchronous": "{:,}", "of synchronous": "{:.2f}×"},
+        {
+            "model": "{}",
+            "batch": "{:,}",
+            "substitution": "{:,}",
+            "synchronous": "{:,}",
+            "of synchronous": "{:.2f}×",
+        },
     )
     cases = [(name, batch) for name in NARROW for batch in (2048, 8192)]
     asked = []
@@ -221,7 +236,13 @@ def narrow(report: harness.Report) -> None:
         plan = each["summary"]["plan"]
         ours, theirs = plan["bytes_per_step"], plan["synchronous_bytes_per_step"]
         table.row(
-            {"model": name, "batch": batch, "substitution": ours, "synchronous": theirs, "of synchronous": ours / theirs}
+            {
+                "model": name,
+                "batch": batch,
+                "substitution": ours,
+                "synchronous": theirs,
+                "of synchronous": ours / theirs,
+            }
         )
 
 

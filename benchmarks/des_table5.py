@@ -33,7 +33,12 @@ MODELS = ("lr", "wide_deep", "deepfm")
 PAPER = {"lr": (2.7, 1.55), "wide_deep": (2.3, 4.52), "deepfm": (3.2, 3.91)}
 """How many times less communication time, and more samples/s, than DiFacto."""
 SUBSTITUTION, SYNCHRONOUS = "substitution", "synchronous"
-TCP = {"name": "asynchronous", "transport": "tcp", "embedding_workers": TRAINERS, "embedding_servers": TRAINERS}
+TCP = {
+    "name": "asynchronous",
+    "transport": "tcp",
+    "embedding_workers": TRAINERS,
+    "embedding_servers": TRAINERS,
+}
 STRATEGIES: dict[str, dict[str, Any]] = {
     SUBSTITUTION: {"name": SUBSTITUTION, "dense": "replicated"},
     "substitution, split": {"name": SUBSTITUTION, "dense": "split"},
@@ -86,7 +91,8 @@ def _found(options: argparse.Namespace, directory: Path) -> Found:
             (model, name)
             for model in options.models
             for name in STRATEGIES
-            if f"{rate}/{model}/{name}" not in kept["runs"] and not (rate == "none" and name.endswith("τ = 0"))
+            if f"{rate}/{model}/{name}" not in kept["runs"]
+            and not (rate == "none" and name.endswith("τ = 0"))
         ]
         for model, name, found in _runs(options, directory, rate, wanted):
             kept["runs"][f"{rate}/{model}/{name}"] = _short(found)
@@ -126,7 +132,12 @@ def _runs(
         with network.network(names, bound) as hosts:
             file = directory / "config.toml"
             file.write_text(
-                tomli_w.dumps({**_config(options, directory, model), "strategy": {**STRATEGIES[name], "trainers": TRAINERS}})
+                tomli_w.dumps(
+                    {
+                        **_config(options, directory, model),
+                        "strategy": {**STRATEGIES[name], "trainers": TRAINERS},
+                    }
+                )
             )
             plan = fleet.Plan(
                 str(file), ("train.epochs=10000",), places=_places(hosts),
@@ -150,7 +161,10 @@ def _places(hosts: network.Hosts) -> dict[str, Place]:
 def _short(found: Mapping[str, Any]) -> dict[str, Any]:
     summary = {name: found["summary"][name] for name in ("wire_bytes", "steps", "staleness_mean")}
     kinds = ("samples_per_s", "step_s", "machine_cpu_s", "link_bytes", "phases_s")
-    return {"windows": [{kind: window[kind] for kind in kinds} for window in found["windows"]], "summary": summary}
+    return {
+        "windows": [{kind: window[kind] for kind in kinds} for window in found["windows"]],
+        "summary": summary,
+    }
 
 
 def _show(report: harness.Report, options: argparse.Namespace, found: Found) -> None:
@@ -195,10 +209,17 @@ def _parts(case: tuple[str, str, str], found: Mapping[str, Any]) -> dict[str, fl
     rate, _, name = case
     step = fleet.median(found, "step_s")
     waited = fleet.median(
-        {"windows": [{"s": sum(w["phases_s"].get(p, 0.0) for p in WAITING[name.split(",")[0]])} for w in found["windows"]]},
+        {
+            "windows": [
+                {"s": sum(w["phases_s"].get(p, 0.0) for p in WAITING[name.split(",")[0]])}
+                for w in found["windows"]
+            ]
+        },
         "s",
     )
-    sent = fleet.median({"windows": [{"b": max(map(max, w["link_bytes"].values()))} for w in found["windows"]]}, "b")
+    sent = fleet.median(
+        {"windows": [{"b": max(map(max, w["link_bytes"].values()))} for w in found["windows"]]}, "b"
+    )
     shown = {
         "samples/s": fleet.median(found, "samples_per_s"),
         "ms": 1e3 * step,

@@ -55,7 +55,13 @@ def _ids(rng: np.random.Generator, cumulated: NDArray[np.float64], count: int) -
 
 
 def config(
-    directory: Path, batch: int, model: dict[str, Any], *, features: int = FEATURES, each: float | None = None, dim: int = 8
+    directory: Path,
+    batch: int,
+    model: dict[str, Any],
+    *,
+    features: int = FEATURES,
+    each: float | None = None,
+    dim: int = 8,
 ) -> dict[str, Any]:
     """A config for what :func:`write_wide` wrote."""
     each = IDS_OF_EXAMPLE / FEATURES if each is None else each
