@@ -14,8 +14,9 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import fleet
@@ -51,7 +52,7 @@ WAITING = {
     SYNCHRONOUS: ("in collectives", "allreduce"),
     "asynchronous": ("wait for rows", "wait for update"),
 }
-"""Phases of the first trainer that count as communication; ``allreduce`` partly runs beside the backward pass."""
+"""Phases of the first trainer that count as communication, waiting for others included; ``allreduce`` partly runs beside the backward pass."""
 BYTES_PER_S = {"1gbit": 125e6}
 
 
@@ -115,7 +116,7 @@ def _runs(
     options: argparse.Namespace, directory: Path, rate: str, wanted: list[tuple[str, str]]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Trainers alone do all their runs in one company; each asynchronous run starts its own processes."""
-    times = {"warmup": 2, "steps": 3, "windows": 3}
+    times = {"warmup": 3, "steps": 3, "windows": 3}
     names = ["s", *(f"t{rank}" for rank in range(TRAINERS))]
     bound = None if rate == "none" else rate
     together = [(model, name) for model, name in wanted if "asynchronous" not in name]
@@ -171,7 +172,7 @@ def _show(report: harness.Report, options: argparse.Namespace, found: Found) -> 
     table = report.table(
         "a step",
         {"link": "{}", "model": "{}", "strategy": "{}", "samples/s": "{:,.0f}", "of asynchronous": "{:.2f}×",
-         "ms": "{:,.0f}", "communication ms": "{:,.0f}", "computation ms": "{:,.0f}",
+         "ms": "{:,.0f}", "communication ms": "{:,.0f}", "reading ms": "{:,.0f}", "computation ms": "{:,.0f}",
          "CPU / cores ms": "{:,.0f}", "MB of the busiest trainer": "{:.2f}", "wire ms": "{:.0f}"},
     )  # fmt: skip
     rows = {case: _parts(case, each) for case, each in found.items()}
@@ -208,27 +209,27 @@ def _show(report: harness.Report, options: argparse.Namespace, found: Found) -> 
 def _parts(case: tuple[str, str, str], found: Mapping[str, Any]) -> dict[str, float]:
     rate, _, name = case
     step = fleet.median(found, "step_s")
-    waited = fleet.median(
-        {
-            "windows": [
-                {"s": sum(w["phases_s"].get(p, 0.0) for p in WAITING[name.split(",")[0]])}
-                for w in found["windows"]
-            ]
-        },
-        "s",
-    )
-    sent = fleet.median(
-        {"windows": [{"b": max(map(max, w["link_bytes"].values()))} for w in found["windows"]]}, "b"
-    )
+    waited = _middle(found, lambda window: _phases(window, WAITING[name.split(",")[0]]))
+    read = _middle(found, lambda window: _phases(window, ("read",)))
+    sent = _middle(found, lambda window: max(map(max, window["link_bytes"].values())))
     shown = {
         "samples/s": fleet.median(found, "samples_per_s"),
         "ms": 1e3 * step,
         "communication ms": 1e3 * waited,
-        "computation ms": 1e3 * (step - waited),
+        "reading ms": 1e3 * read,
+        "computation ms": 1e3 * (step - waited - read),
         "CPU / cores ms": 1e3 * fleet.median(found, "machine_cpu_s") / fleet.CORES,
         "MB of the busiest trainer": sent / 1e6,
     }
     return shown | ({"wire ms": 1e3 * sent / BYTES_PER_S[rate]} if rate in BYTES_PER_S else {})
+
+
+def _middle(found: Mapping[str, Any], of: Callable[[Mapping[str, Any]], float]) -> float:
+    return median(of(window) for window in found["windows"])
+
+
+def _phases(window: Mapping[str, Any], names: Sequence[str]) -> float:
+    return sum(window["phases_s"].get(name, 0.0) for name in names)
 
 
 if __name__ == "__main__":
