@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch.distributed as dist
 
 from girih.cli.train import spelled
 from girih.cluster import Cluster, Place
@@ -133,28 +134,28 @@ DISTURBED = {"machine CPU of own": "{:.2f}×", "disturbed": "{}"}
 """Columns of :func:`disturbance`."""
 
 
-def measure(plan: Plan, *, timeout_s: float = 300.0) -> dict[str, Any]:
+def measure(plan: Plan, *, timeout_s: float = 300.0, tries: int = TRIES) -> dict[str, Any]:
     """Runs a plan; returns what ``_run`` found, of the least disturbed try, and how many tries there were.
 
-    A run in which others took more than an eighth of the processor time is done again; where all tries were
-    disturbed, :func:`disturbance` tells.
+    A run in which others took more than an eighth of the processor time is done again, ``tries`` times in all at most;
+    where all tries were disturbed, :func:`disturbance` tells.
 
     Raises:
         RuntimeError: it failed; what it said.
     """
-    tries: list[dict[str, Any]] = []
-    while len(tries) < TRIES and (not tries or others(tries[-1]) > MOST_OTHERS):
-        keep = None if plan.keep is None else _try_folder(plan.keep, len(tries))
-        tries.append(_measure_once(dataclasses.replace(plan, keep=keep), timeout_s))
-    best = min(range(len(tries)), key=lambda number: others(tries[number]))
+    found: list[dict[str, Any]] = []
+    while len(found) < tries and (not found or others(found[-1]) > MOST_OTHERS):
+        keep = None if plan.keep is None else _try_folder(plan.keep, len(found))
+        found.append(_measure_once(dataclasses.replace(plan, keep=keep), timeout_s))
+    best = min(range(len(found)), key=lambda number: others(found[number]))
     if plan.keep is not None:
         shutil.rmtree(plan.keep, ignore_errors=True)
-        for number in range(len(tries)):
+        for number in range(len(found)):
             if number == best:
                 Path(_try_folder(plan.keep, number)).rename(plan.keep)
             else:
                 shutil.rmtree(_try_folder(plan.keep, number))
-    return {**tries[best], "tries": len(tries)}
+    return {**found[best], "tries": len(found)}
 
 
 def _try_folder(keep: str, number: int) -> str:
@@ -195,6 +196,7 @@ class Meter:
 
     def __init__(self, pids: Mapping[str, int], links: Sequence[str]) -> None:
         self.pids, self.links = dict(pids), links
+        self.phases_s: Callable[[], Mapping[str, float]] = dict
         self.notes: list[dict[str, Any]] = []
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
@@ -202,8 +204,13 @@ class Meter:
         note |= {key: record[key] for key in ("step", "examples", "rows", "rss_bytes")}
         note["cpu_s"] = {title: cpu_s(pid) for title, pid in self.pids.items()}
         note["rss"] = {title: rss_bytes(pid) for title, pid in self.pids.items()}
-        note["links"] = {link: link_bytes(link) for link in self.links}
+        note["links"] = {link: link_counts(link, "bytes") for link in self.links}
+        note["packets"] = {link: link_counts(link, "packets") for link in self.links}
+        note["phases_s"] = dict(self.phases_s())
         self.notes.append(note)
+
+    def on_plan(self, plan: Mapping[str, Any]) -> None:
+        """It stands in the summary."""
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         """Nothing is evaluated."""
@@ -224,10 +231,11 @@ def _run(plan: Plan) -> dict[str, Any]:
         ranks = cluster.company.ranks
         ranks.broadcast(True)  # there is something to train
         ranks.broadcast(None)  # and nothing to go on with
-        meter = _LateMeter(cluster, plan)
+        meter, talking = _LateMeter(cluster, plan), Talking()
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter], cluster=cluster) as trainer:
             trainer.check(data)
+            meter.phases_s = lambda: {**trainer.spans.totals_s, **talking.seconds}
             start = time.perf_counter()
             fill(trainer, plan.fill)
             filled_s = time.perf_counter() - start
@@ -258,6 +266,25 @@ def fill(trainer: Trainer, rows: int) -> None:
         answer(reply)
 
 
+class Talking:
+    """Times what this process does in ``torch.distributed``, waiting for others included, as phases of its own."""
+
+    def __init__(self) -> None:
+        self.seconds = {"in collectives": 0.0}
+        for name in ("all_reduce", "all_to_all_single", "broadcast"):
+            setattr(dist, name, self._timed(getattr(dist, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*words: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*words, **options)
+            finally:
+                self.seconds["in collectives"] += time.perf_counter() - start
+
+        return timed
+
+
 class _LateMeter(Meter):
     """Learns which processes there are when the first record comes."""
 
@@ -281,9 +308,16 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         steps = after["step"] - before["step"]
         seconds = after["time_s"] - before["time_s"]
         each = {t: (after["cpu_s"][t] - before["cpu_s"][t]) / steps for t in after["cpu_s"]}
-        sent = {
-            link: [(b - a) / steps for a, b in zip(before["links"][link], after["links"][link], strict=True)]
-            for link in after["links"]
+        sent, packets = (
+            {
+                link: [(b - a) / steps for a, b in zip(before[what][link], after[what][link], strict=True)]
+                for link in after[what]
+            }
+            for what in ("links", "packets")
+        )
+        phases = {
+            name: (total - before["phases_s"].get(name, 0.0)) / steps
+            for name, total in after["phases_s"].items()
         }
         found.append(
             {
@@ -293,6 +327,8 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "cpu_s_each": each,
                 "machine_cpu_s": (after["machine_cpu_s"] - before["machine_cpu_s"]) / steps,
                 "link_bytes": sent,
+                "link_packets": packets,
+                "phases_s": phases,
                 "rows": after["rows"],
                 "rss_bytes": after["rss"],
             }
@@ -317,10 +353,10 @@ def machine_cpu_s() -> float:
     return (sum(fields) - fields[3] - fields[4]) / TICKS_S
 
 
-def link_bytes(link: str) -> tuple[int, int]:
-    """Bytes into and out of the root's end of a link, so what its owner sent and what it was sent."""
+def link_counts(link: str, what: str) -> tuple[int, int]:
+    """Bytes, or packets, into and out of the root's end of a link: what its owner sent and what it was sent."""
     folder = Path("/sys/class/net", link, "statistics")
-    return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
+    return int((folder / f"rx_{what}").read_text()), int((folder / f"tx_{what}").read_text())
 
 
 def median(found: Mapping[str, Any], name: str) -> float:

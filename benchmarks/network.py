@@ -5,6 +5,8 @@ Needs root, ``ip`` and ``tc`` (iproute2).
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,9 @@ from pathlib import Path
 
 from girih.cluster import Place
 
-PREFIX, BRIDGE = "girih", "girih-br"
+PREFIX = f"g{os.getpid()}"
+"""Of all names, so that benchmarks side by side leave each other alone."""
+BRIDGE = f"{PREFIX}-br"
 BURST_BYTES = 98_304
 QUEUE_MS = 5  # as a switch has; long queues would hold all-reduces up
 ROLES = ("loader", "embedding-worker", "embedding-server")
@@ -94,16 +98,25 @@ def trainers_apart(hosts: Hosts, trainers: int) -> dict[str, Place]:
 
 
 def _clear() -> None:
-    """Ends what lives in such hosts, then the hosts."""
+    """Ends what lives in this process's hosts, then the hosts; and those of processes that are gone."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    for link in Path("/sys/class/net").glob(f"{PREFIX}-o-*"):
-        subprocess.run(["ip", "link", "delete", link.name], capture_output=True, check=False)
-    for host in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
-        pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
-        for pid in pids.stdout.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
-        _ip("netns", "delete", host)
-    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+    links = [path.name for path in Path("/sys/class/net").glob("g*-*")]
+    for link in (name for name in links if _ours(name) and not name.endswith("-br")):
+        subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
+    for host in (line.split()[0] for line in listed.splitlines() if line.strip()):
+        if _ours(host):
+            pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
+            for pid in pids.stdout.split():
+                subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
+            _ip("netns", "delete", host)
+    for bridge in (name for name in links if _ours(name) and name.endswith("-br")):
+        subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
+
+
+def _ours(name: str) -> bool:
+    """Whether a name was given by this process, or by one that is gone."""
+    found = re.match(r"g(\d+)-", name)
+    return found is not None and (found[1] == str(os.getpid()) or not Path("/proc", found[1]).exists())
 
 
 def _ip(*words: str) -> None:

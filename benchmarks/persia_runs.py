@@ -24,6 +24,8 @@ KEPT = (
     "duration_s",
 )  # fmt: skip
 
+EXTRA = ("curve", "wall_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -37,6 +39,11 @@ class Run:
     name: str
     config: Mapping[str, Any]
     strategy: Mapping[str, Any]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What it is known by, beside its name."""
+        return {"config": self.config, "strategy": dict(self.strategy)}
 
     def command(self, config: Path, run: Path) -> list[str]:
         """``girih train`` with this strategy."""
@@ -58,21 +65,30 @@ class Results:
         """Trains those that are not kept yet; returns what is kept of all, in their order."""
         return [self._train(run) for run in runs]
 
-    def _train(self, run: Run) -> dict[str, Any]:
-        asked = {"config": run.config, "strategy": dict(run.strategy)}
+    def has(self, run: Run) -> bool:
+        """Whether this run is kept."""
         kept = self.runs.get(run.name)
-        if kept is None or kept["asked"] != asked:
-            start = time.perf_counter()
-            kept = {"asked": asked, **_trained(run), "wall_s": round(time.perf_counter() - start, 1)}
-            self.runs[run.name] = kept
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(json.dumps(self.runs, indent=None, separators=(",", ":")) + "\n")
-            print(
-                f"{run.name:44} auc {kept['auc']:.5f}  staleness {kept['staleness_mean']:.2f}, at most"
-                f" {kept['staleness_max']}  {kept['wall_s']} s",
-                flush=True,
-            )
+        return kept is not None and kept["asked"] == run.asked
+
+    def keep(self, run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Keeps what a run found: a summary, and more."""
+        kept = {"asked": run.asked, **{key: found[key] for key in (*KEPT, *EXTRA) if key in found}}
+        self.runs[run.name] = kept
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.runs, indent=None, separators=(",", ":")) + "\n")
+        print(
+            f"{run.name:44} auc {kept['auc']:.5f}  staleness {kept['staleness_mean']:.2f}, at most"
+            f" {kept['staleness_max']}  {kept.get('wall_s', kept['duration_s']):.1f} s",
+            flush=True,
+        )
         return kept
+
+    def _train(self, run: Run) -> dict[str, Any]:
+        if self.has(run):
+            return self.runs[run.name]
+        start = time.perf_counter()
+        found = _trained(run)
+        return self.keep(run, {**found, "wall_s": round(time.perf_counter() - start, 1)})
 
 
 def _trained(run: Run) -> dict[str, Any]:

@@ -136,3 +136,17 @@ def test_json_lies_below_runs_unless_told_otherwise(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True
     )
     assert json.loads(Path(tmp_path, "runs", "bench", "x.json").read_text())["tables"] == []
+
+
+def test_the_des_papers_table_2_is_what_its_formulas_give(tmp_path):
+    file = tmp_path / "des.json"
+    environment = {key: value for key, value in os.environ.items() if key != "GIRIH_DATA"}
+    words = [sys.executable, "-m", "girih", "bench", "des_table2", "--batches", "--json", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert [row["batch"] for row in report["tables"][0]["rows"]] == [512, 1024, 2048, 4096, 8192]
+    assert (
+        max(row["largest deviation"] for row in report["tables"][0]["rows"]) <= 0.0005
+    )  # as printed, rounded
+    assert "narrow data" in report["skipped"]

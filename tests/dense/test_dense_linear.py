@@ -1,6 +1,9 @@
 """Linear through oneDNN is F.linear: its values, its gradients, its manners."""
 
 import copy
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -175,6 +178,28 @@ def test_small_products_are_left_to_torch():
         assert calls.counts[ONEDNN] == 0
         layer(torch.randn(1024, 64))
     assert calls.counts[ONEDNN] == 1
+
+
+SLICED = """
+import torch
+from girih.dense.linear import linear
+
+for last in (64, 65):
+    wide = torch.randn(1024, 2 * last)
+    x = torch.randn(1024, 200)[:, 100:].requires_grad_()
+    weight = torch.randn(last, 200)[:, 100:].requires_grad_()
+    linear(x, weight).backward(wide[:, last:])
+"""
+
+
+def test_columns_of_wider_matrices_are_never_multiplied_number_by_number():
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SLICED], capture_output=True, text=True, check=True, env=environment
+    )
+    products = [line.split(",") for line in done.stdout.splitlines() if ",inner_product," in line]
+    assert len(products) == 6
+    assert not [words for words in products if words[6].startswith("ref")]
 
 
 def test_the_same_bits_each_time():

@@ -88,6 +88,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()  # it may be some columns of a wider one
         # where someone differentiates the gradient only torch's own operators serve
         product = _differentiable_product if torch.is_grad_enabled() else _product
         of_input = of_weight = of_bias = None
@@ -105,6 +106,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a bᵀ + bias, without a copy where ``a`` is contiguous and ``b`` or its transpose is."""
     if bias is not None:
         bias = bias.contiguous()
+    if not (b.is_contiguous() or b.mT.is_contiguous()):  # oneDNN would multiply number by number
+        b = b.contiguous()
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     return product
 
