@@ -53,7 +53,7 @@ CAUSES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 """On Frappe: a name, a strategy, a sparse optimizer in place of the recipe's Adam with L2, what to compare with."""
 
-SMALLER: dict[str, tuple[int, int]] = {"frappe": (512, 3), "kuairand": (512, 1)}
+SMALLER: dict[str, tuple[int, int]] = {"frappe": (512, 3), "kuairand": (512, 3)}
 """A global batch that makes more steps of the same epochs, and with how many seeds it is compared with the recipe's."""
 
 
