@@ -6,8 +6,8 @@ LR, W&D and DeepFM, one epoch, four trainers, the recipes' features; FTRL for fi
 Adagrad for embeddings, Adam for the network. A batch has 2,048 examples, as in Table 4: one of all trainers under
 substitution, and under asynchronous training either one of each trainer, as the paper's workers have and which makes as
 many updates, or one of all, of which each trainer's 512 are an update; beside that stands substitution with batches of
-512. Quality only: what else the machine does changes
-no figure but the staleness that asynchronous training happens to have.
+512. Quality only: what else the machine does changes no figure but the staleness that asynchronous training happens
+to have.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _trained(options: argparse.Namespace) -> Kept:
         for strategy, told in STRATEGIES.items()
     }
     missing = [run for run in wanted.values() if not results.has(run)][: options.most]
-    for run, summary in zip(missing, train_all([run.asked for run in missing], 4), strict=True):
+    found_of = train_all([run.asked for run in missing], FOUR["trainers"]) if missing else ()
+    for run, summary in zip(missing, found_of, strict=True):
         results.keep(run, summary)
     found: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
     for (data, model, strategy, seed), run in wanted.items():
