@@ -5,8 +5,9 @@
 LR, W&D and DeepFM, one epoch, four trainers, the recipes' features; FTRL for first-order weights, the recipe's Adam or
 Adagrad for embeddings, Adam for the network. A batch has 2,048 examples, as in Table 4: one of all trainers under
 substitution, and under asynchronous training either one of each trainer, as the paper's workers have and which makes as
-many updates, or one of all, of which each trainer's 512 are an update. Quality only: what else the machine does changes
-no figure but the staleness that asynchronous training happens to have.
+many updates, or one of all, of which each trainer's 512 are an update; beside that stands substitution with batches of
+512. Quality only: what else the machine does changes no figure but the staleness that asynchronous training happens
+to have.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "asynchronous, 2,048 each": ASYNCHRONOUS,
     "asynchronous": ASYNCHRONOUS,
     "substitution": SUBSTITUTION,
+    "substitution, batches of 512": SUBSTITUTION,
     "substitution, bfloat16": {**SUBSTITUTION, "wire_partials": "bfloat16"},
 }
 COMPARED = (
     ("substitution", "asynchronous, 2,048 each"),
     ("substitution", "asynchronous"),
+    ("substitution, batches of 512", "asynchronous"),
     ("substitution, bfloat16", "substitution"),
 )
 DATA: dict[str, dict[str, Any]] = {
@@ -92,7 +95,7 @@ def _trained(options: argparse.Namespace) -> Kept:
     wanted = {
         (data, model, strategy, seed): Run(
             f"{data}/{model}/{strategy}/{seed}",
-            config(data, model, seed, BATCH * (4 if "each" in strategy else 1)),
+            config(data, model, seed, batch_of(strategy)),
             told,
         )
         for data in (options.data[:1] if options.quick else options.data)
@@ -101,13 +104,19 @@ def _trained(options: argparse.Namespace) -> Kept:
         for strategy, told in STRATEGIES.items()
     }
     missing = [run for run in wanted.values() if not results.has(run)][: options.most]
-    for run, summary in zip(missing, train_all([run.asked for run in missing], 4), strict=True):
+    found_of = train_all([run.asked for run in missing], FOUR["trainers"]) if missing else ()
+    for run, summary in zip(missing, found_of, strict=True):
         results.keep(run, summary)
     found: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
     for (data, model, strategy, seed), run in wanted.items():
         if results.has(run):
             found.setdefault((data, model, strategy), {})[seed] = results.runs[run.name]
     return found
+
+
+def batch_of(strategy: str) -> int:
+    """Examples of a step, of all trainers."""
+    return 4 * BATCH if "each" in strategy else BATCH // 4 if "512" in strategy else BATCH
 
 
 def config(data: str, model: str, seed: int, batch: int = BATCH) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def _asked(
     return {
         "config": wide.config(directory, batch, {"name": model, **deep}, dim=DIM),
         "strategy": {**name, "trainers": TRAINERS},
-        "warmup": 1,
+        "warmup": steps,  # so that the first note is that of a window
         "steps": steps,
         "windows": windows,
         "links": list(links),
