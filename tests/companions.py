@@ -26,19 +26,20 @@ def together(function, size=2):
             [sys.executable, __file__, file, function.__name__, str(rank), str(size), str(store.port)],
             env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,  # apart: what torch says at its end would come behind the answer
             text=True,
         )
         for rank in range(size)
     ]
     try:
-        told = [process.communicate(timeout=ALL_S)[0] for process in processes]
+        told = [process.communicate(timeout=ALL_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(told)
-    return [json.loads(text.splitlines()[-1]) for text in told]
+    ended = [process.returncode for process in processes]
+    assert ended == [0] * size, "\n".join(out + errors for out, errors in told)
+    return [json.loads(out.splitlines()[-1]) for out, _ in told]
 
 
 def main():

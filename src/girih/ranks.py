@@ -6,6 +6,7 @@ Tensors go through ``torch.distributed``, everything else as JSON in tensors of 
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -210,10 +211,15 @@ class Ranks:
             dist.barrier()
 
     def close(self) -> None:
-        """Leaves the others."""
+        """Leaves the others.
+
+        Threads of the group end only once nothing refers to it any more; one that is alive when the interpreter ends
+        may abort the process.
+        """
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()
         self.group = None
+        gc.collect()
 
     def _receive(self, source: int) -> dict[str, NDArray[Any]]:
         length = torch.zeros(1, dtype=torch.int64)

@@ -51,6 +51,10 @@ class AllReducedReplica(AgreeingReplica):
             self._logits = self._logits[:0]
         return torch.empty(0, batch.labels.shape[1], device=self.device)
 
+    def close(self) -> None:
+        """Lets go of what refers to the group of trainers."""
+        self._parallel = None
+
     def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
         if self._parallel is None or not train:
             return self.module(numeric, embeddings)
