@@ -112,7 +112,7 @@ def scene(model, optimizer, dense=None, **more):
 
 PAIRS = list(OF_MODEL.items()) + [("deepfm", name) for name in OPTIMIZERS if name != "adam"]
 DENSE_MODES = ("replicated", "split")
-QUICK = {("deepfm", "adam"), ("dcn", "adagrad"), ("dlrm", "adagrad"), ("din", "adam")}
+QUICK = {("deepfm", "adam"), ("dlrm", "adagrad")}
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,8 @@ def test_what_crosses_the_wire_is_what_the_plan_says(played):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "num_trainers"), [("local", 1), ("synchronous", 2), ("substitution", 2)]
+    ("strategy", "num_trainers"),
+    [("local", 1), pytest.param("synchronous", 2, marks=pytest.mark.heavy), ("substitution", 2)],
 )
 def test_a_checkpoint_of_three_loads_under_any_strategy(directory, three, strategy, num_trainers):
     name = f"loaded-{strategy}"
@@ -309,6 +310,7 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
     assert summary["wire_bytes"]["dense"] > 0
 
 
+@pytest.mark.heavy
 def test_what_auto_has_chosen_is_kept_where_a_run_goes_on(directory, tmp_path):
     words = ["strategy.trainers=2", *overrides("deepfm", "adam"), "train.max_steps=3"]
     done = subprocess.run(in_wide(directory, tmp_path, *words), capture_output=True, text=True, check=False)
@@ -335,13 +337,17 @@ def in_wide(directory, run, *words):
 
 WRONG = [
     (['model = {name = "dcnv2"}'], "DCNv2: MatrixCross needs all columns of the layer before it"),
-    (["strategy.trainers = 5", 'model = {name = "lr"}'], "5 trainers, but 4 tables, which stay whole"),
+    pytest.param(
+        ["strategy.trainers = 5", 'model = {name = "lr"}'],
+        "5 trainers, but 4 tables, which stay whole",
+        marks=pytest.mark.heavy,
+    ),
     (["data.on_bad_row = 'skip'"], "each trainer sees its own columns and cannot know what others skip"),
     (
         ["strategy.dense = 'splitt'"],
         "[strategy] dense = 'splitt': expected one of 'auto', 'replicated', 'split'",
     ),
-    (["strategy.placement = 'best'"], "placement = 'best'"),
+    pytest.param(["strategy.placement = 'best'"], "placement = 'best'", marks=pytest.mark.heavy),
 ]
 
 
