@@ -172,9 +172,12 @@ class Replica:
         if self.optimizer is None:
             return
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            self._clip(self._clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, most: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters, most)
 
     def drain(self) -> None:
         """Nothing is ever in flight."""

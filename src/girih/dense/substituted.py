@@ -125,7 +125,8 @@ class SubstitutedReplica(AgreeingReplica):
         self.placement = placement
         parts = [placement.schema_of(rank, schema) for rank in range(self.ranks.size)]
         for name, operator in self._operators:
-            self._places[operator] = [operator.places(part).to(self.device) for part in parts]
+            if operator.aggregation == "concat":
+                self._places[operator] = [operator.places(part).to(self.device) for part in parts]
             for parameter, own in operator.narrow(parts[self.ranks.rank]).items():
                 full = f"{name}.{parameter}" if name else parameter
                 self._splits.keep(full, own, operator.get_parameter(parameter), self.optimizer)
@@ -178,7 +179,7 @@ class SubstitutedReplica(AgreeingReplica):
         for parameter in self.parameters:
             if (
                 parameter.grad is None and not parameter.numel()
-            ):  # so that optimizers have state of it everywhere
+            ):  # optimizers then have state of it everywhere
                 parameter.grad = torch.zeros_like(parameter)
         super()._check_gradients()
 
@@ -194,18 +195,8 @@ class SubstitutedReplica(AgreeingReplica):
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
             gradient.copy_(part.view_as(gradient))
 
-    def apply(self) -> None:
-        """One optimizer step, after clipping by the norm over all trainers' parts."""
-        if self._clip_norm is not None and self.optimizer is not None:
-            self._clip(self._clip_norm)
-        clip_norm, self._clip_norm = self._clip_norm, None
-        try:
-            super().apply()
-        finally:
-            self._clip_norm = clip_norm
-
     def _clip(self, most: float) -> None:
-        """As ``clip_grad_norm_`` does of the whole parameters."""
+        """By the norm over all trainers' parts, as ``clip_grad_norm_`` does of whole parameters."""
         shared = {id(parameter) for parameter in self.shared}
         own = sum(_square(p) for p in self.parameters if id(p) not in shared)
         rest = sum(_square(p) for p in self.parameters if id(p) in shared)
