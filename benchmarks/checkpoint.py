@@ -27,7 +27,7 @@ from ids import Shape, Stream
 from numpy.typing import NDArray
 
 from girih import optim
-from girih.runlog import resident_bytes
+from girih.runs.log import resident_bytes
 from girih.store import GroupSpec, LiveSnapshot, Segment, Store, TableSpec, write_snapshot
 from girih.store.route import shard_of
 from girih.tables import LRU, Normal

@@ -21,9 +21,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import harness
-from company import train_all
 from persia_runs import Results, Run, gap, markdown, spread
 from persia_table2 import ROOT, find_data
+from trainers import train_all
 
 SEEDS, BATCH = 5, 2048
 FOUR = {"trainers": 4}

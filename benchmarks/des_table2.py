@@ -20,7 +20,7 @@ from typing import Any
 import harness
 import network
 import wide
-from company import train_all
+from trainers import train_all
 
 from girih.planner import des, traffic
 

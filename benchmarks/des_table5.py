@@ -24,9 +24,9 @@ import harness
 import network
 import tomli_w
 import wide
-from company import train_all
+from trainers import train_all
 
-from girih.cluster import Place
+from girih.cluster import HostSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS, EACH = 4, 1.6
@@ -115,7 +115,7 @@ def _found(options: argparse.Namespace, directory: Path) -> Found:
 def _runs(
     options: argparse.Namespace, directory: Path, rate: str, wanted: list[tuple[str, str]]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Trainers alone do all their runs in one company; each asynchronous run starts its own processes."""
+    """Trainers alone do all their runs in one context; each asynchronous run starts its own processes."""
     times = {"warmup": 3, "steps": 3, "windows": 3}
     names = ["s", *(f"t{rank}" for rank in range(TRAINERS))]
     bound = None if rate == "none" else rate
@@ -152,7 +152,7 @@ def _config(options: argparse.Namespace, directory: Path, model: str) -> dict[st
     return wide.config(directory, options.batch, told, features=options.features, each=EACH)
 
 
-def _places(hosts: network.Hosts) -> dict[str, Place]:
+def _places(hosts: network.Hosts) -> dict[str, HostSpec]:
     """Trainer, embedding worker and embedding server i on the host ``t<i>``."""
     roles = ("trainer", "embedding-worker", "embedding-server")
     places = {f"{role} {rank}": hosts.places[f"t{rank}"] for rank in range(TRAINERS) for role in roles}

@@ -1,6 +1,6 @@
 """Runs of real processes, measured from the first trainer: samples/s, processor time, bytes of links.
 
-``measure`` starts this file as a program of its own, in the place of trainer 0; it starts all others.
+``measure`` starts this file as a program of its own, in the host_spec of trainer 0; it starts all others.
 
 Shapes: R rows of data, F = 26 categorical and 13 numeric features.
 """
@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 import torch.distributed as dist
 
 from girih.cli.train import spelled
-from girih.cluster import Cluster, Place
-from girih.runconfig import RunConfig
-from girih.sparse.verbs import NO_TURN, Verb, answer
+from girih.cluster import Cluster, HostSpec
+from girih.config.file import RunConfig
+from girih.sparse.service.protocol import NO_TURN, Verb, answer
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         config, overrides: as of ``girih train``; the strategy is among the overrides.
         warmup, steps, windows: steps that do not count, then windows of so many steps each.
-        places: where processes live; see :class:`girih.cluster.Place`.
+        hosts: where processes live; see :class:`girih.cluster.HostSpec`.
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
@@ -57,7 +57,7 @@ class Plan:
     warmup: int = 10
     steps: int = 10
     windows: int = 4
-    places: Mapping[str, Place] = field(default_factory=dict)
+    hosts: Mapping[str, HostSpec] = field(default_factory=dict)
     links: tuple[str, ...] = ()
     keep: str | None = None
     fill: int = 0
@@ -91,7 +91,7 @@ def write_task(
     for number in range(files):
         size = rows // files
         columns: dict[str, Any] = {}
-        for place in range(FEATURES):
+        for host_spec in range(FEATURES):
             shape = size * bag
             drawn = (
                 rng.integers(0, cardinality, shape) if zipf is None else rng.zipf(zipf, shape) % cardinality
@@ -101,18 +101,18 @@ def write_task(
                 drawn = pa.ListArray.from_arrays(
                     pa.array(np.arange(0, shape + 1, bag, dtype=np.int32)), drawn
                 )
-            columns[f"c{place}"] = drawn
-        for place in range(NUMERIC):
-            columns[f"x{place}"] = rng.normal(size=size).astype(np.float32)
+            columns[f"c{host_spec}"] = drawn
+        for host_spec in range(NUMERIC):
+            columns[f"x{host_spec}"] = rng.normal(size=size).astype(np.float32)
         columns["click"] = (rng.random(size) < 0.25).astype(np.int8)
         pq.write_table(pa.table(columns), directory / f"train-{number}.parquet", row_group_size=1 << 16)
     pooling = 'pooling = "sum"\n' if bag > 1 else ""
     lines = ["[data]", f'train = "{directory}/train-*.parquet"', f"batch_size = {batch}", ""]
-    for place in range(FEATURES):
+    for host_spec in range(FEATURES):
         of = 'table = "all"\n' if table else f"dim = {dim}\n"
-        lines += ["[[features]]", f'name = "c{place}"', 'kind = "categorical"', of + pooling]
-    for place in range(NUMERIC):
-        lines += ["[[features]]", f'name = "x{place}"', 'kind = "numeric"', ""]
+        lines += ["[[features]]", f'name = "c{host_spec}"', 'kind = "categorical"', of + pooling]
+    for host_spec in range(NUMERIC):
+        lines += ["[[features]]", f'name = "x{host_spec}"', 'kind = "numeric"', ""]
     if table:
         lines += ["[[tables]]", 'name = "all"', f"dim = {dim}", table]
     lines += [
@@ -174,7 +174,7 @@ def others(found: Mapping[str, Any]) -> float:
 
 
 def _measure_once(plan: Plan, timeout_s: float) -> dict[str, Any]:
-    first = plan.places.get("trainer 0", Place())
+    first = plan.hosts.get("trainer 0", HostSpec())
     command = [*first.command, sys.executable, __file__]
     done = subprocess.run(
         command,
@@ -226,9 +226,9 @@ def _run(plan: Plan) -> dict[str, Any]:
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
     strategy, data = settings.strategy, settings.dataset("train")
     words = ["train", plan.config, *spelled(overrides, None)]
-    cluster = Cluster.found(strategy.trainers, words, lockstep=strategy.lockstep, places=plan.places)
+    cluster = Cluster.found(strategy.trainers, words, lockstep=strategy.lockstep, hosts=plan.hosts)
     try:
-        ranks = cluster.company.ranks
+        ranks = cluster.context.ranks
         ranks.broadcast(True)  # there is something to train
         ranks.broadcast(None)  # and nothing to go on with
         meter, talking = _LateMeter(cluster, plan), Talking()
@@ -258,7 +258,7 @@ def fill(trainer: Trainer, rows: int) -> None:
         keys = np.arange(first, min(rows, first + FILLED_AT_ONCE))
         asked = (np.array([len(keys)]), keys, np.ones(len(keys), np.int32))
         nobody = 1 << 20  # no trainer's staleness is touched
-        waiting.append(server.call(Verb.READ, (ticket, nobody, ticket, 1, 1), asked))
+        waiting.append(server.call(Verb.LOOKUP, (ticket, nobody, ticket, 1, 1), asked))
         waiting.append(server.call(Verb.DROP, (ticket, nobody, ticket, NO_TURN)))
         while len(waiting) > 4:
             answer(waiting.popleft())
@@ -366,7 +366,7 @@ def median(found: Mapping[str, Any], name: str) -> float:
 
 if __name__ == "__main__":
     told = json.loads(sys.stdin.read())
-    told["places"] = {title: Place(**place) for title, place in told["places"].items()}
+    told["hosts"] = {title: HostSpec(**host_spec) for title, host_spec in told["hosts"].items()}
     told["overrides"], told["links"] = tuple(told["overrides"]), tuple(told["links"])
-    told["places"] = {t: dataclasses.replace(p, command=tuple(p.command)) for t, p in told["places"].items()}
+    told["hosts"] = {t: dataclasses.replace(p, command=tuple(p.command)) for t, p in told["hosts"].items()}
     print(json.dumps(_run(Plan(**told))))

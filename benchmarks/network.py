@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from girih.cluster import Place
+from girih.cluster import HostSpec
 
 PREFIX = f"g{os.getpid()}"
 """Of all names, so that benchmarks side by side leave each other alone."""
@@ -33,7 +33,7 @@ class Hosts:
         links: name of a host → the root's end of its link.
     """
 
-    places: dict[str, Place]
+    places: dict[str, HostSpec]
     links: dict[str, str]
 
 
@@ -76,7 +76,7 @@ def network(names: Sequence[str], rate: str | None) -> Iterator[Hosts]:
                 _call("tc", "qdisc", "add", "dev", outer, *shape)
                 _call("tc", "-n", host, "qdisc", "add", "dev", inner, *shape)
             enter = ("nsenter", f"--net=/run/netns/{host}")
-            places[name] = Place(enter, address, {"GLOO_SOCKET_IFNAME": inner})
+            places[name] = HostSpec(enter, address, {"GLOO_SOCKET_IFNAME": inner})
             links[name] = outer
         yield Hosts(places, links)
     finally:
@@ -89,7 +89,7 @@ def nowhere() -> Iterator[Hosts]:
     yield Hosts({}, {})
 
 
-def trainers_apart(hosts: Hosts, trainers: int) -> dict[str, Place]:
+def trainers_apart(hosts: Hosts, trainers: int) -> dict[str, HostSpec]:
     """Places of processes: trainer i on the host ``t<i>``, the other roles on ``s``."""
     if not hosts.places:
         return {}

@@ -24,8 +24,8 @@ from persia_runs import Results, Run, gap, markdown, spread
 from persia_table2 import ROOT, add_options, default_results
 from pictures import Chart, write_picture
 
-from girih.data.synthetic import click_log
 from girih.report.svg import Axis, Series
+from girih.testing.click_log import click_log
 
 EXPONENTS = (2.0, 1.2, 0.6)
 STALENESS = (0, 4, 16, 64)

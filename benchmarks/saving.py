@@ -21,8 +21,8 @@ import train_sides
 from ids import Shape
 
 from girih.checkpoint import Content, name_of
-from girih.runcheckpoints import RunCheckpoints
-from girih.spans import Spans
+from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.spans import Spans
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
 

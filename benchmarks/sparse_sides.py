@@ -25,7 +25,7 @@ from upstream import gradient_arrives
 import girih
 from girih.data import Batch
 from girih.optim import SparseOptimizer
-from girih.sparse.local import LocalSparse
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 
 LR = 0.05

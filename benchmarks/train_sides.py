@@ -21,12 +21,12 @@ from torch import Tensor, nn
 import girih
 from girih import models
 from girih.data import Batch
-from girih.dense.replica import Replica
+from girih.dense.halves.replica import Replica
 from girih.models import Block, Embeddings, bce_with_logits, needs_of
-from girih.schedules import in_step
-from girih.spans import Spans
-from girih.sparse.local import LocalSparse
+from girih.runs.spans import Spans
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.training.schedules import in_step
 
 NUMERIC = 13
 HIDDEN = {"dlrm": {"bottom_hidden": (512, 256), "hidden": (512, 256)}, "deepfm": {"hidden": (400, 400, 400)}}

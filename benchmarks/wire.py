@@ -25,9 +25,9 @@ import harness
 import numpy as np
 from numpy.typing import NDArray
 
-from girih import wire
+from girih.comm import rpc
+from girih.comm.codecs import index_codec, value_codec
 from girih.kernels.cpu.checksum import checksum
-from girih.wire import index_codec, value_codec
 
 SECRET = b"of this benchmark"
 MEGABYTE = 1_000_000
@@ -79,7 +79,7 @@ class Answer:
     def __init__(self, num_back: int) -> None:
         self.source = np.arange(num_back)
 
-    def __call__(self, request: wire.Request) -> None:
+    def __call__(self, request: rpc.Request) -> None:
         for array in request.frame.arrays:
             array.sum()
         if request.frame.kind == 0:
@@ -96,8 +96,8 @@ def serve(sizes: list[int]) -> None:
     answer = Answer(num_back)
     with (
         socket.create_server(("127.0.0.1", 0)) as raw,
-        wire.listen(answer, secret=SECRET) as tcp,
-        wire.listen(answer, address="shm://", secret=SECRET) as shared,
+        rpc.listen(answer, secret=SECRET) as tcp,
+        rpc.listen(answer, address="shm://", secret=SECRET) as shared,
     ):
         print(raw.getsockname()[1], tcp.address, shared.address, flush=True)
         threading.Thread(target=serve_raw, args=(raw, num_out, answer.source), daemon=True).start()
@@ -138,7 +138,7 @@ def ask_raw(port: int, source: NDArray[np.int64], num_back: int) -> Ask:
     return ask
 
 
-def ask_wire(client: wire.Client, source: NDArray[np.int64]) -> Ask:
+def ask_wire(client: rpc.Client, source: NDArray[np.int64]) -> Ask:
     def ask() -> None:
         request = client.buffer(np.int64, len(source))
         np.copyto(request, source)
@@ -157,10 +157,10 @@ def round_trips(report: harness.Report, options: argparse.Namespace) -> None:
     )  # fmt: skip
     port, tcp_address, shared_address = child.stdout.readline().split()  # type: ignore[union-attr]
     with (
-        wire.connect(tcp_address, secret=SECRET) as tcp,
-        wire.connect(shared_address, secret=SECRET) as shared,
-        wire.listen(Answer(num_back), address="inproc://bench", secret=SECRET) as server,
-        wire.connect(server.address, secret=SECRET) as near,
+        rpc.connect(tcp_address, secret=SECRET) as tcp,
+        rpc.connect(shared_address, secret=SECRET) as shared,
+        rpc.listen(Answer(num_back), address="inproc://bench", secret=SECRET) as server,
+        rpc.connect(server.address, secret=SECRET) as near,
     ):
         clients = {"TCP": tcp, "shared memory": shared, "in this process": near}
         asks = {"raw sockets": ask_raw(int(port), source, num_back)}

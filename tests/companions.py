@@ -45,14 +45,14 @@ def together(function, size=2):
 def main():
     from torch._C._distributed_c10d import TCPStore
 
-    from girih.ranks import Ranks
+    from girih.comm.group import TrainerGroup
 
     file, name, rank, size, port = sys.argv[1:]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=ALL_S))
-    ranks = Ranks(int(rank), int(size), store)
+    ranks = TrainerGroup(int(rank), int(size), store)
     found = getattr(module, name)(ranks)
     ranks.barrier()
     ranks.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from girih.data.synthetic import click_log
+from girih.testing.click_log import click_log
 
 CONFIG = """
 [data]

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import girih
+from girih.config.file import RunConfig
 from girih.errors import CheckpointError, ConfigError, NonFiniteError
-from girih.runconfig import RunConfig
 
 
 def settings_of(directory, *overrides):

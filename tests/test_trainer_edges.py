@@ -8,9 +8,9 @@ import torch
 
 import girih
 from girih import checkpoint
-from girih.callbacks import Callback
+from girih.config.file import RunConfig
 from girih.errors import CheckpointError, RunDirectoryError
-from girih.runconfig import RunConfig
+from girih.runs.callbacks import Callback
 
 
 def settings_of(directory, *overrides):

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from girih import cli
-from girih.data.synthetic import click_log
 from girih.metrics import Scores
+from girih.testing.click_log import click_log
 
 PART = 100_000
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from girih import openmp
+from girih.dense.accel import openmp
 
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
-    from girih.callbacks import Callback, TensorBoard
     from girih.checkpoint import CheckpointOptions
+    from girih.config.train import EarlyStopping, TrainOptions
     from girih.data import Dataset, read_criteo, read_csv, read_libsvm, read_parquet
     from girih.metrics import Metrics
-    from girih.options import EarlyStopping, TrainOptions
+    from girih.runs.callbacks import Callback, TensorBoard
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.sparse.options import StoreOptions
     from girih.strategies import Asynchronous, Hybrid, Local, Substitution, Synchronous
@@ -56,11 +56,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "girih.callbacks": ("Callback", "TensorBoard"),
+    "girih.runs.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
     "girih.data": ("Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
-    "girih.options": ("EarlyStopping", "TrainOptions"),
+    "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),
     "girih.strategies": ("Asynchronous", "Hybrid", "Local", "Substitution", "Synchronous"),

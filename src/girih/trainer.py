@@ -14,34 +14,35 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from girih import checkpoint, inference
-from girih.arguments import device, expect, refuse_other_schema, schema_of
-from girih.callbacks import Callback, TensorBoard
+from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Content
 from girih.cluster import Cluster, start_loaders, start_roles
-from girih.data import Dataset, Moments, Position
+from girih.comm.group import TrainerGroup
+from girih.config.train import TrainOptions
+from girih.data import Dataset, NormalizationStats, Position
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, RunDirectoryError
-from girih.feeds import LOADER
-from girih.learning_rate import LearningRate
-from girih.loop import Loop
 from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
-from girih.options import TrainOptions
-from girih.ranks import Ranks
-from girih.runcheckpoints import RunCheckpoints
-from girih.rundir import RunDirectory
-from girih.runlog import RunLog, rewind
+from girih.runs.callbacks import Callback, TensorBoard
+from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.directory import RunDirectory
+from girih.runs.log import RunLog, rewind
+from girih.runs.spans import Spans
+from girih.runs.summary import summarize
+from girih.runs.tally import Tally
+from girih.runs.timeline import write_timeline
 from girih.schema import Schema
-from girih.spans import Spans
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.state import RunState
 from girih.strategies import Local, Strategy, place, plan
-from girih.summary import summarize
-from girih.tally import Tally
-from girih.timeline import write_timeline
+from girih.training import evaluation
+from girih.training.arguments import device, expect, refuse_other_schema, schema_of
+from girih.training.feeds import LOADER
+from girih.training.learning_rate import LearningRate
+from girih.training.loop import Loop
+from girih.training.state import RunState
 
 
 class Trainer:
@@ -100,9 +101,9 @@ class Trainer:
         self.strategy = strategy or Local()
         self.checkpoints = checkpoints or CheckpointOptions()
         if self.options.gauc_by is not None:
-            inference.feature_index(self.schema, self.options.gauc_by)
+            evaluation.feature_index(self.schema, self.options.gauc_by)
         self._cluster = cluster or self._join()
-        self._ranks = self._cluster.company.ranks
+        self._ranks = self._cluster.context.ranks
         try:
             self._begin(dense_optimizer, run, callbacks)
             self._spec = SparseSpec(
@@ -115,7 +116,7 @@ class Trainer:
             )
             start_roles(self._cluster, self.strategy, self._spec)
             # last, when nothing can fail any more: it takes memory
-            self.sparse = self.strategy.sparse_half(self._spec, self._cluster.company)
+            self.sparse = self.strategy.sparse_half(self._spec, self._cluster.context)
             self._tally = Tally(self._ranks, self.sparse, self.dense)
         except BaseException:
             self._cluster.close(failed=True)
@@ -123,7 +124,7 @@ class Trainer:
 
     def _join(self) -> Cluster:
         if isinstance(self.strategy, Local):
-            return Cluster(Ranks())
+            return Cluster(TrainerGroup())
         return Cluster.join(self.strategy.trainers, lockstep=self.strategy.lockstep)
 
     def _begin(
@@ -135,7 +136,7 @@ class Trainer:
         self.dense = self.strategy.dense_half(
             self.model,
             dense_optimizer or optimizer_factory({"name": "adam"}),
-            self._cluster.company,
+            self._cluster.context,
             precision=self.options.precision,
             device=device(self.options.device, self._ranks.rank),
             clip_norm=self.options.clip_norm,
@@ -146,7 +147,7 @@ class Trainer:
                 torch.manual_seed(self.options.seed + self._ranks.rank)
         self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
         self.state = RunState()
-        self.moments: Moments | None = None
+        self.moments: NormalizationStats | None = None
         self.spans = Spans()
         self.stopped = False
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
@@ -208,7 +209,7 @@ class Trainer:
         log = self._open_log()
         log.begin(self.state, self.sparse.counters())
         data = self.sparse.columns_of(train)
-        feed = self.strategy.feed(data, self.moments.narrowed(data.schema), self._cluster.company)
+        feed = self.strategy.feed(data, self.moments.narrowed(data.schema), self._cluster.context)
         for callback in self._callbacks if self._plan else ():
             callback.on_plan(self._plan)
         loop = Loop(
@@ -251,9 +252,9 @@ class Trainer:
     def _place(self, train: Dataset | None = None, kept: dict[str, Any] | None = None) -> dict[str, Any]:
         """Decides once which trainer has which features, where they are spread by features."""
         if self._placing is None:
-            company = self._cluster.company
+            context = self._cluster.context
             self._placing = place(
-                self.strategy, self.sparse, self.dense, self._spec, company, train=train, kept=kept
+                self.strategy, self.sparse, self.dense, self._spec, context, train=train, kept=kept
             )
         return self._placing
 
@@ -305,7 +306,7 @@ class Trainer:
         """
         self._check("data", data, labels=False)
         self._place()
-        for batch, logits in inference.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
+        for batch, logits in evaluation.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
             yield batch, torch.sigmoid(logits.double()).float().numpy()
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
@@ -411,18 +412,20 @@ class Trainer:
         if labels and not data.with_labels:
             raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
-    def _measure(self, train: Dataset) -> Moments:
+    def _measure(self, train: Dataset) -> NormalizationStats:
         """Rank 0 reads what is to be standardized, and tells the others."""
         found, stopped = None, False
         if self._ranks.first:
             try:
-                found = Moments.of(train, stop_requested=lambda: self._ranks.stop_requested).to_dict()
+                found = NormalizationStats.of(
+                    train, stop_requested=lambda: self._ranks.stop_requested
+                ).to_dict()
             except KeyboardInterrupt:
                 stopped = True
         told = self._ranks.broadcast(found)
         if stopped or told is None:
             raise KeyboardInterrupt
-        return Moments.from_dict(told, self.schema)
+        return NormalizationStats.from_dict(told, self.schema)
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
@@ -435,7 +438,7 @@ class Trainer:
         """Scores a dataset, each trainer its shares; on rank 0 those of all, None on the others."""
         ranks = self._ranks
         self._meet()
-        scores = inference.score(
+        scores = evaluation.score(
             data,
             self.sparse,
             self.dense,
@@ -465,14 +468,16 @@ class Trainer:
         self._run_checkpoints.forget_latest()
         self._place(kept=checkpoint.Manifest.read(path).state.get("placing"))
         state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
-        self.moments = None if state["moments"] is None else Moments.from_dict(state["moments"], self.schema)
+        self.moments = (
+            None if state["moments"] is None else NormalizationStats.from_dict(state["moments"], self.schema)
+        )
         self.sparse.step = state["sparse_step"]
         return state
 
-    def _moments(self) -> Moments:
+    def _moments(self) -> NormalizationStats:
         if self.moments is not None:
             return self.moments
-        empty = Moments.empty(self.schema)
+        empty = NormalizationStats.empty(self.schema)
         if empty.features:
             raise ConfigError(
                 f"feature {empty.features[0]!r} is standardized by the training data: fit or load first"

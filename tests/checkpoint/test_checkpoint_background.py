@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from girih import checkpoint
+from girih.config.file import RunConfig
 from girih.errors import StorageFullError
-from girih.runconfig import RunConfig
 from girih.store import LiveSnapshot
 from girih.store.tensorfile import TensorWriter
 
@@ -22,7 +22,7 @@ TABLES = (
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from girih.runconfig import RunConfig
+from girih.config.file import RunConfig
 from girih.store.tensorfile import TensorWriter
 
 files = []

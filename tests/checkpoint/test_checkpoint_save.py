@@ -2,8 +2,8 @@ import pytest
 
 from girih import checkpoint
 from girih.checkpoint import Manifest
+from girih.config.file import RunConfig
 from girih.errors import CheckpointError, MissingFileError
-from girih.runconfig import RunConfig
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from girih import cli
-from girih.runconfig import RunConfig
+from girih.config.file import RunConfig
 from girih.store import read_snapshot
 from girih.store.memory import disk_bytes
 

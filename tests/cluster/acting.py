@@ -7,10 +7,10 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from girih.cluster import Place
+from girih.cluster import HostSpec
 from girih.errors import ConfigError
 
-PLACE = Place(environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])})
+PLACE = HostSpec(environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])})
 """Where a process finds this module."""
 
 

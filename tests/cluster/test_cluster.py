@@ -1,4 +1,4 @@
-"""The company of one trainer, and what becomes of it when a process is gone."""
+"""The context of one trainer, and what becomes of it when a process is gone."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from acting import PLACE, Acting, kill
 
 from girih.cluster import Cluster, cluster
 from girih.cluster.cluster import RENDEZVOUS, _Failure
+from girih.comm.group import TrainerGroup
 from girih.errors import ConfigError, RoleError, WireTimeout
-from girih.ranks import Ranks
 
 
 @pytest.fixture
@@ -20,15 +20,15 @@ def alone(monkeypatch):
     for name in RENDEZVOUS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cluster, "KNOWN_S", 0.1)
-    cluster_alone = Cluster(Ranks(), places={"loader": PLACE})
+    cluster_alone = Cluster(TrainerGroup(), hosts={"loader": PLACE})
     yield cluster_alone
     cluster_alone.close(failed=True)
 
 
 def test_a_process_alone_joins_itself(alone, monkeypatch):
-    company = Cluster.join(1).company
-    assert (company.ranks.rank, company.ranks.size, company.host) == (0, 1, "127.0.0.1")
-    assert company.secret != Cluster.join(1).company.secret
+    context = Cluster.join(1).context
+    assert (context.ranks.rank, context.ranks.size, context.host) == (0, 1, "127.0.0.1")
+    assert context.secret != Cluster.join(1).context.secret
     with pytest.raises(ConfigError, match=r"trainers = 3: this is one process; .*--nproc-per-node=3"):
         Cluster.join(3)
     for name, value in zip(RENDEZVOUS, ("1", "4", "127.0.0.1", "1"), strict=True):
@@ -43,7 +43,7 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
     assert not shown.exists()
     alone.prepare({"loader": 2})
     assert alone.start("loader", lambda: [Acting("serve", 0, "a"), Acting("deaf", 1, "b")]) == ("a", "b")
-    assert alone.company.addresses == {"loader": ("a", "b")}
+    assert alone.context.addresses == {"loader": ("a", "b")}
     processes = json.loads(shown.read_text())
     assert [(each["role"], each["index"], each["endpoint"]) for each in processes] == [
         ("trainer", 0, ""),
@@ -52,11 +52,11 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
     ]
     children = [child.process for child in alone._supervisor.children]
     assert [each["pid"] for each in processes] == [os.getpid(), *(child.pid for child in children)]
-    assert not alone.company.ranks.lost.is_set()
+    assert not alone.context.ranks.lost.is_set()
     kill(children[1])
     with pytest.raises(RoleError, match=r"^loader 1 was killed by signal 9\b"), alone.explaining():
         raise WireTimeout("shm://…: no answer")
-    assert alone.company.ranks.lost.is_set()  # nobody waits for what it was to write
+    assert alone.context.ranks.lost.is_set()  # nobody waits for what it was to write
     alone.close(failed=True)
     assert not shown.exists()
     assert all(child.returncode is not None for child in children)

@@ -15,18 +15,18 @@ import girih
 from girih import models
 from girih.cluster import Cluster, start_loaders
 from girih.cluster.loader import Loader
-from girih.company import Company
-from girih.data import Moments
+from girih.comm.context import RunContext
+from girih.comm.group import TrainerGroup
+from girih.comm.rpc import connect, listen
+from girih.data import NormalizationStats
 from girih.errors import DataError, RemoteError
-from girih.feeds import LOADER, Dispatched
 from girih.models import needs_of
-from girih.ranks import Ranks
+from girih.sparse.halves.remote import WORKER
 from girih.sparse.options import StoreOptions
-from girih.sparse.packets import Packets
-from girih.sparse.remote import WORKER
+from girih.sparse.service.codec import Codec
+from girih.sparse.service.protocol import Verb, answer, as_text
 from girih.sparse.spec import SparseSpec
-from girih.sparse.verbs import Verb, answer, as_text
-from girih.wire import connect, listen
+from girih.training.feeds import LOADER, LoaderFeed
 
 SECRET = b"of this run"
 SIZE, NUM_EXAMPLES, AHEAD = 4, 22, 2  # the last batch has two examples
@@ -39,7 +39,7 @@ SPEC = SparseSpec(
     store=StoreOptions(),
     seed=0,
 )
-PACKETS = Packets.of(SCHEMA, SPEC.needs)
+PACKETS = Codec.of(SCHEMA, SPEC.needs)
 
 
 class Keeping:
@@ -51,7 +51,7 @@ class Keeping:
 
     def _handle(self, request):
         source = request.frame.fields[:2]
-        if request.frame.kind == Verb.FORGET:
+        if request.frame.kind == Verb.DROP_IDS:
             self.forgotten.append(tuple(source))
             request.reply()
             return
@@ -66,9 +66,9 @@ class Site:
     def __init__(self, stack, path, num_trainers=2, trainers=None, num_workers=2):
         self.data = replace(girih.read_parquet(path, SCHEMA, batch_size=SIZE), read_ahead=AHEAD)
         self.workers = [Keeping(stack, number) for number in range(num_workers)]
-        places = tuple(worker.server.address for worker in self.workers)
+        hosts = tuple(worker.server.address for worker in self.workers)
         served = tuple(range(num_trainers)) if trainers is None else trainers
-        loader = Loader(self.data, PACKETS, 0, served, num_trainers, places, "shm://", SECRET)
+        loader = Loader(self.data, PACKETS, 0, served, num_trainers, hosts, "shm://", SECRET)
         stop, told, address = threading.Event(), threading.Event(), []
         thread = threading.Thread(target=loader.run, args=(lambda a: (address.append(a), told.set()), stop))
         thread.start()
@@ -80,8 +80,8 @@ class Site:
         stack.callback(self.client.close)
 
     def feed(self, stack, rank):
-        company = Company(ranks=Ranks(rank), addresses={LOADER: (self.address,)}, secret=SECRET)
-        feed = Dispatched(self.data, Moments.empty(SCHEMA), company)
+        context = RunContext(ranks=TrainerGroup(rank), addresses={LOADER: (self.address,)}, secret=SECRET)
+        feed = LoaderFeed(self.data, NormalizationStats.empty(SCHEMA), context)
         stack.callback(feed.close)
         return feed
 
@@ -132,10 +132,10 @@ def test_every_trainer_gets_its_share_of_every_batch_in_turn(path):
             assert sum(part.share.weight for part in parts) == 1
             assert not any(part.ids.size for part in parts)  # they never pass a trainer
             for rank, part in enumerate(parts):
-                place, sample = part.share.sample
-                assert place == (number + rank) % 2  # in turn
-                source, trainer, ids = here.workers[place].kept[sample % 1000 - 1]
-                assert (source, trainer, sample // 1000) == (1, rank, place)
+                host_spec, sample = part.share.sample
+                assert host_spec == (number + rank) % 2  # in turn
+                source, trainer, ids = here.workers[host_spec].kept[sample % 1000 - 1]
+                assert (source, trainer, sample // 1000) == (1, rank, host_spec)
                 first = rank * whole.num_examples // 2
                 assert ids == whole.ids[first : first + part.num_examples].tolist()
         assert found[0][-1][1].to_dict() == list(here.data.batches(0))[-1][1].to_dict()
@@ -222,9 +222,9 @@ def test_no_more_loaders_are_started_than_trainers_and_each_serves_its_part(path
 
     data = girih.read_parquet(path, SCHEMA, batch_size=SIZE)
     for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (4, 2, [(0,), (1,)])):
-        cluster = Heard(Ranks())
-        cluster.company.ranks.size = size
-        object.__setattr__(cluster.company, "addresses", {WORKER: ("a", "b")})
+        cluster = Heard(TrainerGroup())
+        cluster.context.ranks.size = size
+        object.__setattr__(cluster.context, "addresses", {WORKER: ("a", "b")})
         start_loaders(cluster, girih.Hybrid(loaders=num_loaders), SPEC, data)
         assert [role.trainers for role in cluster.roles] == expected
         assert {role.num_trainers for role in cluster.roles} == {size}

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.buffers import Buffers
 from girih.data import cut as cut_module
 from girih.data import read_csv, read_parquet
 from girih.data.cut import batch_of, cut
 from girih.data.position import permutation, sorted_places
 from girih.data.rows import Bags, Rows
 from girih.errors import DataError
+from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
 
 FEATURES = st.lists(st.sampled_from(["single", "bags", "weighted bags", "weighted"]), max_size=3)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from girih.data import Moments, read_criteo, read_csv, read_parquet
+from girih.data import NormalizationStats, read_criteo, read_csv, read_parquet
 from girih.data.readers import CRITEO_COLUMNS
 from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
 
@@ -33,7 +33,7 @@ def test_criteo():
     batches = list(dataset)
     assert sum(batch.num_examples for batch in batches) == 8000
     assert np.mean(np.concatenate([batch.labels for batch in batches])) == pytest.approx(0.2155, abs=0.005)
-    moments = Moments.of(dataset)
+    moments = NormalizationStats.of(dataset)
     standardized = np.concatenate([moments.apply(batch).numeric for batch in batches])
     assert np.abs(standardized.mean(axis=0)).max() < 1e-3
 

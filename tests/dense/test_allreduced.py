@@ -8,8 +8,8 @@ from torch import nn
 from companions import together
 from girih.data import Batch
 from girih.data.shares import share_of
-from girih.dense.allreduced import AllReducedReplica
-from girih.dense.replica import Replica
+from girih.dense.halves.allreduced import AllReducedReplica
+from girih.dense.halves.replica import Replica
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Block, Embeddings
 

@@ -17,7 +17,7 @@ import pytest
 
 from girih import cli
 from girih.config import write_toml
-from girih.runconfig import SECTIONS, RunConfig
+from girih.config.file import SECTIONS, RunConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,12 +15,12 @@ import torch
 import girih
 from girih import models
 from girih.data import Batch
-from girih.dense.replica import Replica
+from girih.dense.halves.replica import Replica
 from girih.models import Block, Embeddings, Jagged, bce_with_logits, needs_of
-from girih.schedules import in_step
-from girih.spans import Spans
-from girih.sparse.local import LocalSparse
+from girih.runs.spans import Spans
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.training.schedules import in_step
 
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")

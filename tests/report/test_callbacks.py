@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from girih.callbacks import Callback, TensorBoard
 from girih.errors import ConfigError
+from girih.runs.callbacks import Callback, TensorBoard
 
 
 @pytest.fixture

@@ -8,18 +8,19 @@ import numpy as np
 
 import girih
 from girih import models
-from girih.company import Company
+from girih.comm.context import RunContext
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of
-from girih.sparse import remote, working
+from girih.sparse.halves import remote
+from girih.sparse.halves.remote import SERVER, WORKER, RemoteSparse
 from girih.sparse.options import StoreOptions
-from girih.sparse.packets import Packets
-from girih.sparse.remote import SERVER, WORKER, RemoteSparse
-from girih.sparse.serving import EmbeddingServer
+from girih.sparse.service import embedding_worker
+from girih.sparse.service.codec import Codec
+from girih.sparse.service.embedding_server import EmbeddingServer
+from girih.sparse.service.embedding_worker import EmbeddingWorker
+from girih.sparse.service.protocol import Verb, answer
 from girih.sparse.spec import SparseSpec
-from girih.sparse.verbs import Verb, answer
-from girih.sparse.working import EmbeddingWorker
 
 SECRET = b"secret"
 
@@ -79,7 +80,7 @@ class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""
 
     def __init__(self, stack, spec, num_servers=1, together=1, num_trainers=1, **packets):
-        self.spec, self.packets = spec, Packets.of(spec.schema, spec.needs, **packets)
+        self.spec, self.packets = spec, Codec.of(spec.schema, spec.needs, **packets)
         self.servers = tuple(
             stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
             for i in range(num_servers)
@@ -88,12 +89,12 @@ class Site:
             spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET
         )
         self.worker = stack.enter_context(running(worker))
-        self.loader = working.connect(self.worker, secret=SECRET)
+        self.loader = embedding_worker.connect(self.worker, secret=SECRET)
         stack.callback(self.loader.close)
-        company = Company(addresses={SERVER: self.servers, WORKER: (self.worker,)}, secret=SECRET)
+        context = RunContext(addresses={SERVER: self.servers, WORKER: (self.worker,)}, secret=SECRET)
         self.trainers = []
         for rank in range(num_trainers):
-            trainer = RemoteSparse(spec, self.packets, company)
+            trainer = RemoteSparse(spec, self.packets, context)
             trainer._called = self._called_by(trainer, rank)
             stack.callback(trainer.close)
             self.trainers.append(trainer)
@@ -112,7 +113,7 @@ class Site:
     def keep(self, batch, trainer=0):
         """Dispatches a batch, as a loader does."""
         kept = answer(
-            self.loader.call(Verb.KEEP, (1, trainer, batch.num_examples), self.packets.pack_ids(batch))
+            self.loader.call(Verb.STORE_IDS, (1, trainer, batch.num_examples), self.packets.pack_ids(batch))
         )
         share = Share(num_examples=batch.num_examples, weight=1.0, sample=(0, kept.fields[0]))
         return replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), share=share)

@@ -7,9 +7,9 @@ import torch
 import girih
 from girih.data import Batch
 from girih.kernels.cpu.dedup import MAX_NUMBER
-from girih.sparse.local import LocalSparse
+from girih.sparse.groups.threads import FEW_IDS, each
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
-from girih.sparse.threads import FEW_IDS, each
 from girih.tables import LRU, Table
 
 SIZE, DIM = 512, 20

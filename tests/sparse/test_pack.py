@@ -1,5 +1,5 @@
 import girih
-from girih.sparse.pack import pack
+from girih.sparse.groups.pack import pack
 
 
 def needs(schema, *kinds):

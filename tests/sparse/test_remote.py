@@ -7,7 +7,7 @@ from remote_site import batch_of, give, site, spec_of
 
 import girih
 from girih.errors import GirihError, NonFiniteError
-from girih.sparse.verbs import Verb, answer, as_text, from_text
+from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 from girih.tables import LRU, MinCount
 
 
@@ -205,7 +205,7 @@ def test_errors_of_another_process_are_told():
         kept = here.keep(batch_of([1], [1]))
         trainer.pull(kept).wait()
         other = here.keep(batch_of([2], [2]))
-        answer(here.loader.call(Verb.FORGET, (1, 0)))
+        answer(here.loader.call(Verb.DROP_IDS, (1, 0)))
         with pytest.raises(GirihError, match="is not kept here"):
             trainer.pull(other).wait()
         with pytest.raises(girih.errors.ConfigError, match="has its ids with it"):
@@ -236,7 +236,7 @@ def test_bytes_are_counted_once_each():
 
 
 def test_text_and_numbers_survive():
-    from girih.sparse.verbs import as_float, as_integer
+    from girih.sparse.service.protocol import as_float, as_integer
 
     for value in (None, {"a": [1, "ü"]}, ""):
         assert from_text(as_text(value)) == value

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import torch
 
 from girih.cluster.cluster import Cluster
-from girih.data.synthetic import click_log
+from girih.comm.group import TrainerGroup
+from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
-from girih.ranks import Ranks
-from girih.runconfig import RunConfig
+from girih.testing.click_log import click_log
 
 STEPS, SIZE = 200, 32
 ODD = 5
@@ -173,11 +173,11 @@ class Threads(Cluster):
         pass
 
     def start(self, name, roles):
-        ranks, found = self.company.ranks, None
+        ranks, found = self.context.ranks, None
         if ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
         addresses = tuple(ranks.broadcast(found))
-        object.__setattr__(self.company, "addresses", {**self.company.addresses, name: addresses})
+        object.__setattr__(self.context, "addresses", {**self.context.addresses, name: addresses})
         return addresses
 
     def _begin(self, name, role):
@@ -212,7 +212,7 @@ class Threads(Cluster):
 
     def close(self, *, failed=False):
         if not failed:
-            self.company.ranks.barrier()
+            self.context.ranks.barrier()
         for name in ("loader", "embedding-worker", "embedding-server"):
             self.end(name)
 
@@ -227,7 +227,7 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
     datasets = {
         name: settings.dataset(name) for name in ("train", "valid", "test") if getattr(settings.data, name)
     }
-    ranks = ranks or Ranks()
+    ranks = ranks or TrainerGroup()
     with settings.trainer(run=directory / scene["name"], cluster=Threads(ranks, change)) as trainer:
         if "load" in scene:
             trainer.load(directory / scene["load"])
@@ -321,7 +321,7 @@ def main():
 
     directory, size = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
     store = TCPStore("127.0.0.1", int(os.environ["PORT"]), is_master=False)
-    ranks = Ranks(int(os.environ["RANK"]), size, store)
+    ranks = TrainerGroup(int(os.environ["RANK"]), size, store)
     summaries = {}
     for scene in json.loads((directory / "scenes.json").read_text()):
         ranks._lockstep = scene.get("strategy") != "asynchronous"

@@ -5,14 +5,14 @@ trainers in test_faults.py (3, 5) and test_edges.py (2).
 """
 
 import pytest
-from runs import difference, rows_of
 from scenes import play, write
 
 from girih.cluster.loader import _Pass
+from girih.comm.rpc import connect
 from girih.errors import CheckpointError, GirihError, WireTimeout
-from girih.sparse.owning import Owner
-from girih.sparse.verbs import Verb
-from girih.wire import connect
+from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.service.protocol import Verb
+from runs import difference, rows_of
 
 STEPS = 30
 ONE_EACH = ["trainers=1", "embedding_workers=1", "embedding_servers=1", "loaders=1", "staleness=0"]
@@ -44,7 +44,7 @@ def test_hybrid_with_1_trainer_1_worker_1_server_equals_local(directory):
 def test_persia_defect_3_a_lookup_or_an_update_that_fails_ends_the_run_and_is_told(
     directory, monkeypatch, verb
 ):
-    original, calls = getattr(Owner, verb), []
+    original, calls = getattr(ShardReader, verb), []
 
     def fail_once(self, *arguments, **options):
         calls.append(verb)
@@ -52,7 +52,7 @@ def test_persia_defect_3_a_lookup_or_an_update_that_fails_ends_the_run_and_is_to
             raise RuntimeError("the memory of this row is damaged")
         return original(self, *arguments, **options)
 
-    monkeypatch.setattr(Owner, verb, fail_once)
+    monkeypatch.setattr(ShardReader, verb, fail_once)
     with pytest.raises(GirihError, match="the memory of this row is damaged"):
         play(directory, hybrid(f"failing-{verb}", options=[*TWO_EACH[:2], "staleness=3"]))
     assert not (directory / f"failing-{verb}" / "checkpoints").exists()  # nothing that lacks a batch
@@ -115,11 +115,11 @@ def test_persia_defect_9_no_process_answers_who_lacks_the_secret_of_the_run(
     seen = []
 
     def strangers(trainer):
-        addresses = trainer._cluster.company.addresses
+        addresses = trainer._cluster.context.addresses
         for role in ROLES:
             for address in addresses.get(role, ()):
                 with connect(address, secret=b"guessed", timeout_s=0.1, retries=1) as client:
-                    reply = client.call(Verb.LOAD if role == ROLES[0] else Verb.FORGET, (1, 0))
+                    reply = client.call(Verb.LOAD if role == ROLES[0] else Verb.DROP_IDS, (1, 0))
                     with pytest.raises(WireTimeout):
                         reply.wait()
                 seen.append(role)

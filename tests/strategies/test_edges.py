@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from runs import difference, latest
 from scenes import play, play_all, write
+
+from runs import difference, latest
 
 ROWS, DENSE = 5e-6, 3e-5  # see test_equality.py
 TAIL = 161  # examples, so that the last batch has one

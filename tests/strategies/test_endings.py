@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import command, difference, latest, train
 from scenes import write
+
+from runs import command, difference, latest, train
 
 BEGIN_S = 90
 END_S = 30

@@ -7,8 +7,9 @@ The tolerances are some ten times that. Where no sum has another order, there is
 """
 
 import pytest
-from runs import difference
 from scenes import SIZE, STEPS, play, play_all, write
+
+from runs import difference
 
 ROWS, DENSE = 5e-6, 3e-5
 CONFIGS = ("deepfm", "din", "mmoe", "weighted")

@@ -3,13 +3,18 @@
 from functools import partial
 
 import pytest
-from runs import difference
 from scenes import play, write
 
-from girih.wire import Faults, connect
+from girih.comm.rpc import Faults, connect
+from runs import difference
 
 STEPS = 30
-CONNECTING = ("girih.sparse.working", "girih.sparse.remote", "girih.feeds", "girih.cluster.loader")
+CONNECTING = (
+    "girih.sparse.service.embedding_worker",
+    "girih.sparse.halves.remote",
+    "girih.training.feeds",
+    "girih.cluster.loader",
+)
 FAULTS = {
     "lost": Faults(drop=0.1),
     "doubled": Faults(duplicate=0.5),

@@ -14,10 +14,10 @@ import time
 import pyarrow.parquet as pq
 import pytest
 import torch
-from runs import difference, latest
 from scenes import SIZE, STEPS, log, play, play_all
 
 from girih.checkpoint import Manifest
+from runs import difference, latest
 
 ROWS, DENSE = 5e-6, 3e-5
 TESTED = 1001

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from runs import dense_of, latest
 from scenes import play_all, write
 
+from girih.config.file import RunConfig
 from girih.data.shares import share_of
-from girih.runconfig import RunConfig
 from reference import shard_of_key
+from runs import dense_of, latest
 
 TRAINERS, SERVERS, SHARDS_EACH = 2, 2, 2
 NUM_EXAMPLES, SIZE = 161, 16  # the last batch has one example, so one share is empty

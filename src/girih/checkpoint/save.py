@@ -22,7 +22,7 @@ from girih.checkpoint.directory import WRITING, name_of, retire
 from girih.checkpoint.manifest import Manifest
 from girih.errors import CheckpointError, StorageFullError
 from girih.schema import Schema
-from girih.tiles import DenseHalf, SparseHalf
+from girih.training.halves import DenseHalf, SparseHalf
 
 DENSE = "dense.safetensors"
 

@@ -10,10 +10,10 @@ import click
 from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
+from girih.config.file import RunConfig
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
-from girih.runconfig import RunConfig
-from girih.rundir import read_summary
+from girih.runs.directory import read_summary
 from girih.strategies import Local
 from girih.trainer import Trainer
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 import torch
 
-from girih import openmp
 from girih.cli import cli
-from girih.dense import linear
+from girih.dense.accel import onednn, openmp
 from girih.report.text import size
 
 PACKAGES = ("torch", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "tensorboard")
@@ -35,7 +34,7 @@ def info() -> int:
         "bfloat16": "in hardware"
         if _has("avx512_bf16") or _has("bf16")
         else "emulated: slow on this processor",
-        "float32 layers": "oneDNN" if linear.available() else "as PyTorch has them",
+        "float32 layers": "oneDNN" if onednn.available() else "as PyTorch has them",
         "idle threads": openmp.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
         "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free"

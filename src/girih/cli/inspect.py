@@ -13,7 +13,7 @@ from girih import checkpoint
 from girih.checkpoint.save import DENSE
 from girih.cli import cli
 from girih.report.text import DASH, count, size
-from girih.rundir import read_summary
+from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.store import SnapshotFile, read_snapshot
 from girih.store.memory import disk_bytes, loaded_bytes, row_bytes

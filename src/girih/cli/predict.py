@@ -18,7 +18,7 @@ from girih.cli.evaluate import load_trainer, open_config
 from girih.cli.show import skipped
 from girih.data import Batch
 from girih.errors import ConfigError, GirihError, StorageFullError
-from girih.files import named
+from girih.runs.files import named
 
 
 @cli.command()

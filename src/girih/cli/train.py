@@ -17,15 +17,15 @@ from girih import checkpoint, config
 from girih.cli import cli
 from girih.cli.show import results, skipped
 from girih.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
+from girih.comm.group import TrainerGroup
+from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
 from girih.kernels.cpu.jit import is_compiled
 from girih.metrics import Metrics
-from girih.ranks import Ranks
 from girih.report.progress import Progress
-from girih.runconfig import RunConfig
-from girih.rundir import RunDirectory, read_summary
+from girih.runs.directory import RunDirectory, read_summary
 from girih.strategies import Local
 from girih.trainer import Trainer
 
@@ -61,7 +61,7 @@ def train(
             return 0
         cluster = _cluster(settings, [config_file, *spelled(overrides, strategy)])
         with _told(cluster):
-            ranks = cluster.company.ranks
+            ranks = cluster.context.ranks
             if not ranks.broadcast(why is None):
                 cluster.close()
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
@@ -80,7 +80,7 @@ def _cluster(settings: RunConfig, words: Sequence[Any]) -> Cluster:
     """The trainers: those that torchrun started, or others that this process starts."""
     strategy = settings.strategy
     if isinstance(strategy, Local):
-        return Cluster(Ranks())
+        return Cluster(TrainerGroup())
     if strategy.trainers > 1 and "RANK" not in os.environ:
         return Cluster.found(strategy.trainers, ["train", *map(str, words)], lockstep=strategy.lockstep)
     return Cluster.join(strategy.trainers, lockstep=strategy.lockstep)
@@ -102,7 +102,7 @@ def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
         end_with_parent()
     cluster = _cluster(settings, [])
     with _told(cluster):
-        ranks = cluster.company.ranks
+        ranks = cluster.context.ranks
         if not ranks.broadcast(None):
             cluster.close()
             return 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from girih.cluster.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
-from girih.cluster.places import Place, Places
+from girih.cluster.hosts import Hosts, HostSpec
 from girih.cluster.start import start_loaders, start_roles
 
 __all__ = [
     "STARTED_BY_GIRIH",
     "Cluster",
-    "Place",
-    "Places",
+    "HostSpec",
+    "Hosts",
     "end_with_parent",
     "start_loaders",
     "start_roles",

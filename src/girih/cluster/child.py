@@ -1,4 +1,4 @@
-"""The process of one role: ``python -m girih.cluster.child ROLE``, as :class:`girih.cluster.supervisor.Supervisor` starts it.
+"""The process of one role: ``python -m girih.cluster.child ROLE``, as :class:`girih.cluster.launchers.local.Supervisor` starts it.
 
 The role comes through standard input, which then stays open: its end means that whoever started this is gone.
 What is to be told goes to standard output, one JSON object a line.
@@ -19,8 +19,8 @@ from girih.errors import GirihError
 
 LAST_WORDS_S = 5.0
 HOMES = {
-    "embedding-server": "girih.sparse.serving",
-    "embedding-worker": "girih.sparse.working",
+    "embedding-server": "girih.sparse.service.embedding_server",
+    "embedding-worker": "girih.sparse.service.embedding_worker",
     "loader": "girih.cluster.loader",
 }
 

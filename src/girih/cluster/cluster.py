@@ -21,13 +21,13 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from girih.cluster.places import Places, place_of
+from girih.cluster.hosts import Hosts, host_of
+from girih.cluster.launchers.local import Supervisor
 from girih.cluster.roles import Role
-from girih.cluster.supervisor import Supervisor
-from girih.company import Company
+from girih.comm.context import RunContext
+from girih.comm.group import TrainerGroup
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
-from girih.files import write_whole
-from girih.ranks import Ranks
+from girih.runs.files import write_whole
 from girih.store import remove_segments
 
 MEETING = "girih/{}"
@@ -42,30 +42,30 @@ MOST_TIMES = 4
 
 
 class Cluster:
-    """This trainer's company, and what it takes to end it.
+    """This trainer's context, and what it takes to end it.
 
     Made by :meth:`join` or :meth:`found`; to be closed.
     """
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: TrainerGroup,
         supervisor: Supervisor | None = None,
         failure: _Failure | None = None,
-        places: Places | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        self._supervisor, self._failure, self._places = supervisor, failure, places or {}
+        self._supervisor, self._failure, self._places = supervisor, failure, hosts or {}
         if failure is not None:
             ranks.lost = failure.known_of
         secret = ranks.broadcast(secrets.token_hex(16)) if ranks.size > 1 else secrets.token_hex(16)
-        self.company = Company(ranks=ranks, secret=secret.encode(), host=self.host("trainer", ranks.rank))
+        self.context = RunContext(ranks=ranks, secret=secret.encode(), host=self.host("trainer", ranks.rank))
         self.segment = f"girih-{secrets.token_hex(4)}"
         """Begins the names of the shared memory of all that rank 0 has started."""
         self._file: Path | None = None
 
     @classmethod
     def join(cls, trainers: int, *, lockstep: bool = True) -> Cluster:
-        """The company of a process that ``torchrun``, or another trainer, has started; or of one alone.
+        """The context of a process that ``torchrun``, or another trainer, has started; or of one alone.
 
         Args:
             trainers: how many there are, by the strategy; 1 takes as many as were started.
@@ -80,7 +80,7 @@ class Cluster:
                     f"strategy: trainers = {trainers}: this is one process; start the script by"
                     f" torchrun --nproc-per-node={trainers}, or use girih train"
                 )
-            return cls(Ranks())
+            return cls(TrainerGroup())
         size = int(os.environ["WORLD_SIZE"])
         if trainers not in (1, size):
             raise ConfigError(
@@ -93,7 +93,7 @@ class Cluster:
             store = PrefixStore(
                 f"girih/{next(_MEETINGS)}", met
             )  # what an earlier trainer of a script left is not for us
-        ranks = Ranks(rank, size, store, lockstep=lockstep)
+        ranks = TrainerGroup(rank, size, store, lockstep=lockstep)
         return cls(ranks)
 
     @classmethod
@@ -103,16 +103,16 @@ class Cluster:
         command: Sequence[str],
         *,
         lockstep: bool = True,
-        places: Places | None = None,
+        hosts: Hosts | None = None,
     ) -> Cluster:
         """Starts all trainers but this one, which becomes rank 0.
 
         Args:
             command: arguments of ``girih`` that make one of them.
-            places: where all processes of the run live; this one must be in that of trainer 0 already.
+            hosts: where all processes of the run live; this one must be in that of trainer 0 already.
         """
-        supervisor, failure = _supervised(places)
-        host = place_of(places or {}, "trainer", 0).host
+        supervisor, failure = _supervised(hosts)
+        host = host_of(hosts or {}, "trainer", 0).host
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         threads = max(1, torch.get_num_threads() // trainers)
         torch.set_num_threads(threads)
@@ -129,7 +129,7 @@ class Cluster:
             supervisor.start_trainer(rank, [sys.executable, "-m", "girih", *command], environment)
         try:
             met = PrefixStore(MEETING.format(0), store)  # the others' first
-            return cls(Ranks(0, trainers, met, lockstep=lockstep), supervisor, failure, places)
+            return cls(TrainerGroup(0, trainers, met, lockstep=lockstep), supervisor, failure, hosts)
         except BaseException:
             supervisor.close(patience_s=0.0)
             failure.close()
@@ -137,11 +137,11 @@ class Cluster:
 
     def host(self, name: str, index: int) -> str:
         """Where a process listens."""
-        return place_of(self._places, name, index).host
+        return host_of(self._places, name, index).host
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Has rank 0 start processes that :meth:`start` will give roles."""
-        if counts and self.company.ranks.first:
+        if counts and self.context.ranks.first:
             self._supervise().prepare(counts)
 
     def start(self, name: str, roles: Callable[[], Sequence[Role]]) -> tuple[str, ...]:
@@ -150,10 +150,10 @@ class Cluster:
         Raises:
             RoleError: one could not begin.
         """
-        ranks = self.company.ranks
+        ranks = self.context.ranks
         found = self._supervise().start(roles()) if ranks.first else None
         addresses: tuple[str, ...] = tuple(ranks.broadcast(found))
-        self.company = replace(self.company, addresses={**self.company.addresses, name: addresses})
+        self.context = replace(self.context, addresses={**self.context.addresses, name: addresses})
         self._write_processes()
         return addresses
 
@@ -197,7 +197,7 @@ class Cluster:
             if not failed:
                 failed = True  # unless all come
                 with self.explaining():
-                    self.company.ranks.barrier()
+                    self.context.ranks.barrier()
                 failed = False
         finally:
             if self._failure is not None:
@@ -207,7 +207,7 @@ class Cluster:
     def _end_all(self, *, failed: bool) -> None:
         if self._supervisor is not None:
             self._supervisor.expect_end()
-        self.company.ranks.close()
+        self.context.ranks.close()
         if self._supervisor is not None:
             if not failed:
                 self._supervisor.wait_for_trainers()
@@ -219,7 +219,7 @@ class Cluster:
     def _supervise(self) -> Supervisor:
         if self._supervisor is None:
             self._supervisor, self._failure = _supervised(self._places)
-            self.company.ranks.lost = self._failure.known_of
+            self.context.ranks.lost = self._failure.known_of
         return self._supervisor
 
     def _write_processes(self) -> None:
@@ -303,6 +303,6 @@ class _Failure:
             self._previous_hook(lost)
 
 
-def _supervised(places: Places | None) -> tuple[Supervisor, _Failure]:
+def _supervised(hosts: Hosts | None) -> tuple[Supervisor, _Failure]:
     failure = _Failure()
-    return Supervisor(failure.tell, places), failure
+    return Supervisor(failure.tell, hosts), failure

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from girih.comm.rpc import Client, Request, connect, listen
 from girih.data import Batch, Dataset, Position, read_ahead
 from girih.data.shares import share_of
-from girih.spans import Spans
-from girih.sparse.packets import Packets
-from girih.sparse.verbs import Verb, as_text, from_text
-from girih.wire import Client, Request, connect, listen
+from girih.runs.spans import Spans
+from girih.sparse.service.codec import Codec
+from girih.sparse.service.protocol import Verb, as_text, from_text
 
 Answer = Callable[[Request], None]
 
@@ -34,11 +34,11 @@ class Loader:
     Attributes:
         trainers: those it serves, of ``num_trainers``.
         workers: where the embedding workers listen.
-        address: where to listen; see :func:`girih.wire.listen`.
+        address: where to listen; see :func:`girih.comm.rpc.listen`.
     """
 
     data: Dataset
-    packets: Packets
+    packets: Codec
     index: int
     trainers: tuple[int, ...]
     num_trainers: int
@@ -194,7 +194,9 @@ class _Work:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
         with self._spans("dispatch"):
             ids = self.role.packets.pack_ids(share)
-            kept = self._workers[worker].call(Verb.KEEP, (number, trainer, share.num_examples), ids).wait()
+            kept = (
+                self._workers[worker].call(Verb.STORE_IDS, (number, trainer, share.num_examples), ids).wait()
+            )
         weight = 1.0 if share.share is None else share.share.weight
         whole = share.num_examples if share.share is None else share.share.num_examples
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
@@ -231,7 +233,7 @@ class _Work:
         if self._pass is not None and self._pass.number == number:
             self._pass.end(trainer)
             for worker in self._workers:
-                worker.call(Verb.FORGET, (number, trainer)).wait()
+                worker.call(Verb.DROP_IDS, (number, trainer)).wait()
         request.reply()
 
     def _count(self, request: Request) -> None:

@@ -8,25 +8,25 @@ from dataclasses import replace
 from girih.cluster.cluster import Cluster
 from girih.cluster.loader import Loader
 from girih.data import Dataset
-from girih.feeds import LOADER
+from girih.sparse.halves.remote import SERVER, WORKER
 from girih.sparse.options import StoreOptions
-from girih.sparse.remote import SERVER, WORKER
-from girih.sparse.serving import EmbeddingServer
+from girih.sparse.service.embedding_server import EmbeddingServer
+from girih.sparse.service.embedding_worker import EmbeddingWorker
 from girih.sparse.spec import SparseSpec
-from girih.sparse.working import EmbeddingWorker
 from girih.strategies import Strategy
 from girih.strategies.remote import RemoteStrategy
+from girih.training.feeds import LOADER
 
 
 def start_roles(cluster: Cluster, strategy: Strategy, spec: SparseSpec) -> None:
     """Starts what a strategy has beside its trainers, but for loaders."""
-    counts, secret = strategy.roles, cluster.company.secret
+    counts, secret = strategy.roles, cluster.context.secret
     cluster.prepare(counts)
     if isinstance(strategy, RemoteStrategy):
         packets = strategy.packets(spec)
         num_servers = counts[SERVER]
         spec = replace(spec, store=_of_a_server(spec, num_servers))
-        together = cluster.company.ranks.size if strategy.together else 1
+        together = cluster.context.ranks.size if strategy.together else 1
         servers = cluster.start(
             SERVER,
             lambda: [
@@ -68,8 +68,8 @@ def _of_a_server(spec: SparseSpec, num_servers: int) -> StoreOptions:
 
 def start_loaders(cluster: Cluster, strategy: Strategy, spec: SparseSpec, data: Dataset) -> None:
     """Starts those that read the training data, where a strategy has such."""
-    counts, size = strategy.roles, cluster.company.ranks.size
-    workers, secret = cluster.company.addresses.get(WORKER, ()), cluster.company.secret
+    counts, size = strategy.roles, cluster.context.ranks.size
+    workers, secret = cluster.context.addresses.get(WORKER, ()), cluster.context.secret
     if isinstance(strategy, RemoteStrategy):
         packets = strategy.packets(spec)
         num_loaders = min(counts[LOADER], size)

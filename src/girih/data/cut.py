@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.buffers import Buffers
 from girih.data.batch import Batch
 from girih.data.rows import Bags, Rows, joined_bags, joined_others, sealed, take_rows
 from girih.errors import DataError
+from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
 
 MAX_IDS = 2**31 - 1

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.buffers import Buffers
 from girih.data import columns
 from girih.data.conditions import Condition
 from girih.data.plan import Plan
 from girih.data.rows import Bags, Rows
 from girih.data.units import BadRow, Findings, Unit
 from girih.errors import DataError
+from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import strings
 from girih.schema import Categorical, Numeric, Sequence
 

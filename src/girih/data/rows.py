@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.buffers import Buffers
+from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
 
 

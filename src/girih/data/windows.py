@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from girih.buffers import Buffers
 from girih.data.batch import Batch
 from girih.data.cut import batch_of, cut
 from girih.data.decode import decode
 from girih.data.position import Position, permutation
 from girih.data.rows import Rows
 from girih.errors import DataError
+from girih.kernels.buffers import Buffers
 
 if TYPE_CHECKING:
     from girih.data.dataset import Dataset

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.metrics.tally import Floats, Tally, auc, run_starts, sum_runs
+from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, run_starts, sum_runs
 
 NUM_BINS = 20
 
@@ -130,12 +130,12 @@ class Metrics:
         return "\n".join(lines)
 
 
-def label_metrics(scores: Tally, grouped_auc: float | None) -> LabelMetrics:
+def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMetrics:
     """All metrics of one label.
 
     Args:
         scores: made without groups.
-        grouped_auc: what :func:`girih.metrics.tally.gauc` said, of a tally made with them.
+        grouped_auc: what :func:`girih.metrics.score_histogram.gauc` said, of a tally made with them.
     """
     num_examples = int(scores.counts.sum())
     masses = scores.positives + scores.negatives
@@ -169,7 +169,9 @@ def _entropy(rate: float) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
 
 
-def _calibration_curve(scores: Tally, predictions: Floats, masses: Floats) -> tuple[CalibrationBin, ...]:
+def _calibration_curve(
+    scores: ScoreHistogram, predictions: Floats, masses: Floats
+) -> tuple[CalibrationBin, ...]:
     """Equal predictions share a bin, so bins are only about equal, and fewer where there are many ties."""
     middles = np.cumsum(scores.counts) - scores.counts / 2
     starts = run_starts((middles * NUM_BINS / scores.counts.sum()).astype(np.int64))

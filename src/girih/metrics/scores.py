@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics.result import LabelMetrics, Metrics, label_metrics
-from girih.metrics.tally import gauc, tally
+from girih.metrics.score_histogram import gauc, tally
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.nn.rows import Growing, RowOptions, integers
-from girih.sparse.pack import POOLING_MODES
+from girih.sparse.groups.pack import POOLING_MODES
 
 
 class EmbeddingBag(Growing):

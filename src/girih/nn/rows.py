@@ -15,9 +15,9 @@ from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.models.needs import EMBEDDING
 from girih.optim import Adagrad, SparseOptimizer
-from girih.sparse.gather import GroupPulled, GroupTile
+from girih.sparse.groups.group import EmbeddingGroup, GroupPulled
+from girih.sparse.groups.pack import POOLING_MODES, Group, Output
 from girih.sparse.options import StoreOptions
-from girih.sparse.pack import POOLING_MODES, Group, Output
 from girih.store import read_snapshot, shard_of, write_snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
@@ -51,7 +51,7 @@ class _Apply(torch.autograd.Function):
     """The pooled rows as a node of autograd: backward pushes their gradients to the store."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: Growing, tile: GroupTile, batch: Batch) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, module: Growing, tile: EmbeddingGroup, batch: Batch) -> Tensor:
         pulled = tile.read(batch, module.rows.step + 1, train=True)
         ctx.module, ctx.tile, ctx.batch, ctx.pulled = module, tile, batch, pulled
         return pulled.leaves[0].detach()
@@ -102,7 +102,7 @@ class Growing(nn.Module):
         self.dim = dim
         self.lr_scale = 1.0
 
-    def tile(self, mode: str, *, whole: bool) -> GroupTile:
+    def tile(self, mode: str, *, whole: bool) -> EmbeddingGroup:
         """A way to the rows: bags pooled by ``mode``, or every id's vector."""
         output = Output(
             segment=self.rows.spec.segments[0],
@@ -113,7 +113,7 @@ class Growing(nn.Module):
             whole=whole,
         )
         group = Group(self.rows.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
-        return GroupTile(group, self.rows.stores, self.rows.pool)
+        return EmbeddingGroup(group, self.rows.stores, self.rows.pool)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
@@ -123,7 +123,7 @@ class Growing(nn.Module):
         """Rows so far."""
         return sum(store.num_rows for store in self.rows.stores)
 
-    def push(self, tile: GroupTile, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
+    def push(self, tile: EmbeddingGroup, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
         """Applies the gradient of one output; called by autograd.
 
         Raises:
@@ -154,7 +154,9 @@ class Growing(nn.Module):
             part = np.flatnonzero(shards == number)
             store.assign(keys[part], tables[part], values[part])
 
-    def read(self, tile: GroupTile, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
+    def read(
+        self, tile: EmbeddingGroup, ids: Tensor, bounds: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
         offsets = bounds.to(torch.int32).numpy()
         batch = Batch(
             ids=np.ascontiguousarray(ids.numpy()),

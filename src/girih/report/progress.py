@@ -13,8 +13,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
-from girih.callbacks import Callback
 from girih.report.text import DASH, count, fraction, is_number, percent, short, size
+from girih.runs.callbacks import Callback
 
 Record = Mapping[str, Any]
 

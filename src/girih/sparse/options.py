@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from girih.errors import ConfigError, StorageFullError
-from girih.files import named
+from girih.runs.files import named
 from girih.store import File, GroupSpec, Heap, Shared, Store
 from girih.tables import positive_count
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from girih.models.needs import Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Schema
+from girih.sparse.groups.pack import Group, pack
 from girih.sparse.options import StoreOptions
-from girih.sparse.pack import Group, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """``asynchronous``: no trainer waits for another (the baseline of Persia's Table 2 and Figures 7 to 9).
 
 | sparse half                      | schedule         | dense half        |
-| ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``ServedReplica`` |
+| ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``ParameterServerReplica`` |
 
 Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradients are of old parameters.
 """
@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from girih.company import Company
+from girih.comm.context import RunContext
+from girih.dense.halves.parameter_server import ParameterServerReplica
 from girih.dense.options import OptimizerFactory
-from girih.dense.served import ServedReplica
 from girih.strategies.remote import RemoteStrategy
 
 
@@ -32,10 +32,10 @@ class Asynchronous(RemoteStrategy):
     together: ClassVar[bool] = False
 
     def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
-    ) -> ServedReplica:
+        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
+    ) -> ParameterServerReplica:
         """This trainer's copy."""
-        address = self.address(company.host)
-        return ServedReplica(
-            module, optimizer, company=company, staleness=self.staleness, address=address, **options
+        address = self.address(context.host)
+        return ParameterServerReplica(
+            module, optimizer, context=context, staleness=self.staleness, address=address, **options
         )

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from girih.company import Company
-from girih.dense.allreduced import AllReducedReplica
+from girih.comm.context import RunContext
+from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.options import OptimizerFactory
 from girih.strategies.remote import RemoteStrategy
 
@@ -29,7 +29,7 @@ class Hybrid(RemoteStrategy):
     together: ClassVar[bool] = True
 
     def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
     ) -> AllReducedReplica:
         """This trainer's copy."""
-        return AllReducedReplica(module, optimizer, ranks=company.ranks, **options)
+        return AllReducedReplica(module, optimizer, ranks=context.ranks, **options)

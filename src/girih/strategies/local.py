@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from girih.company import Company
+from girih.comm.context import RunContext
+from girih.dense.halves.replica import Replica
 from girih.dense.options import OptimizerFactory
-from girih.dense.replica import Replica
-from girih.feeds import Rows
-from girih.schedules import Schedule, in_step
-from girih.sparse.local import LocalSparse
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.spec import SparseSpec
+from girih.training.feeds import ExampleFeed
+from girih.training.schedules import Schedule, in_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class Local:
     lockstep: ClassVar[bool] = True
     together: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[Rows]] = Rows
+    feed: ClassVar[type[ExampleFeed]] = ExampleFeed
     schedule: ClassVar[Schedule] = staticmethod(in_step)
 
-    def sparse_half(self, spec: SparseSpec, company: Company) -> LocalSparse:
+    def sparse_half(self, spec: SparseSpec, context: RunContext) -> LocalSparse:
         """All tables, here."""
         return LocalSparse.of(spec)
 
     def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
     ) -> Replica:
         """The only copy."""
         return Replica(module, optimizer, **options)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from girih.company import Company
+from girih.comm.context import RunContext
 from girih.data import Dataset
-from girih.dense.substituted import SubstitutedReplica
+from girih.dense.halves.substituted import SubstitutedReplica
+from girih.sparse.access_profile import AccessProfile
+from girih.sparse.halves.feature_parallel import FeatureParallelSparse
 from girih.sparse.spec import SparseSpec
-from girih.sparse.substituted import SubstitutedSparse
-from girih.sparse.touching import Touched
 from girih.strategies.substitution import Substitution
-from girih.tiles import DenseHalf, SparseHalf
+from girih.training.halves import DenseHalf, SparseHalf
 
 
 def place(
@@ -20,7 +20,7 @@ def place(
     sparse: SparseHalf,
     dense: DenseHalf,
     spec: SparseSpec,
-    company: Company,
+    context: RunContext,
     *,
     train: Dataset | None = None,
     kept: Mapping[str, Any] | None = None,
@@ -36,17 +36,17 @@ def place(
     """
     if not (
         isinstance(strategy, Substitution)
-        and isinstance(sparse, SubstitutedSparse)
+        and isinstance(sparse, FeatureParallelSparse)
         and isinstance(dense, SubstitutedReplica)
     ):
         return {}
-    ranks = company.ranks
+    ranks = context.ranks
     known = dict(kept or {})
     if "touched" not in known and train is not None and ranks.size > 1:
         known["touched"] = ranks.broadcast(
-            Touched.measure(train, spec, ranks.size).to_dict() if ranks.first else None
+            AccessProfile.measure(train, spec, ranks.size).to_dict() if ranks.first else None
         )
-    strategy.place(sparse, dense, spec, Touched(**known["touched"]) if "touched" in known else None)
+    strategy.place(sparse, dense, spec, AccessProfile(**known["touched"]) if "touched" in known else None)
     return known
 
 
@@ -67,4 +67,4 @@ def plan(strategy: object, dense: DenseHalf, kept: dict[str, Any], batch_size: i
     decided = kept.get("split") if kept.get("trainers") == dense.ranks.size else None
     strategy.divide(dense, batch_size, decided)
     kept |= {"split": dense.split, "trainers": dense.ranks.size}
-    return strategy.plan(dense, Touched(**kept["touched"]) if "touched" in kept else None, batch_size)
+    return strategy.plan(dense, AccessProfile(**kept["touched"]) if "touched" in kept else None, batch_size)

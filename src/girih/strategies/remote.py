@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from girih.company import Company
+from girih.comm.context import RunContext
 from girih.errors import ConfigError
-from girih.feeds import LOADER, Dispatched
-from girih.schedules import Pipelined, Schedule
-from girih.sparse.packets import Packets
-from girih.sparse.remote import SERVER, WORKER, RemoteSparse
+from girih.sparse.halves.remote import SERVER, WORKER, RemoteSparse
+from girih.sparse.service.codec import Codec
 from girih.sparse.spec import SparseSpec
 from girih.strategies.counts import check_counts
+from girih.training.feeds import LOADER, LoaderFeed
+from girih.training.schedules import Pipelined, Schedule
 
 TRANSPORTS = ("shared", "tcp")
 PRECISIONS = ("float32", "float16")
@@ -33,7 +33,7 @@ class RemoteStrategy:
             a loss of up to 2⁻¹² of the largest number of each vector (Persia §4.2.3).
     """
 
-    feed: ClassVar[type[Dispatched]] = Dispatched
+    feed: ClassVar[type[LoaderFeed]] = LoaderFeed
     staleness: int = 4
     trainers: int = 1
     embedding_workers: int = 1
@@ -65,12 +65,12 @@ class RemoteStrategy:
         return Pipelined(self.staleness)
 
     def address(self, host: str) -> str:
-        """Where a process of a host is to listen; see :func:`girih.wire.listen`."""
+        """Where a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
         return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
-    def packets(self, spec: SparseSpec) -> Packets:
+    def packets(self, spec: SparseSpec) -> Codec:
         """How ids and vectors travel."""
-        return Packets.of(
+        return Codec.of(
             spec.schema,
             spec.needs,
             compress_ids=self.compress_ids,
@@ -78,6 +78,6 @@ class RemoteStrategy:
             half_gradients=self.wire_gradients == "float16",
         )
 
-    def sparse_half(self, spec: SparseSpec, company: Company) -> RemoteSparse:
+    def sparse_half(self, spec: SparseSpec, context: RunContext) -> RemoteSparse:
         """The way to the embedding workers."""
-        return RemoteSparse(spec, self.packets(spec), company)
+        return RemoteSparse(spec, self.packets(spec), context)

@@ -1,7 +1,7 @@
 """``substitution``: weights never leave their trainer, partial results are aggregated (DES, Algorithm 1).
 
 | sparse half                           | schedule | dense half             |
-| ``SubstitutedSparse``, fed by columns | in step  | ``SubstitutedReplica`` |
+| ``FeatureParallelSparse``, fed by columns | in step  | ``SubstitutedReplica`` |
 
 Equal to ``local`` on the same batches, to the order of sums. For models made of substitutable operators.
 """
@@ -14,19 +14,19 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from girih.company import Company
+from girih.comm.context import RunContext
+from girih.dense.halves.substituted import SubstitutedReplica
 from girih.dense.options import OptimizerFactory
-from girih.dense.speeds import measure_speeds
-from girih.dense.substituted import SubstitutedReplica
+from girih.dense.substitution.speeds import measure_speeds
 from girih.errors import ConfigError, nearest
-from girih.feeds import Columns
 from girih.planner import traffic
 from girih.planner.placement import balanced, modulo
-from girih.schedules import Schedule, in_step
+from girih.sparse.access_profile import AccessProfile
+from girih.sparse.halves.feature_parallel import FeatureParallelSparse
 from girih.sparse.spec import SparseSpec
-from girih.sparse.substituted import SubstitutedSparse
-from girih.sparse.touching import Touched
 from girih.strategies.counts import check_counts
+from girih.training.feeds import FeatureFeed
+from girih.training.schedules import Schedule, in_step
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "dense": ("auto", "replicated", "split"),
@@ -51,7 +51,7 @@ class Substitution:
     lockstep: ClassVar[bool] = True
     together: ClassVar[bool] = True
     roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[Columns]] = Columns
+    feed: ClassVar[type[FeatureFeed]] = FeatureFeed
     schedule: ClassVar[Schedule] = staticmethod(in_step)
     trainers: int = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
@@ -65,19 +65,23 @@ class Substitution:
                 hint = nearest(str(getattr(self, name)), valid)
                 raise ConfigError(f"strategy: {name} = {getattr(self, name)!r}{hint}")
 
-    def sparse_half(self, spec: SparseSpec, company: Company) -> SubstitutedSparse:
+    def sparse_half(self, spec: SparseSpec, context: RunContext) -> FeatureParallelSparse:
         """This trainer's tables, still to be placed."""
-        return SubstitutedSparse(spec, company.ranks)
+        return FeatureParallelSparse(spec, context.ranks)
 
     def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
     ) -> SubstitutedReplica:
         """This trainer's operators and its copy of the upper network, still to be placed."""
         half = self.wire_partials == "bfloat16"
-        return SubstitutedReplica(module, optimizer, ranks=company.ranks, half=half, **options)
+        return SubstitutedReplica(module, optimizer, ranks=context.ranks, half=half, **options)
 
     def place(
-        self, sparse: SubstitutedSparse, dense: SubstitutedReplica, spec: SparseSpec, touched: Touched | None
+        self,
+        sparse: FeatureParallelSparse,
+        dense: SubstitutedReplica,
+        spec: SparseSpec,
+        touched: AccessProfile | None,
     ) -> None:
         """Decides who owns what; all trainers call it together.
 
@@ -102,7 +106,9 @@ class Substitution:
         else:
             dense.split = self.dense == "split"
 
-    def plan(self, dense: SubstitutedReplica, touched: Touched | None, batch_size: int) -> dict[str, Any]:
+    def plan(
+        self, dense: SubstitutedReplica, touched: AccessProfile | None, batch_size: int
+    ) -> dict[str, Any]:
         """Who owns what, and the bytes that a trainer sends a step, by this strategy and by ``synchronous``."""
         placement = dense.placement
         own = traffic.substitution(

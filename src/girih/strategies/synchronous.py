@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from girih.company import Company
-from girih.dense.allreduced import AllReducedReplica
+from girih.comm.context import RunContext
+from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.options import OptimizerFactory
-from girih.feeds import Rows
-from girih.schedules import Schedule, in_step
-from girih.sparse.collective import CollectiveSparse
+from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.spec import SparseSpec
 from girih.strategies.counts import check_counts
+from girih.training.feeds import ExampleFeed
+from girih.training.schedules import Schedule, in_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,18 @@ class Synchronous:
     together: ClassVar[bool] = True
     trainers: int = 1
     roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[Rows]] = Rows
+    feed: ClassVar[type[ExampleFeed]] = ExampleFeed
     schedule: ClassVar[Schedule] = staticmethod(in_step)
 
     def __post_init__(self) -> None:
         check_counts(self, ("trainers",))
 
-    def sparse_half(self, spec: SparseSpec, company: Company) -> CollectiveSparse:
+    def sparse_half(self, spec: SparseSpec, context: RunContext) -> CollectiveSparse:
         """This trainer's part of all tables."""
-        return CollectiveSparse(spec, company.ranks)
+        return CollectiveSparse(spec, context.ranks)
 
     def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, company: Company, **options: Any
+        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
     ) -> AllReducedReplica:
         """This trainer's copy."""
-        return AllReducedReplica(module, optimizer, ranks=company.ranks, **options)
+        return AllReducedReplica(module, optimizer, ranks=context.ranks, **options)

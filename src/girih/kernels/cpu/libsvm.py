@@ -26,7 +26,7 @@ def split_pairs(
     counts: Any,
     status: Any,
 ) -> None:
-    """Splits R lines at spaces, and pairs at their colon; what follows a ``#`` does not count.
+    """ShardedParameters R lines at spaces, and pairs at their colon; what follows a ``#`` does not count.
 
     Args:
         data: uint8[·]; starts, ends: int64[R], the lines.

@@ -55,7 +55,7 @@ def ids_of_strings(
 def split_strings(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], separator: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Splits R strings at a separator; empty pieces are left out.
+    """ShardedParameters R strings at a separator; empty pieces are left out.
 
     Returns:
         starts int64[M] and ends int64[M] of the pieces, and offsets int64[R+1] into them.

@@ -1,0 +1,254 @@
+"""Lanes: shared memory from one process to another, for what is too large to be copied through a socket.
+
+A lane is a file of memory: one byte for each of 4,096 slots, then the data. The sender alone gives out data, lowest
+address first, so that what is used by turns is always the same memory, which the cache still has. With each array
+it sends goes a slot, whose byte it sets; the receiver clears it when the last view of the array is gone, in whatever
+order. So neither waits for the other, and no lock is shared.
+
+Bytes are cleared after all reads in program order. Processors that may reorder a read after a later write (not x86)
+would need a barrier, which the interpreter's own locks give in practice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+import tempfile
+import threading
+import weakref
+from bisect import bisect_right, insort
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc.frames import Part
+from girih.errors import StorageFullError, WireError
+
+NUM_SLOTS: Final = 4096
+_LINE: Final = 64
+_GROWTH: Final = 1 << 20
+_NAME: Final = re.compile(r"girih-[0-9]+-[0-9a-f]{32}")  # the process that made it, and chance
+
+
+def _directory() -> Path:
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+class LaneFile:
+    """The memory itself, mapped; its name can go as soon as both sides have it."""
+
+    def __init__(self, name: str, file: int, num_bytes: int) -> None:
+        self.name = name
+        self.file = file
+        self.num_bytes = num_bytes
+        self._map = mmap.mmap(file, NUM_SLOTS + num_bytes)
+        view = memoryview(self._map)
+        self.slots, self.data = view[:NUM_SLOTS], view[NUM_SLOTS:]
+        self.address: int = np.frombuffer(self.data, np.uint8).__array_interface__["data"][0]
+
+    @classmethod
+    def make(cls, num_bytes: int) -> LaneFile:
+        """A new one: address space, which takes memory as it is used."""
+        name = f"girih-{os.getpid()}-{os.urandom(16).hex()}"
+        path = _directory() / name
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.ftruncate(file, NUM_SLOTS + num_bytes)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, NUM_SLOTS)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise StorageFullError(
+                f"{path}: no shared memory: {error}; use tcp:// in place of shm://"
+            ) from error
+        fcntl.flock(file, fcntl.LOCK_SH)  # the other side sees by it that this process lives
+        return cls(name, file, num_bytes)
+
+    @classmethod
+    def open(cls, name: str) -> LaneFile:
+        """One that another process of this user made.
+
+        Raises:
+            WireError, OSError: it is not there, or not such a file.
+        """
+        if not _NAME.fullmatch(name):
+            raise WireError(f"{name!r} is no lane's name")
+        file = os.open(_directory() / name, os.O_RDWR | os.O_NOFOLLOW)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size <= NUM_SLOTS:
+            os.close(file)
+            raise WireError(f"{name!r} is no lane of this user")
+        return cls(name, file, found.st_size - NUM_SLOTS)
+
+    def unlink(self) -> None:
+        """Takes the name away."""
+        (_directory() / self.name).unlink(missing_ok=True)
+
+    def maker_is_gone(self) -> bool:
+        """Whether the process that made it ended."""
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Views of it stay; the mapping goes with the last."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+@dataclass(order=True, slots=True)
+class _Chunk:
+    start: int
+    end: int = field(compare=False)
+    held: bool = field(compare=False, default=True)  # by an array of this process
+    slots: list[int] = field(compare=False, default_factory=list)  # under which it was sent
+
+
+class _Array(weakref.ref[NDArray[Any]]):
+    """An array of a lane that somebody has."""
+
+    __slots__ = ("chunk", "slot")
+    chunk: _Chunk
+    slot: int
+
+
+class OutLane:
+    """The sender's end. Any thread may take arrays; one thread sends."""
+
+    def __init__(self, file: LaneFile) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._chunks: list[_Chunk] = []  # in the order of their starts
+        self._free_slots = list(range(NUM_SLOTS))
+        self._backed = 0  # so many bytes have memory; beyond, touching could kill the process
+        self._most = file.num_bytes
+        self._arrays: dict[int, _Array] = {}
+
+    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> NDArray[Any] | None:
+        """An array whose memory is the lane's; None when there is no room."""
+        chunk = self._take(num_bytes)
+        if chunk is None:
+            return None
+        array = np.frombuffer(self._file.data[chunk.start : chunk.start + num_bytes], dtype)
+        seen = _Array(array, self._dropped)
+        seen.chunk = chunk
+        self._arrays[id(seen)] = seen
+        return array.reshape(shape)
+
+    def send(self, part: Part) -> tuple[int, int] | None:
+        """Makes the part readable for the other side: its slot and where it starts; None when there is no room."""
+        start = part.__array_interface__["data"][0] - self._file.address
+        chunk = self._find(start, len(part)) if 0 <= start < self._file.num_bytes else None
+        copied = chunk is None
+        if chunk is None:
+            chunk = self._take(len(part))
+            if chunk is None:
+                return None
+            start = chunk.start
+            np.copyto(np.frombuffer(self._file.data[start : start + len(part)], np.uint8), part)
+        with self._lock:
+            slot = self._free_slots.pop() if self._free_slots else None
+            if slot is not None:
+                self._file.slots[slot] = 1
+                chunk.slots.append(slot)
+            if copied:
+                chunk.held = False
+        return None if slot is None else (slot, start)
+
+    def close(self) -> None:
+        """What was sent stays with its receiver, what was taken with its owner."""
+        with self._lock:
+            self._most = 0
+            self._file.close()
+
+    def _dropped(self, seen: _Array) -> None:
+        seen.chunk.held = False
+        del self._arrays[id(seen)]
+
+    def _find(self, start: int, size: int) -> _Chunk | None:
+        with self._lock:
+            number = bisect_right(self._chunks, start, key=lambda chunk: chunk.start) - 1
+            chunk = self._chunks[number] if number >= 0 else None
+        return chunk if chunk is not None and start + size <= chunk.end else None
+
+    def _take(self, num_bytes: int) -> _Chunk | None:
+        size = max(1, -(-num_bytes // _LINE)) * _LINE
+        with self._lock:
+            self._reclaim()
+            start = 0
+            for chunk in self._chunks:
+                if start + size <= chunk.start:
+                    break
+                start = chunk.end
+            if start + size > self._most or not self._back(start + size):
+                return None
+            taken = _Chunk(start, start + size)
+            insort(self._chunks, taken)
+        return taken
+
+    def _reclaim(self) -> None:
+        """Frees what neither side has any more."""
+        slots = self._file.slots
+        kept = []
+        for chunk in self._chunks:
+            for slot in list(chunk.slots):
+                if not slots[slot]:
+                    chunk.slots.remove(slot)
+                    self._free_slots.append(slot)
+            if chunk.held or chunk.slots:
+                kept.append(chunk)
+        self._chunks = kept
+
+    def _back(self, end: int) -> bool:
+        """Has the system give memory up to ``end``, which it may not have (a container's /dev/shm is small)."""
+        if end > self._backed and hasattr(os, "posix_fallocate"):
+            more = min(self._file.num_bytes, -(-end // _GROWTH) * _GROWTH)
+            try:
+                os.posix_fallocate(self._file.file, NUM_SLOTS + self._backed, more - self._backed)
+            except OSError:
+                self._most = self._backed
+                return False
+            self._backed = more
+        return True
+
+
+class InLane:
+    """The receiver's end."""
+
+    def __init__(self, file: LaneFile) -> None:
+        self._file = file
+        self._arrays: dict[int, _Array] = {}
+
+    def view(self, slot: int, start: int, size: int) -> Part:
+        """What was sent, in place; its room is free again when the last view of it is gone.
+
+        Raises:
+            WireError: there is no such place.
+        """
+        if slot >= NUM_SLOTS or start + size > self._file.num_bytes:
+            raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self._file.num_bytes:,}")
+        array = np.frombuffer(self._file.data[start : start + size], np.uint8)
+        seen = _Array(array, self._dropped)
+        seen.slot = slot
+        self._arrays[id(seen)] = seen
+        return array
+
+    def close(self) -> None:
+        """Views stay."""
+        self._file.close()
+
+    def _dropped(self, seen: _Array) -> None:
+        self._file.slots[seen.slot] = 0
+        with suppress(KeyError):
+            del self._arrays[id(seen)]

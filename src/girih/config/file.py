@@ -1,0 +1,197 @@
+"""One config file as a whole: every section checked, every part built from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from girih import config, models
+from girih.checkpoint import CheckpointOptions
+from girih.cluster import Cluster
+from girih.config.train import TrainOptions
+from girih.data import DataOptions, Dataset, open_dataset
+from girih.data.options import Split
+from girih.data.paths import relative_to
+from girih.dense.options import OptimizerFactory, optimizer_factory
+from girih.errors import ConfigError, nearest
+from girih.optim import Adagrad, SparseOptimizer
+from girih.runs.directory import RunDirectory
+from girih.schema import Schema
+from girih.sparse.options import StoreOptions
+from girih.strategies import BY_NAME, Local, Strategy
+from girih.trainer import Trainer
+
+SECTIONS = (
+    "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
+    "dense_optimizer", "checkpoint", "train", "strategy", "store",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A config file, checked.
+
+    Attributes:
+        mapping: as it was written, overrides applied, ``${NAME}`` not expanded: what ``run/config.toml`` repeats.
+        model_options: ``[model]``, expanded.
+        directory: where relative paths start.
+    """
+
+    mapping: Mapping[str, Any]
+    where: str
+    directory: Path
+    schema: Schema
+    model_options: Mapping[str, Any]
+    data: DataOptions
+    train: TrainOptions
+    checkpoint: CheckpointOptions
+    store: StoreOptions
+    strategy: Strategy
+    sparse_optimizer: SparseOptimizer
+    first_order_optimizer: SparseOptimizer | None
+    dense_optimizer: OptimizerFactory
+
+    @classmethod
+    def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
+        """Reads and checks a whole config file.
+
+        Args:
+            overrides: ``section.key=value`` each, applied in order.
+            strategy: replaces ``[strategy]`` whole, before the overrides.
+
+        Raises:
+            ConfigError: anything unknown, missing or of the wrong type; says what, where and how to mend it.
+            MissingFileError: no such file.
+        """
+        where = str(path)
+        written = config.read_toml(path, expanded=False)
+        if strategy is not None:
+            written["strategy"] = {"name": strategy}
+        for override in overrides:
+            config.apply_override(written, override)
+        mapping = config.expand(written, where)
+        for name in mapping:
+            if name not in SECTIONS:
+                raise ConfigError(f"{where}: unknown section [{name}]{nearest(name, SECTIONS)}")
+        if "data" not in mapping:
+            raise ConfigError(f"{where}: section [data] is missing")
+        if not isinstance(mapping.get("model", {}), Mapping) or "name" not in mapping.get("model", {}):
+            raise ConfigError(f"{where}: section [model] needs a name{nearest('', models.BY_NAME)}")
+
+        def section(name: str, kind: Any, default: Any) -> Any:
+            return config.build(kind, mapping[name], f"{where}: [{name}]") if name in mapping else default
+
+        if isinstance(
+            mapping.get("sparse_optimizer"), Mapping
+        ):  # as with [dense_optimizer], the name has a default
+            mapping["sparse_optimizer"] = {"name": Adagrad.name} | mapping["sparse_optimizer"]
+        directory = path.resolve().parent
+        store = section("store", StoreOptions, StoreOptions())
+        if store.directory is not None:
+            store = replace(store, directory=relative_to(directory, store.directory))
+        return cls(
+            mapping=written,
+            where=where,
+            directory=directory,
+            schema=Schema.from_dict(mapping, where),
+            model_options=mapping["model"],
+            data=section("data", DataOptions, None),
+            train=section("train", TrainOptions, TrainOptions()),
+            checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
+            store=store,
+            strategy=_strategy(mapping.get("strategy", {}), f"{where}: [strategy]"),
+            sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
+            first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
+            dense_optimizer=optimizer_factory(
+                mapping.get("dense_optimizer", {}), f"{where}: [dense_optimizer]"
+            ),
+        )
+
+    def with_absolute_paths(self) -> dict[str, Any]:
+        """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
+        mapping: dict[str, Any] = config.plain(self.mapping)
+        for split in ("train", "valid", "test"):
+            paths = mapping["data"].get(split)
+            if isinstance(paths, str):
+                mapping["data"][split] = self._absolute(paths)
+            elif paths is not None:
+                mapping["data"][split] = [self._absolute(path) for path in paths]
+        if ".py:" in self.model_options["name"]:
+            mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
+        if self.store.directory is not None:
+            mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
+        return mapping
+
+    def _absolute(self, written: str) -> str:
+        """A path as it is written, below the file's directory unless it holds from anywhere once expanded."""
+        read = config.expand(written, self.where)
+        stays = relative_to(self.directory, read) == read
+        return written if stays else os.path.join(self.directory, written)
+
+    def model(self) -> nn.Module:
+        """The model, its initial values drawn from the run's seed."""
+        torch.manual_seed(self.train.seed)
+        options = dict(self.model_options)
+        name = options.pop("name")
+        return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
+
+    def dataset(self, split: Split, paths: Sequence[str] = (), **options: Any) -> Dataset:
+        """One split of the data, or other files read the same way (their paths start at the current directory)."""
+        try:
+            return open_dataset(
+                self.data,
+                self.schema,
+                split=split,
+                paths=list(paths) or None,
+                base_dir=None if paths else self.directory,
+                seed=self.train.seed,
+                **options,
+            )
+        except ConfigError as error:
+            if paths:
+                raise
+            raise ConfigError(f"{self.where}: {error}") from None
+
+    def trainer(
+        self,
+        *,
+        run: Path | RunDirectory | None = None,
+        callbacks: Sequence[Any] = (),
+        cluster: Cluster | None = None,
+    ) -> Trainer:
+        """The trainer of this configuration; without a ``run`` it writes nothing."""
+        model = self.model()
+        try:
+            return Trainer(
+                model,
+                sparse_optimizer=self.sparse_optimizer,
+                dense_optimizer=self.dense_optimizer,
+                first_order_optimizer=self.first_order_optimizer,
+                strategy=self.strategy,
+                schema=self.schema,
+                options=self.train if run is not None else replace(self.train, tensorboard=False),
+                store=self.store,
+                checkpoints=self.checkpoint,
+                run=run,
+                callbacks=callbacks,
+                cluster=cluster,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
+
+
+def _strategy(options: Any, where: str) -> Strategy:
+    options = {"name": options} if isinstance(options, str) else options
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where} = {options!r}: expected a table of options")
+    name = options.get("name", Local.name)
+    if name not in BY_NAME:
+        raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
+    built: Strategy = config.build(BY_NAME[name], options, where)
+    return built

@@ -1,0 +1,262 @@
+"""TOML to frozen dataclasses and back; a key that nobody knows is an error that names the nearest.
+
+:func:`build` turns a plain mapping into a dataclass by its type hints, :func:`check_call` checks
+options against a callable's signature (models, ``torch.optim``), and :func:`plain` goes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Union
+
+import tomli_w
+
+from girih.errors import ConfigError, MissingFileError, nearest
+from girih.runs.files import write_whole
+
+
+def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
+    """Reads a TOML file, with ``${NAME}`` expanded from the environment or as it is written.
+
+    Raises:
+        MissingFileError: no such file.
+        ConfigError: not TOML, or a variable is not set.
+    """
+    file = Path(path)
+    if not file.is_file():
+        hint = " (it is a directory)" if file.is_dir() else ""
+        raise MissingFileError(f"{file}: no such config file{hint}; expected a TOML file")
+    try:
+        mapping = tomllib.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except PermissionError:
+        raise ConfigError(f"{file}: not readable; check its permissions") from None
+    return typing.cast(dict[str, Any], expand(mapping, str(file))) if expanded else mapping
+
+
+def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
+    """Writes a mapping, its ``None`` values left out, as TOML that :func:`read_toml` gives back."""
+    write_whole(path, tomli_w.dumps(plain(mapping)))
+
+
+def expand(value: Any, where: str) -> Any:
+    """A copy with ``${NAME}`` in its strings, at any depth, taken from the environment.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    if isinstance(value, dict):
+        return {key: expand(item, where) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand(item, where) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"\$\{([^}]*)\}", lambda match: _environment(match[1], where), value)
+    return value
+
+
+def _environment(name: str, where: str) -> str:
+    if name not in os.environ:
+        raise ConfigError(f"{where}: ${{{name}}} is not set in the environment; export {name}=...")
+    return os.environ[name]
+
+
+def apply_override(mapping: dict[str, Any], assignment: str) -> None:
+    """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string.
+
+    ``section={...}`` replaces a section whole.
+    """
+    path, equals, text = assignment.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    if not equals or not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
+        raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
+    target: Any = mapping
+    for position, key in enumerate(keys[:-1]):
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(
+                f"--set {assignment!r}: {'.'.join(keys[: position + 1])} is not a table of options"
+                + ("; edit the file to change a list" if isinstance(target, list) else "")
+            )
+    target[keys[-1]] = value
+
+
+def build(cls: Any, value: Any, where: str) -> Any:
+    """Turns a plain value into ``cls`` by its type hints.
+
+    Args:
+        cls: a dataclass, or any type hint made of them and of plain types. A union of dataclasses is
+            told apart by their ``name`` (or ``kind``); a bare string stands for ``{name = string}``.
+        value: what TOML gave.
+        where: names the value in errors, as in ``config.toml: [train]``.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or a value that the class refuses.
+    """
+    if dataclasses.is_dataclass(cls):
+        return _build_dataclass(typing.cast(type, cls), value, where)
+    origin, arguments = typing.get_origin(cls), typing.get_args(cls)
+    if origin in (Union, types.UnionType):
+        return _build_union(arguments, value, where)
+    if origin is Literal:
+        if value not in arguments or isinstance(value, bool):
+            raise ConfigError(f"{where} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
+        return value
+    if origin is tuple:
+        return _build_tuple(arguments, value, where)
+    if origin in (list, Sequence):
+        return list(_build_tuple((arguments[0], ...), value, where))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} = {value!r}: expected a table of keys and values")
+        return {key: build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    return _build_scalar(cls, value, where)
+
+
+def check_call(
+    function: Callable[..., Any], options: Mapping[str, Any], where: str, *, skip: int = 1
+) -> dict[str, Any]:
+    """Checks keyword options against a callable's signature; the first ``skip`` parameters are not options.
+
+    Raises:
+        ConfigError: an option that the callable does not have, or one of the wrong type.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    known = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    target: Any = function.__init__ if inspect.isclass(function) else function
+    try:
+        hints = typing.get_type_hints(target)
+    except (NameError, TypeError):  # hints that only a type checker can read
+        hints = {}
+    checked = {}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"{where}: unknown option {key!r}{nearest(key, known)}")
+        checked[key] = build(hints[key], value, f"{where}.{key}") if key in hints else value
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(f"{where}: option {key!r} is missing")
+    return checked
+
+
+def plain(value: Any) -> Any:
+    """The inverse of :func:`build`: dataclasses to mappings, tuples to lists, ``None`` left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        tag = _tag_key(type(value))
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return plain(({tag: getattr(value, tag)} if tag else {}) | fields)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _build_dataclass(cls: type, value: Any, where: str) -> Any:
+    tag = _tag_key(cls)
+    if isinstance(value, str) and tag == "name":
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r}: expected a table of options")
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    arguments = {}
+    for key, item in value.items():
+        if key == tag:
+            continue
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest(key, [*known, *([tag] if tag else [])])}"
+            )
+        arguments[key] = build(hints[key], item, f"{where} {key}")
+    for key, field in known.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and key not in arguments:
+            raise ConfigError(f"{where}: key {key!r} is missing")
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in members:
+        return None
+    classes = [member for member in members if dataclasses.is_dataclass(member)]
+    if isinstance(value, tuple(c for c in classes if isinstance(c, type))):
+        return value
+    tags = {
+        _tag_key(c): {getattr(o, _tag_key(o) or ""): o for o in classes if _tag_key(o)}
+        for c in classes
+        if _tag_key(c)
+    }
+    if tags and (isinstance(value, Mapping | str) or not any(m in (str, int, float, bool) for m in members)):
+        tag, by_name = next(iter(tags.items()))
+        if isinstance(value, str):
+            value = {tag: value}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} = {value!r}: expected a table with the key {tag!r}")
+        if tag not in value:
+            raise ConfigError(f"{where}: key {tag!r} is missing; one of {', '.join(sorted(by_name))}")
+        name = value[str(tag)]
+        if name not in by_name:
+            raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(name, by_name)}")
+        return _build_dataclass(typing.cast(type, by_name[name]), value, where)
+    failures = []
+    for member in members:
+        if member is type(None):
+            continue
+        try:
+            return build(member, value, where)
+        except ConfigError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} = {value!r}: expected a list")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if len(value) != len(arguments):
+        raise ConfigError(f"{where} = {value!r}: expected a list of {len(arguments)}")
+    return tuple(
+        build(kind, item, f"{where}[{i}]")
+        for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _build_scalar(cls: Any, value: Any, where: str) -> Any:
+    if cls is Any:
+        return value
+    if cls is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(cls, type) and isinstance(value, cls) and not (isinstance(value, bool) and cls is not bool):
+        return value
+    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(
+        cls, str(cls)
+    )
+    raise ConfigError(f"{where} = {value!r}: expected {expected}")
+
+
+def _tag_key(cls: Any) -> str | None:
+    """``kind`` or ``name``, where the class carries it as a class variable; else None."""
+    hints = getattr(cls, "__annotations__", {})
+    for key in ("kind", "name"):
+        if key in hints and ("ClassVar" in str(hints[key]) or typing.get_origin(hints[key]) is ClassVar):
+            return key
+    return None

@@ -1,0 +1,133 @@
+"""Mean and deviation of the features to be standardized, in one pass (Chan, Golub & LeVeque 1983).
+
+Shapes: B examples, S standardized features, X numeric features of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.data.batch import Batch
+from girih.data.dataset import Dataset
+from girih.errors import ConfigError
+from girih.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizationStats:
+    """Count, mean and sum of squared deviations of S features, nulls left out.
+
+    Attributes:
+        features: their names. places: where they stand in ``Batch.numeric``.
+        count, mean, squares: float64[S].
+    """
+
+    features: tuple[str, ...]
+    places: tuple[int, ...]
+    count: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls, schema: Schema) -> NormalizationStats:
+        """Of no rows."""
+        chosen = [(place, f.name) for place, f in enumerate(schema.numeric) if "standardize" in f.transform]
+        zeros = np.zeros(len(chosen))
+        return cls(
+            tuple(name for _, name in chosen), tuple(place for place, _ in chosen), zeros, zeros, zeros
+        )
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, *, stop_requested: Callable[[], bool] = lambda: False
+    ) -> NormalizationStats:
+        """Reads the features to be standardized, and no other column, once.
+
+        Raises:
+            DataError: a bad row, unless the dataset skips them.
+            KeyboardInterrupt: ``stop_requested`` said so, between two batches.
+        """
+        moments = cls.empty(dataset.schema)
+        if not moments.features:
+            return moments
+        columns = dataset.select(moments.features).in_order().with_batch_size(1 << 16)
+        places = moments.places
+        moments = replace(moments, places=tuple(range(len(places))))
+        for batch in columns:
+            if stop_requested():
+                raise KeyboardInterrupt
+            moments = moments.merge(moments.measured(batch))
+        return replace(moments, places=places)
+
+    def narrowed(self, schema: Schema) -> NormalizationStats:
+        """Those of the features that a smaller schema has, as its batches hold them."""
+        own = {feature.name for feature in schema.numeric}
+        return NormalizationStats.from_dict(
+            {name: of for name, of in self.to_dict().items() if name in own}, schema
+        )
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Standard deviation of the population, float64[S]; 1 where it would be 0."""
+        std = np.sqrt(self.squares / np.maximum(self.count, 1.0))
+        return np.where(std > 0.0, std, 1.0)
+
+    def measured(self, batch: Batch) -> NormalizationStats:
+        """The moments of one batch that is not standardized yet."""
+        values = batch.numeric[:, self.places].astype(np.float64)
+        present = ~np.isnan(values)
+        count = present.sum(axis=0).astype(np.float64)
+        mean = np.where(present, values, 0.0).sum(axis=0) / np.maximum(count, 1.0)
+        deviations = np.where(present, values - mean, 0.0)
+        return replace(self, count=count, mean=mean, squares=(deviations * deviations).sum(axis=0))
+
+    def merge(self, other: NormalizationStats) -> NormalizationStats:
+        """The moments of the rows of both."""
+        count = self.count + other.count
+        total = np.maximum(count, 1.0)
+        shift = other.mean - self.mean
+        mean = self.mean + shift * (other.count / total)
+        squares = self.squares + other.squares + shift * shift * (self.count * other.count / total)
+        return replace(self, count=count, mean=mean, squares=squares)
+
+    def apply(self, batch: Batch) -> Batch:
+        """Standardizes ``batch.numeric``, float32[B, X]; null becomes 0, the mean."""
+        if not self.features:
+            return batch
+        numeric = batch.numeric.copy()
+        values = (numeric[:, self.places] - self.mean) / self.std
+        numeric[:, self.places] = np.where(np.isnan(values), 0.0, values)
+        return replace(batch, numeric=numeric)
+
+    def to_dict(self) -> dict[str, Any]:
+        """By feature, in numbers that JSON holds exactly."""
+        rows = zip(self.features, self.count.tolist(), self.mean.tolist(), self.squares.tolist(), strict=True)
+        return {
+            name: {"count": count, "mean": mean, "squares": squares} for name, count, mean, squares in rows
+        }
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any], schema: Schema) -> NormalizationStats:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ConfigError: the schema standardizes other features.
+        """
+        empty = cls.empty(schema)
+        if set(mapping) != set(empty.features):
+            raise ConfigError(
+                f"moments of {sorted(mapping)}: the schema standardizes {sorted(empty.features)}"
+            )
+        try:
+            count, mean, squares = (
+                np.array([float(mapping[name][key]) for name in empty.features])
+                for key in ("count", "mean", "squares")
+            )
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError("moments: expected count, mean and squares for each feature") from None
+        return replace(empty, count=count, mean=mean, squares=squares)

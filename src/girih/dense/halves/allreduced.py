@@ -1,0 +1,122 @@
+"""The dense half of a trainer among others: every step, all replicas move by the sum of their gradients.
+
+Persia's Algorithm 2: the locks there are the AllReduce here, in buckets, beside the backward pass (§4.2.3).
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from girih.comm.group import TrainerGroup
+from girih.data.batch import Batch
+from girih.dense.halves.replica import to_device
+from girih.dense.halves.synchronous import SynchronousReplica
+from girih.dense.options import OptimizerFactory
+from girih.models.embeddings import Block, Embeddings, Jagged
+
+BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
+
+
+class AllReducedReplica(SynchronousReplica):
+    """One copy of the dense parameters among equal ones; arguments as of :class:`SynchronousReplica`.
+
+    Gradients are summed, not averaged: each trainer's are of its part of the
+    step's mean loss. Batch norm sees each trainer's own examples, and rank 0's running means are those saved.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: OptimizerFactory, *, ranks: TrainerGroup, **options: Any
+    ) -> None:
+        super().__init__(module, optimizer, ranks=ranks, **options)
+        self._parallel: nn.Module | None = None
+
+    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
+        """Logits, float32[B, T]; a trainer whose share is empty takes part with an example that counts nothing."""
+        if train and self._parallel is None and self.ranks.size > 1 and self.parameters:
+            self._parallel = self._distributed(batch, embeddings)
+        if batch.num_examples:
+            return super().forward(batch, embeddings, train=train)
+        super().forward(_one_example(batch), _one_example_of(embeddings), train=train)
+        self._embeddings = embeddings if train else None
+        if self._logits is not None:
+            self._logits = self._logits[:0]
+        return torch.empty(0, batch.labels.shape[1], device=self.device)
+
+    def close(self) -> None:
+        """Lets go of what refers to the group of trainers."""
+        self._parallel = None
+
+    def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
+        if self._parallel is None or not train:
+            return self.module(numeric, embeddings)
+        return self._parallel(numeric, embeddings)
+
+    def _distributed(self, batch: Batch, embeddings: Embeddings) -> nn.Module:
+        unused = self.ranks.any(
+            self._leaves_some_aside(_one_example(batch), to_device(_one_example_of(embeddings), self.device))
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # of an option whose successor does not do the same
+            parallel = DistributedDataParallel(
+                self.module,
+                broadcast_buffers=False,
+                bucket_cap_mb=BUCKET_MB,
+                find_unused_parameters=unused,
+                init_sync=False,
+            )
+        # a lambda, because types of arguments are checked at run time, where they are no longer known
+        parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
+        return parallel
+
+    def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
+        """Whether the logits do not depend on all parameters; tried out with one example."""
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()  # moves no running mean, draws no random number
+        logits = self._logits_of(torch.from_numpy(batch.numeric).to(self.device), embeddings, train=False)
+        for module, training in modes:
+            module.training = training
+        found = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
+        return any(gradient is None for gradient in found)
+
+    def _sum(self, bucket: Any) -> Any:
+        start, buffer = time.perf_counter(), bucket.buffer()
+        # a ring passes each part on to the next rank, once to sum it and once to tell it
+        self.sent_bytes += (
+            2 * (self.ranks.size - 1) * buffer.numel() * buffer.element_size() // self.ranks.size
+        )
+        work = dist.all_reduce(buffer, async_op=True)
+
+        def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            if self.spans is not None:
+                self.spans.add("allreduce", start, time.perf_counter() - start)
+            return future.value()[0]
+
+        return work.get_future().then(done)
+
+
+def _one_example(batch: Batch) -> Batch:
+    numeric = np.zeros((1, batch.numeric.shape[1]), np.float32)
+    return replace(batch, numeric=numeric, labels=np.zeros((1, batch.labels.shape[1]), np.float32))
+
+
+def _one_example_of(embeddings: Embeddings) -> Embeddings:
+    def blocks(of: tuple[Block, ...]) -> tuple[Block, ...]:
+        return tuple(Block(b.features, b.values.new_zeros(1, *b.values.shape[1:])) for b in of)
+
+    none = torch.zeros(2, dtype=torch.int64)
+    sequences = {
+        name: Jagged(s.values.detach().new_zeros(0, s.values.shape[1]), none)
+        for name, s in embeddings.sequences.items()
+    }
+    return Embeddings(blocks(embeddings.blocks), sequences, blocks(embeddings.first_order))

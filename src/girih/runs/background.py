@@ -1,0 +1,42 @@
+"""Results that are computed beside training and told between two steps, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+MOST_WAITING = 4  # each holds what it computes from
+
+
+class BackgroundTasks:
+    """One thread, called ``name``, that computes, and a queue of what is to be told of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._worker: ThreadPoolExecutor | None = None
+        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
+        """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, self._name)
+        while len(self._waiting) >= MOST_WAITING:
+            future, earlier = self._waiting.popleft()
+            earlier(future.result())
+        self._waiting.append((self._worker.submit(compute), tell))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Tells what is ready, or with ``wait`` everything; what a computation raised is raised here."""
+        while self._waiting and (wait or self._waiting[0][0].done()):
+            future, tell = self._waiting.popleft()
+            tell(future.result())
+
+    def close(self) -> None:
+        """Settles everything and ends the thread."""
+        try:
+            self.settle(wait=True)
+        finally:
+            if self._worker is not None:
+                self._worker.shutdown()

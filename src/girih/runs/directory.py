@@ -1,0 +1,150 @@
+"""The directory of a run: who may write there, and what lies where.
+
+config.toml  metrics.jsonl  summary.json  timeline.json  report.html
+checkpoints/step-00012000/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from girih.errors import RunDirectoryError, StorageFullError, UserError
+from girih.runs.files import named, write_whole
+
+LOCK = ".lock"
+BEFORE_TRAINING = frozenset({LOCK, "config.toml", "timeline.json", "tensorboard", "checkpoints"})
+"""All that a run may have written when it ends before its first record."""
+
+
+class RunDirectory:
+    """A run's directory, held by one process at a time.
+
+    Args:
+        path: missing or empty, unless ``resume``.
+        resume: continue what lies there; nothing there is a fresh start.
+
+    Raises:
+        RunDirectoryError: it is taken, in use, not a directory, or not writable.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self.path = path
+        self._made = [p for p in (path, *path.parents) if not os.path.lexists(p)]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = sorted(name for name in os.listdir(path) if name != LOCK)
+            self._was_empty = not taken
+            if taken and not resume:
+                raise RunDirectoryError(
+                    f"{path}: not empty (it holds {taken[0]}); name another --run directory, or add --resume"
+                )
+            self._lock: IO[str] = (path / LOCK).open("a+")
+        except (FileExistsError, NotADirectoryError) as error:
+            if isinstance(error, RunDirectoryError):
+                raise
+            file = next(p for p in (path, *path.parents) if os.path.lexists(p))
+            raise RunDirectoryError(f"{file}: is a file; expected a directory to write the run to") from None
+        except OSError as error:
+            self._unmake()
+            if isinstance(named(error, path), StorageFullError):
+                raise named(error, path) from None
+            raise RunDirectoryError(
+                f"{path}: cannot be written ({error.strerror}); choose another --run"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise RunDirectoryError(
+                f"{path}: another process is writing this run; wait for it or stop it"
+            ) from None
+
+    @property
+    def config(self) -> Path:
+        """The configuration as it was run."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timeline(self) -> Path:
+        """Chrome trace of the first steps."""
+        return self.path / "timeline.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replaces ``summary.json`` whole."""
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+    def remove_summary(self) -> None:
+        """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets the directory go."""
+        self._lock.close()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, UserError):
+            self._clear()
+        self.close()
+
+    def _clear(self) -> None:
+        """After a mistake that was found before anything was trained, the directory is as it was before."""
+        left = set(os.listdir(self.path))
+        if not self._was_empty or not left <= BEFORE_TRAINING or _any_file(self.path / "checkpoints"):
+            return
+        for name in left:
+            if (self.path / name).is_dir():
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            else:
+                (self.path / name).unlink(missing_ok=True)
+        self._unmake()
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):
+            for directory in self._made:
+                directory.rmdir()
+
+
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None while there is none.
+
+    Raises:
+        RunDirectoryError: it is damaged.
+    """
+    file = run / "summary.json"
+    if not file.is_file():
+        return None
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # not JSON, or not UTF-8
+        summary = None
+    if not isinstance(summary, dict) or not isinstance(summary.get("checkpoint_step"), int):
+        raise RunDirectoryError(
+            f"{file}: damaged; delete it, and train with --resume to have it written anew"
+        )
+    return summary
+
+
+def _any_file(directory: Path) -> bool:
+    return any(path.is_file() for path in directory.rglob("*"))

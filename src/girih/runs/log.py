@@ -1,0 +1,127 @@
+"""What a run says while it trains: records to ``metrics.jsonl`` and to callbacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from girih.runs.callbacks import Callback
+from girih.runs.files import append_line, write_whole
+from girih.metrics import Metrics
+from girih.training.schedules import Step
+from girih.training.state import RunState
+
+
+class RunLog:
+    """Gathers steps into records.
+
+    Args:
+        path: ``metrics.jsonl``, appended to; None writes no file.
+        callbacks: each record goes to them too.
+        every_steps: how many steps make one record.
+    """
+
+    def __init__(self, path: Path | None, callbacks: Sequence[Callback], every_steps: int) -> None:
+        self._path = path
+        self._callbacks = tuple(callbacks)
+        self._every_steps = every_steps
+        self._start = time.perf_counter()
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
+        self._window_staleness: Counter[int] = Counter()
+        self._last_counters: Mapping[str, int] = {}
+
+    def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
+        """Starts counting from here: what was done before is in earlier records."""
+        self._last_counters = counters
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
+
+    def step(
+        self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Takes one step in; every so often a record comes out."""
+        self._window_staleness[step.staleness] += 1
+        if step.refused is None:
+            self._window_loss += step.loss * step.num_examples
+            self._window_examples += step.num_examples
+        if state.step % self._every_steps == 0:
+            self.flush(state, lr_scale, counters)
+
+    def flush(
+        self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
+    ) -> None:
+        """Writes a record of the steps since the last one, if there were any; without counters, the last ones."""
+        if self._window_examples == 0:
+            return
+        now = self._last_counters if counters is None else counters()
+        seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in ("hits", "lookups")}
+        seconds = state.train_s - self._window_train_s
+        record = {
+            "step": state.step,
+            "examples": state.examples,
+            "epoch": state.epoch,
+            "loss": self._window_loss / self._window_examples,
+            "samples_per_s": self._window_examples / seconds if seconds > 0 else None,
+            "rows": now.get("rows", 0),
+            "hit_rate": seen["hits"] / seen["lookups"] if seen["lookups"] else None,
+            "rss_bytes": resident_bytes(),
+            "elapsed_s": round(time.perf_counter() - self._start, 3),
+            "lr_scale": lr_scale,
+            "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
+            **({"refused": state.refused} if state.refused else {}),
+        }
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_metrics(record)
+        self._last_counters = now
+        self._window_staleness.clear()
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
+
+    def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:
+        """Writes the metrics of one evaluation."""
+        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": split}
+        record |= metrics.record()
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_evaluation(record)
+
+    def end(self, summary: dict[str, Any] | None) -> None:
+        """Tells the callbacks that the run is over."""
+        for callback in self._callbacks:
+            callback.on_end(summary)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._path is not None:
+            append_line(self._path, json.dumps(record, allow_nan=False))
+
+
+def rewind(path: Path, state: RunState) -> None:
+    """Drops what a run resumed at ``state`` will write again: later records, an evaluation that it still owes."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(record, dict) or record.get("step", 0) > state.step:
+            continue
+        if "split" not in record or record["step"] < state.step or state.evaluated_step == state.step:
+            kept.append(line + "\n")
+    write_whole(path, "".join(kept))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that lies in RAM, in bytes (its peak where the system tells no more)."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,206 @@
+"""Shards spread over the trainers: keys go to the rank that owns them and rows come back, by AllToAllv.
+
+Every trainer reads and moves the rows of all trainers' batches, once for each key: the same as one process that
+has the whole batch (PICASSO §III-A). All methods are called by all trainers, in the same order.
+
+Shapes: R ranks, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.group import TrainerGroup
+from girih.data.batch import Batch
+from girih.errors import NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.sparse.groups.assemble import assemble, bounds_in
+from girih.sparse.groups.group import as_leaves, gradients_of
+from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.halves.group_save import GroupSave
+from girih.sparse.halves.immediate import Done, ImmediateUpdates
+from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
+from girih.sparse.routing.shard_reader import LookupResult, ShardReader
+from girih.sparse.spec import SparseSpec
+
+
+@dataclass
+class _Traffic:
+    """One group in one step: what this rank asks for, what it is asked for, and how many keys each way.
+
+    Attributes:
+        asks, asked: keys for each rank, and keys of each rank.
+        leaves: the outputs, which collect gradients.
+    """
+
+    own: RoutedKeys
+    served: LookupResult
+    asks: list[int]
+    asked: list[int]
+    leaves: list[Tensor]
+
+
+@dataclass
+class CollectivePulled:
+    """A batch whose embeddings are here."""
+
+    batch: Batch
+    groups: list[_Traffic]
+    embeddings: Embeddings
+    staleness: int = 0
+
+    def wait(self) -> Embeddings:
+        """The embeddings."""
+        return self.embeddings
+
+
+class CollectiveSparse(ImmediateUpdates):
+    """Tables whose shards are spread evenly over the trainers."""
+
+    def __init__(self, spec: SparseSpec, ranks: TrainerGroup) -> None:
+        self.step = 0
+        self.ranks = ranks
+        self.groups = spec.groups()
+        self.wire_bytes: Counter[str] = Counter()
+        self._holding = LocalShards(self.groups, spec.store, place=ranks.rank, num_places=ranks.size)
+        places = ShardTopology(ranks.size, self._holding.shards_each)
+        self._askers = [KeyRouter(group, places) for group in self.groups]
+        self._owners = [ShardReader(stores, self._holding.pool) for stores in self._holding.stores]
+
+    def pull(self, batch: Batch) -> CollectivePulled:
+        """Reads a batch's rows for training."""
+        return self._read(batch, train=True)
+
+    def peek(self, batch: Batch) -> CollectivePulled:
+        """Reads for evaluation; keys without a row give their initial value."""
+        return self._read(batch, train=False)
+
+    def push(self, pulled: CollectivePulled, lr_scale: float = 1.0) -> Done:
+        """Applies the gradients that the pulled embeddings of all trainers collected: one optimizer step.
+
+        Raises:
+            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
+        """
+        tables = [table.name for group in self.groups for table in group.spec.tables]
+        took_part, bad, sums = [], 0, []
+        for asker, owner, traffic in zip(self._askers, self._owners, pulled.groups, strict=True):
+            given = gradients_of(traffic.leaves)
+            own, _ = asker.scatter(traffic.own, given, pulled.batch)
+            gradients = self._send("gradients", own, traffic.asks, traffic.asked)
+            totals, nonfinite = owner.sum_gradients(traffic.served, gradients)
+            took_part.append(float(any(gradient is not None for gradient in given)))
+            bad = max(bad, 0 if nonfinite is None else 1 + tables.index(nonfinite))
+            sums.append(totals)
+        *all_took_part, worst = self.ranks.largest([*took_part, float(bad)])
+        if worst:
+            raise NonFiniteError(f"a gradient of table {tables[int(worst) - 1]!r} is NaN or infinite")
+        self.step += 1
+        for owner, traffic, totals, apply in zip(
+            self._owners, pulled.groups, sums, all_took_part, strict=True
+        ):
+            if apply:
+                owner.apply(traffic.served, totals, self.step, lr_scale)
+        return Done()
+
+    def counters(self) -> Mapping[str, int]:
+        """Sums over all shards of all ranks."""
+        return self.ranks.sum_by_name(self._holding.counters())
+
+    def rows(self) -> dict[str, int]:
+        """Rows of each table, on all ranks together."""
+        return self.ranks.sum_by_name(self._holding.rows())
+
+    def begin_save(self, directory: Path) -> GroupSave:
+        """All ranks take live snapshots of their shards, to be written below rank 0's directory."""
+        directory = Path(self.ranks.broadcast(str(directory)))
+        return GroupSave(self.ranks, self._holding.begin_save(directory))
+
+    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+        """Replaces all rows by those of any number of shards; each rank takes what belongs to it."""
+        self._holding.load(directory, files)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._holding.close()
+
+    def _read(self, batch: Batch, *, train: bool) -> CollectivePulled:
+        asked = [asker.ask(batch) for asker in self._askers]
+        received = self._send_keys(asked)
+        groups = []
+        for number, own in enumerate(asked):
+            lengths = np.stack([lengths[number] for lengths, _, _ in received])
+            served = self._owners[number].read(
+                np.concatenate([keys[number] for _, keys, _ in received]),
+                np.concatenate([counts[number] for _, _, counts in received]),
+                lengths,
+                self.step + 1,
+                train=train,
+            )
+            asks, is_asked = np.diff(own.bounds()).tolist(), lengths.sum(axis=1).tolist()
+            values = self._send("embeddings", served.values, is_asked, asks)
+            leaves = as_leaves(self._askers[number].pool(own, values, batch), train=train)
+            groups.append(_Traffic(own, served, asks, is_asked, leaves))
+        return CollectivePulled(
+            batch, groups, assemble(self.groups, [g.leaves for g in groups], bounds_in(batch))
+        )
+
+    def _send(
+        self, kind: str, rows: NDArray[np.float32], sent: list[int], received: list[int]
+    ) -> NDArray[np.float32]:
+        """Rows, float32[·, W], to each rank its own; returns those that came."""
+        width = rows.shape[1]
+        flat = torch.from_numpy(rows.reshape(-1))
+        self.wire_bytes[kind] += 4 * width * (sum(sent) - sent[self.ranks.rank])
+        out = self.ranks.exchange(flat, [n * width for n in sent], [n * width for n in received])
+        return out.numpy().reshape(-1, width)
+
+    def _send_keys(self, asked: list[RoutedKeys]) -> list[_Keys]:
+        """Keys to the ranks that own them; returns what each rank asks of this one."""
+        parts = [_packed(asked, rank) for rank in range(self.ranks.size)]
+        sizes = [len(part) for part in parts]
+        ones = [1] * self.ranks.size
+        theirs = self.ranks.exchange(torch.tensor(sizes), ones, ones).tolist()
+        self.wire_bytes["ids"] += 8 * (sum(sizes) - sizes[self.ranks.rank])
+        flat = self.ranks.exchange(torch.from_numpy(np.concatenate(parts)), sizes, theirs).numpy()
+        starts = np.cumsum([0, *theirs])
+        return [
+            _unpacked(flat[starts[rank] : starts[rank + 1]], [len(g.spec.tables) for g in self.groups])
+            for rank in range(self.ranks.size)
+        ]
+
+
+_Keys = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int32]]]
+"""Of each group: how many keys of each table, the keys, how often each occurs."""
+
+
+def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
+    """What is asked of one rank: the lengths of all groups, then the keys and counts of each."""
+    parts = [each.lengths(rank) for each in asked]
+    for each in asked:
+        first, behind = each.bounds()[rank : rank + 2]
+        counts = np.zeros(-(-(behind - first) // 2) * 2, np.int32)
+        counts[: behind - first] = each.counts[first:behind]
+        parts += [each.keys[first:behind], counts.view(np.int64)]
+    return np.concatenate(parts)
+
+
+def _unpacked(flat: NDArray[np.int64], num_tables: list[int]) -> _Keys:
+    lengths, keys, counts, at = [], [], [], 0
+    for count in num_tables:
+        lengths.append(flat[at : at + count])
+        at += count
+    for each in lengths:
+        size = int(each.sum())
+        keys.append(flat[at : at + size])
+        counts.append(flat[at + size : at + size + -(-size // 2)].view(np.int32)[:size])
+        at += size + -(-size // 2)
+    return lengths, keys, counts

@@ -1,0 +1,247 @@
+"""An embedding server: shards that workers ask for rows and give gradients (Persia §4.1 step 7, §4.2.2).
+
+Requests are done one after the other, each by the threads of all shards. What was read is remembered until its
+gradients come, so that they need no keys.
+
+Of trainers in step, the gradients of one step are collected from all of them and their sum is applied once, as in one
+process: what is read ahead is older, but every step moves each row once.
+
+Shapes: G groups, K keys, T tables, W columns of a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc import Request, listen
+from girih.errors import NonFiniteError
+from girih.runs.spans import Spans
+from girih.sparse.groups.local_shards import LocalShards, ShardsSave
+from girih.sparse.routing.shard_reader import LookupResult, ShardReader
+from girih.sparse.service.protocol import NO_TURN, Verb, as_float, as_text, from_text
+from girih.sparse.spec import SparseSpec
+from girih.store import remove_segments
+
+NO_VALUES = np.empty((0, 0), np.float32)
+
+
+@dataclass
+class _Read:
+    """What one request read of each group, until its gradients come."""
+
+    keys: list[NDArray[np.int64]]
+    lengths: list[NDArray[np.int64]]
+    served: list[LookupResult]
+
+
+@dataclass
+class _Part:
+    """One trainer's gradients of a step, or none (``gradients`` is None) where it refused the step."""
+
+    read: _Read
+    gradients: list[NDArray[np.float32]] | None
+    step: int
+    lr_scale: float
+    request: Request
+
+
+@dataclass
+class EmbeddingServer:
+    """One server of several, with as many shards of every table as each other.
+
+    Attributes:
+        together: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
+        address: where to listen; see :func:`girih.comm.rpc.listen`.
+        segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
+            them private to the process.
+    """
+
+    spec: SparseSpec
+    index: int
+    num_servers: int
+    together: int
+    address: str
+    secret: bytes
+    segment: str | None = None
+    name: str = "embedding-server"
+
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set."""
+        segment = None if self.segment is None else f"{self.segment}-{self.index}"
+        holding = LocalShards(
+            self.spec.groups(),
+            self.spec.store,
+            place=self.index,
+            num_places=self.num_servers,
+            segment=segment,
+        )
+        try:
+            work = _Work(holding, self.together)
+            with (
+                ThreadPoolExecutor(1, "girih-serve") as pool,
+                ThreadPoolExecutor(1, "girih-write") as writing,
+                listen(work.handler(pool, writing), address=self.address, secret=self.secret) as server,
+            ):
+                ready(server.address)
+                stop.wait()
+        finally:
+            holding.close()
+            if segment is not None:
+                remove_segments(f"{segment}-")
+
+
+class _Work:
+    """What a server does, request by request."""
+
+    def __init__(self, holding: LocalShards, together: int) -> None:
+        self._holding = holding
+        self._together = together
+        self._owners = [ShardReader(stores, holding.pool) for stores in holding.stores]
+        self._reads: dict[tuple[int, int], _Read] = {}
+        self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
+        self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
+        self._sent: Counter[str] = Counter()
+        self._served_keys = 0
+        self._save: ShardsSave | None = None
+        self._spans = Spans()
+
+    def handler(self, pool: ThreadPoolExecutor, writing: ThreadPoolExecutor) -> Callable[[Request], None]:
+        """Takes requests in; those that write files are done beside the others."""
+        verbs = {
+            Verb.LOOKUP: self._read, Verb.UPDATE: self._move, Verb.DROP: self._drop, Verb.COUNT: self._count,
+            Verb.SAVE: self._begin_save, Verb.LOAD: self._load, Verb.WRITE: self._write,
+        }  # fmt: skip
+
+        def do(request: Request) -> None:
+            try:
+                verbs[Verb(request.frame.kind)](request)
+            except Exception as error:
+                request.fail(error)
+
+        def handle(request: Request) -> None:
+            (writing if request.frame.kind == Verb.WRITE else pool).submit(do, request)
+
+        return handle
+
+    def _read(self, request: Request) -> None:
+        ticket, trainer, number, step, train = request.frame.fields
+        staleness = number - self._done[trainer] if train else 0
+        read = _Read([], [], [])
+        with self._spans("lookup"):
+            for g, owner in enumerate(self._owners):
+                lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
+                served = owner.read(
+                    keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
+                )
+                read.keys.append(np.array(keys))
+                read.lengths.append(np.array(lengths))
+                read.served.append(served)
+                self._served_keys += len(keys)
+        values = [served.values for served in read.served]
+        self._sent["embeddings"] += sum(each.nbytes for each in values)
+        if train:
+            for served in read.served:
+                served.values = NO_VALUES  # they are sent, and not needed here again
+            self._reads[request.client, ticket] = read
+        request.reply((staleness,), values)
+
+    def _move(self, request: Request) -> None:
+        ticket, trainer, _, turn, step, lr_scale = request.frame.fields
+        read = self._reads.pop((request.client, ticket))
+        gradients = [np.asarray(array) for array in request.frame.arrays]
+        part = _Part(read, gradients, step, as_float(lr_scale), request)
+        self._take_part(trainer, turn, part)
+
+    def _drop(self, request: Request) -> None:
+        ticket, trainer, _, turn = request.frame.fields
+        read = self._reads.pop((request.client, ticket))
+        if turn == NO_TURN:
+            self._done[trainer] += 1
+            request.reply((0,))
+        else:
+            self._take_part(trainer, turn, _Part(read, None, 0, 1.0, request))
+
+    def _take_part(self, trainer: int, turn: int, part: _Part) -> None:
+        """Applies the gradients of a turn once all are here."""
+        parts = self._parts[turn]
+        parts[trainer] = part
+        if len(parts) < self._together:
+            return
+        del self._parts[turn]
+        in_order = [parts[rank] for rank in sorted(parts)]
+        try:
+            with self._spans("update"):
+                dropped = self._apply([each for each in in_order if each.gradients is not None])
+        except Exception as error:
+            for each in in_order:
+                each.request.fail(error)
+            return
+        for rank in parts:
+            self._done[rank] += 1
+        for each in in_order:
+            each.request.reply((dropped,))
+
+    def _apply(self, parts: list[_Part]) -> int:
+        """Applies the sum of all parts, in the order of trainers; returns how many gradients had no row."""
+        dropped, sums = 0, []
+        for g, owner in enumerate(self._owners):
+            given = [(p.read, p.gradients[g]) for p in parts if p.gradients is not None]
+            if not any(gradient.shape[1] for _, gradient in given):  # no width: it took no part in the loss
+                continue
+            gradients = [
+                gradient if gradient.size else np.zeros((len(read.keys[g]), owner.dim), np.float32)
+                for read, gradient in given
+            ]
+            served = given[0][0].served[g]
+            if len(given) > 1:
+                served = owner.join(
+                    np.concatenate([read.keys[g] for read, _ in given]),
+                    np.stack([read.lengths[g] for read, _ in given]),
+                )
+            joined = gradients[0] if len(gradients) == 1 else np.concatenate(gradients)
+            totals, table = owner.sum_gradients(served, joined)
+            if table is not None:
+                raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
+            sums.append((owner, served, totals))
+        for owner, served, totals in sums:
+            dropped += owner.apply(served, totals, parts[0].step, parts[0].lr_scale)
+        return dropped
+
+    def _count(self, request: Request) -> None:
+        told = {
+            "store": self._holding.counters(),
+            "rows": self._holding.rows(),
+            "wire": dict(self._sent),
+            "served_keys": self._served_keys,
+            "spans": self._spans.events(),
+        }
+        request.reply((), (as_text(told),))
+
+    def _begin_save(self, request: Request) -> None:
+        self._save = self._holding.begin_save(Path(from_text(request.frame.arrays[0])))
+        request.reply()
+
+    def _write(self, request: Request) -> None:
+        save, self._save = self._save, None
+        files: dict[str, Any] = {}
+        if save is not None:
+            try:
+                if not request.frame.fields or request.frame.fields[0]:
+                    files = save.write()
+            finally:
+                save.close()
+        request.reply((), (as_text(files),))
+
+    def _load(self, request: Request) -> None:
+        directory, files = from_text(request.frame.arrays[0])
+        self._holding.load(Path(directory), files)
+        request.reply()

@@ -1,0 +1,108 @@
+"""What trainers, loaders, embedding workers and embedding servers ask of each other: the frames of the sparse half.
+
+A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W columns of a row, K keys, T tables.
+
+    loader  ─STORE_IDS──►  worker                  ids; answers the number it keeps them under (Persia §4.1, step 1)
+    trainer ─PULL──►  worker  ─LOOKUP──► server keys; answers rows; bags (steps 3 to 5)
+    trainer ─PUSH──►  worker  ─UPDATE──► server gradients of bags; of rows (steps 6 and 7)
+    trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
+    trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc import Frame, Reply
+from girih.errors import RemoteError, named
+
+Rows = NDArray[np.float32]
+
+
+NO_TURN = -1
+"""Of a batch that was read ahead for nothing."""
+
+
+class Verb(IntEnum):
+    """What is asked. Integers and arrays of each:
+
+    STORE_IDS: (pass); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
+    PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.
+    PEEK: (); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → (dropped,).
+    LOOKUP: (ticket, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
+    UPDATE: (ticket, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → (dropped,).
+    DROP: to a worker (sample, trainer, number, turn), to a server (ticket, trainer, number, turn); NO_TURN for a batch
+        that was never trained on.
+    To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
+    labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
+    END: (pass, trainer).
+    COUNT: → text. SAVE: text → (). WRITE: → text. LOAD: text → ().
+    """
+
+    STORE_IDS = 1
+    DROP_IDS = 2
+    PULL = 3
+    PEEK = 4
+    PUSH = 5
+    LOOKUP = 6
+    UPDATE = 7
+    DROP = 8
+    COUNT = 9
+    SAVE = 10
+    WRITE = 11
+    LOAD = 12
+    BEGIN = 13
+    NEXT = 14
+    END = 15
+
+
+def as_text(value: Any) -> NDArray[np.uint8]:
+    """JSON as an array."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def from_text(array: NDArray[Any]) -> Any:
+    """The inverse of :func:`as_text`."""
+    return json.loads(array.tobytes())
+
+
+def as_integer(number: float) -> int:
+    """The bits of a float64."""
+    value: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return value
+
+
+def as_float(bits: int) -> float:
+    """The inverse of :func:`as_integer`."""
+    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return number
+
+
+def answer(reply: Reply) -> Frame:
+    """Waits for an answer; raises what the other process raised."""
+    try:
+        return reply.wait()
+    except RemoteError as error:
+        raise named(str(error)) or error from None
+
+
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an array that may be written, as torch wants it; nobody does.
+
+    What comes over a wire is read-only, and is this process's alone.
+    """
+    return np.asarray(_Writable(array)) if not array.flags.writeable else array
+
+
+class _Writable:
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface

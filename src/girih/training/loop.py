@@ -1,0 +1,198 @@
+"""The training loop of one trainer process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from girih.comm.group import TrainerGroup
+from girih.config.train import EarlyStopping, TrainOptions
+from girih.data import Batch, Position, read_ahead
+from girih.errors import NonFiniteError
+from girih.metrics import DIRECTIONS, Metrics, Scores
+from girih.models import bce_with_logits
+from girih.runs.background import BackgroundTasks
+from girih.runs.log import RunLog
+from girih.runs.spans import Spans
+from girih.training.feeds import Feed, Stream
+from girih.training.halves import DenseHalf, SparseHalf
+from girih.training.learning_rate import LearningRate
+from girih.training.schedules import Schedule, Step
+from girih.training.state import RunState
+
+
+@dataclass
+class Loop:
+    """Trains until the data, the options or a request end it.
+
+    Attributes:
+        save: begins a checkpoint of the state as it stands; called between steps only.
+        settle_saves: called after every step; raises what went wrong with a checkpoint that was begun.
+        feed: this trainer's share of the training data.
+        score: scores the validation data (None comes on all ranks but the first), or None where there is none.
+        ranks: this trainer among all; each step ends with what all agree on.
+    """
+
+    sparse: SparseHalf
+    dense: DenseHalf
+    schedule: Schedule
+    learning_rate: LearningRate
+    options: TrainOptions
+    state: RunState
+    feed: Feed
+    log: RunLog
+    save: Callable[[], None]
+    settle_saves: Callable[[], None]
+    score: Callable[[], Scores | None] | None
+    label_names: Sequence[str]
+    save_every_steps: int | None = None
+    ranks: TrainerGroup = field(default_factory=TrainerGroup)
+    spans: Spans = field(default_factory=Spans)
+    _telling: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
+
+    def run(self, until_epoch: int) -> None:
+        """Trains until so many epochs are done.
+
+        Raises:
+            NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
+        """
+        while self.state.epoch < until_epoch and not self._finished():
+            with closing(self._batches()) as batches:
+                self._pay_evaluation()  # one that a stop left undone
+                try:
+                    self._train_on(batches)
+                except BaseException:
+                    self.feed.close()  # who feeds may be gone, and would be waited for
+                    raise
+            if self._epoch_is_read() and not self.state.stopped_early:
+                self._end_epoch()
+
+    def _train_on(self, batches: Stream) -> None:
+        with closing(self._steps(batches)) as steps:
+            for step in steps:
+                self._account(step)
+                self._pay_evaluation()
+                if self._every(self.save_every_steps):
+                    self._save()
+                if self._finished():
+                    return
+
+    def close(self) -> None:
+        """Waits for the metrics that are still being computed, and tells them."""
+        try:
+            self._telling.close()
+        finally:
+            self.feed.close()
+
+    def _batches(self) -> Stream:
+        if self._epoch_is_read():
+            return read_ahead(())
+        position = None if self.state.position is None else Position.from_dict(self.state.position)
+        return self.feed.stream(self.state.epoch, position)
+
+    def _epoch_is_read(self) -> bool:
+        """After the last batch of an epoch, the position is the start of the next one."""
+        return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
+
+    def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
+        timed = self.spans.each("read", batches)
+        with closing(
+            self.schedule(
+                timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans
+            )
+        ) as steps:
+            while True:
+                start = time.perf_counter()
+                step = next(steps, None)
+                if step is None:
+                    return
+                self.state.train_s += time.perf_counter() - start
+                yield step
+
+    def _account(self, step: Step[Position]) -> None:
+        state = self.state
+        state.step += 1
+        state.examples += step.num_examples
+        state.position = step.token.to_dict()
+        state.staleness_max = max(state.staleness_max, step.staleness)
+        state.staleness_sum += step.staleness
+        if step.refused is not None:
+            if self.options.on_nonfinite == "stop":
+                raise NonFiniteError(
+                    f"step {state.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
+                    'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
+                )
+            state.refused += 1
+        self.learning_rate.after_step()
+        self._telling.settle()
+        self.settle_saves()
+        self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
+
+    def _end_epoch(self) -> None:
+        scores = None if self.state.evaluated_step == self.state.step else self._measure()
+        if self.ranks.stopping:
+            return
+        self.state.epoch += 1
+        self.state.position = None
+        self.learning_rate.after_epoch()
+        self._judge(scores)
+
+    def _pay_evaluation(self) -> None:
+        if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
+            self._judge(self._measure())
+
+    def _measure(self) -> Scores | None:
+        """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
+        if self.score is None or not self.ranks.rendezvous():
+            return None
+        with self.spans("evaluate"):
+            scores = self.score()
+        if self.ranks.stopping:
+            return None
+        return Scores() if scores is None else scores  # of no examples, beside the rank that has all
+
+    def _judge(self, scores: Scores | None) -> None:
+        """Computes metrics from scores: at once where training depends on them, else while it goes on."""
+        if scores is None:
+            return
+        self.state.evaluated_step = self.state.step
+        tell = partial(self.log.evaluation, "valid", state=replace(self.state))
+        if self.options.early_stopping is None and self.learning_rate.metric is None:
+            if self.ranks.first:
+                self._telling.submit(partial(scores.result, self.label_names), tell)
+            return
+        with self.spans("evaluate"):
+            own = scores.result(self.label_names).as_dict() if self.ranks.first else None
+            metrics = Metrics.from_dict(self.ranks.broadcast(own))
+        tell(metrics)
+        self.learning_rate.after_evaluation(metrics.first)
+        if self.options.early_stopping is not None:
+            self._watch(self.options.early_stopping, metrics)
+
+    def _save(self) -> None:
+        self._telling.settle(wait=True)  # what a resumed run does not compute again must be on disk
+        if self.ranks.rendezvous():
+            self.save()
+
+    def _watch(self, stopping: EarlyStopping, metrics: Metrics) -> None:
+        state, value = self.state, getattr(metrics.first, stopping.metric)
+        sign = DIRECTIONS[stopping.metric]
+        if value is not None and (
+            state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
+        ):
+            state.best_step, state.best_value, state.bad_evaluations = state.step, value, 0
+            self._save()
+            return
+        state.bad_evaluations += 1
+        state.stopped_early = state.bad_evaluations > stopping.patience
+
+    def _finished(self) -> bool:
+        self.ranks.poll_stop()
+        past = self.options.max_steps is not None and self.state.step >= self.options.max_steps
+        return past or self.state.stopped_early or self.ranks.stopping
+
+    def _every(self, steps: int | None) -> bool:
+        return steps is not None and self.state.step > 0 and self.state.step % steps == 0

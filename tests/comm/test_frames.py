@@ -1,0 +1,92 @@
+"""Frames in bytes: what is read back, and what hostile bytes do."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from girih.comm.rpc import Frame, Limits
+from girih.comm.rpc.frames import Header, Packed, unpack
+from girih.errors import WireError
+
+HEADER = Header(status=2, request=77, client=2**64 - 1, floor=70)
+ARRAYS = (np.arange(7, dtype=np.int16), np.ones((2, 3, 4), np.float32), np.zeros(5000), np.empty((0, 9)))
+
+
+def message(arrays=ARRAYS, checksums=False):
+    parts = Packed(Frame(12, (1, -2), tuple(arrays)), Limits(), checksums).parts(HEADER)
+    return [part.copy() for part in parts]
+
+
+def resealed(first, num_fields, num_arrays):
+    end = 40 + 8 * num_fields + 40 * num_arrays
+    first[end : end + 4] = np.frombuffer(struct.pack("<I", zlib.crc32(first[:end])), np.uint8)
+
+
+def test_what_is_packed_is_unpacked():
+    header, frame = unpack(message(), Limits())
+    assert header == HEADER
+    assert (frame.kind, frame.fields) == (12, (1, -2))
+    for got, want in zip(frame.arrays, ARRAYS, strict=True):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_any_changed_byte_of_the_header_is_found():
+    for position in range(40 + 16 + 40 * 4 + 4):
+        parts = message()
+        parts[0][position] ^= 0x40
+        with pytest.raises(WireError):
+            unpack(parts, Limits())
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_changed_arrays_are_found_with_checksums(part):
+    parts = message(checksums=True)
+    unpack(parts, Limits())
+    parts[part][-33 if part == 0 else 4097] ^= 1
+    with pytest.raises(WireError, match="its checksum differs"):
+        unpack(parts, Limits())
+
+
+@pytest.mark.parametrize("shape", [(2**40, 1, 1), (2**33, 2**33, 2**33), (2**63, 2, 1), (3, 1, 1), (1, 3, 0)])
+@pytest.mark.parametrize("own", [0, 1])
+def test_shapes_that_lie(shape, own):
+    parts = message((np.zeros((1, 1, 4)),))
+    parts[0][40 + 16 + 2] = own
+    parts[0][40 + 16 + 8 : 40 + 16 + 32] = np.frombuffer(struct.pack("<3Q", *shape), np.uint8)
+    resealed(parts[0], 2, 1)
+    with pytest.raises(WireError):
+        unpack(parts, Limits())
+
+
+def test_counts_and_parts_that_lie():
+    for change in (
+        lambda parts: parts.pop(),
+        lambda parts: parts.append(np.zeros(8, np.uint8)),
+        lambda parts: parts.insert(1, np.zeros(8, np.uint8)),
+        lambda parts: parts.__setitem__(0, parts[0][:-8]),
+        lambda parts: parts.__setitem__(0, np.append(parts[0], np.zeros(8, np.uint8))),
+        lambda parts: parts.__setitem__(1, parts[1][8:]),
+        lambda parts: parts.clear(),
+    ):
+        parts = message()
+        change(parts)
+        with pytest.raises(WireError):
+            unpack(parts, Limits())
+    with pytest.raises(WireError, match="at most 12, 3"):
+        unpack(message(), Limits(most_arrays=3))
+    with pytest.raises(WireError, match="at most 1,000"):
+        unpack(message(), Limits(most_bytes=1000))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
+def test_garbage_raises_nothing_else(parts, with_sign):
+    if with_sign and parts:
+        parts[0] = b"GRIH\x01\x00" + parts[0]
+    with pytest.raises(WireError):
+        unpack([np.frombuffer(part, np.uint8) for part in parts], Limits())

@@ -1,0 +1,66 @@
+import pytest
+import tomli_w
+
+from girih import config
+from girih.config.file import RunConfig
+from girih.errors import ConfigError
+
+MODEL = "from torch import nn\n\n\nclass Own(nn.Module):\n    pass\n"
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Writes a config to ``here``, moves its repetition to ``there``, and gives both, read."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "own.py").write_text(MODEL)
+    monkeypatch.setenv("SECRET", "hunter2")
+    monkeypatch.setenv("ELSEWHERE", "/data")
+    monkeypatch.setenv("BELOW", "parts")
+    monkeypatch.setenv("OWN", "own")
+
+    def read(data, **more):
+        mapping = {
+            "data": data,
+            "features": [{"name": "user", "kind": "categorical"}],
+            "labels": {"names": ["click"]},
+            "model": {"name": "${OWN}.py:Own"},
+        }
+        (tmp_path / "here" / "config.toml").write_text(tomli_w.dumps(mapping | more))
+        first = RunConfig.load(tmp_path / "here" / "config.toml")
+        config.write_toml(tmp_path / "there" / "config.toml", first.with_absolute_paths())
+        return first, RunConfig.load(tmp_path / "there" / "config.toml")
+
+    return read
+
+
+def test_what_the_environment_holds_does_not_reach_the_disk(settings, tmp_path, monkeypatch):
+    first, second = settings({"train": "s3://${SECRET}@bucket/a", "valid": ["${ELSEWHERE}/b", "c"]})
+    text = (tmp_path / "there" / "config.toml").read_text()
+    assert "hunter2" not in text
+    assert "s3://${SECRET}@bucket/a" in text
+    assert '"${ELSEWHERE}/b"' in text
+    assert first.data.train == second.data.train == "s3://hunter2@bucket/a"
+    assert second.data.valid == ("/data/b", str(tmp_path / "here" / "c"))
+    monkeypatch.delenv("SECRET")
+    with pytest.raises(ConfigError, match=r"\$\{SECRET\} is not set in the environment; export SECRET="):
+        RunConfig.load(tmp_path / "there" / "config.toml")
+
+
+def test_relative_paths_hold_from_anywhere_whatever_they_are_made_of(settings, tmp_path):
+    here = str(tmp_path / "here")
+    _, second = settings(
+        {"train": "${BELOW}/a", "valid": "x/${BELOW}"}, store={"arena": "file", "directory": "${BELOW}"}
+    )
+    assert (second.data.train, second.data.valid) == (f"{here}/parts/a", f"{here}/x/parts")
+    assert second.store.directory == f"{here}/parts"
+    assert type(second.model()).__name__ == "Own"
+
+
+def test_overrides_are_expanded_and_kept_as_written(settings, tmp_path):
+    settings({"train": "a"})
+    overridden = RunConfig.load(
+        tmp_path / "here" / "config.toml", overrides=["data.train=${ELSEWHERE}/x", "model.name=lr"]
+    )
+    assert overridden.data.train == "/data/x"
+    assert overridden.with_absolute_paths()["data"]["train"] == "${ELSEWHERE}/x"

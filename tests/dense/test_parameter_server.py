@@ -1,0 +1,201 @@
+"""A dense server and its copies: in one process, and over two real ones."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from companions import together
+from girih.comm.context import RunContext
+from girih.data import Batch
+from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
+from girih.dense.halves.replica import Replica
+from girih.errors import ConfigError, NonFiniteError
+from girih.models.embeddings import Block, Embeddings
+
+SECRET = b"of this run"
+STEPS = 40
+STALENESS = 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used = nn.Linear(3, 1)
+        self.aside = nn.Parameter(torch.ones(2))  # takes no part in the loss
+
+    def forward(self, numeric, embeddings):
+        return self.used(numeric) + embeddings.blocks[0].values.sum(dim=(1, 2))[:, None]
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=2.0**-6)
+
+
+def flat_of(module):
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy().copy()
+
+
+def batch_of(step, size=4):
+    numeric = np.random.default_rng(step).normal(size=(size, 3)).astype(np.float32)
+    return Batch(
+        ids=np.empty(0, np.int64),
+        offsets=np.zeros(1, np.int32),
+        numeric=numeric,
+        labels=np.zeros((size, 1), np.float32),
+    )
+
+
+def train(replica, batch, spoil=1.0):
+    """One step on the mean of the logits; returns the loss that is told."""
+    values = torch.zeros(batch.num_examples, 1, 2, requires_grad=True)
+    logits = replica.forward(batch, Embeddings((Block(("user",), values),)))
+    loss = replica.backward(torch.full_like(logits, spoil / len(logits)), float(logits.mean()))
+    replica.apply()
+    return loss
+
+
+class TestDenseServer:
+    def test_a_step_is_that_of_the_optimizer_and_gives_all_numbers_back(self):
+        server, plain = DenseServer(Net(), adamw, clip_norm=0.5), Net()
+        optimizer = adamw(plain.parameters())
+        first, behind = 0, flat_of(plain)
+        assert server.newest()[1] == first
+        np.testing.assert_array_equal(server.newest()[0], behind)
+        gradient = np.arange(len(behind), dtype=np.float32)
+        for version in range(3):
+            plain.aside.grad = None  # no gradient is not a gradient of 0: weight decay leaves it
+            at = 2
+            for parameter in (plain.used.weight, plain.used.bias):
+                parameter.grad = torch.tensor(gradient[at : at + parameter.numel()]).view_as(parameter)
+                at += parameter.numel()
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            optimizer.step()
+            flat, now = server.step(gradient, np.array([0, 1, 1], np.uint8), version)
+            assert now == version + 1
+            np.testing.assert_array_equal(flat, flat_of(plain))
+        assert plain.aside.tolist() == [1, 1]
+        assert server.staleness_max == 0
+
+    def test_steps_between_a_gradient_and_its_parameters_are_counted(self):
+        server = DenseServer(Net(), sgd, None)
+        gradient, given = np.zeros(6, np.float32), np.ones(3, np.uint8)
+        for version in (0, 1, 1, 0, 4):
+            server.step(gradient, given, version)
+        assert server.staleness_max == 3
+
+    def test_steps_of_several_threads_are_all_taken_once(self):
+        server = DenseServer(Net(), sgd, None)
+        before = server.newest()[0]
+        versions = []
+
+        def push():
+            for _ in range(50):
+                versions.append(server.step(np.full(6, 2.0, np.float32), np.ones(3, np.uint8), 0)[1])
+
+        threads = [threading.Thread(target=push) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(versions) == list(range(1, 201))
+        np.testing.assert_allclose(before - server.newest()[0], 200 * 2.0 / 64, rtol=1e-5)
+
+
+def alone(**options):
+    context = RunContext(secret=SECRET)
+    return ParameterServerReplica(Net(), adamw, context=context, staleness=STALENESS, **options)
+
+
+def test_a_trainer_alone_moves_as_a_replica_bit_for_bit():
+    served, plain = alone(clip_norm=0.4), Replica(Net(), adamw, clip_norm=0.4)
+    for number in range(10):
+        assert train(served, batch_of(number)) == train(plain, batch_of(number))
+        np.testing.assert_array_equal(flat_of(served.module), flat_of(plain.module))
+    assert (served.sent_bytes, served.staleness_max) == (0, 0)
+    state = served.state()
+    again = alone(clip_norm=0.4)
+    again.restore(copy.deepcopy(state))
+    again.refresh()
+    for each in (served, again):
+        train(each, batch_of(11))
+    np.testing.assert_array_equal(flat_of(served.module), flat_of(again.module))
+    served.close()
+    again.close()
+
+
+def test_it_computes_on_cpus_only():
+    with pytest.raises(ConfigError, match="on CPUs only"):
+        alone(device="meta")
+
+
+def two(ranks):
+    """Both trainers go as fast as they can; then they meet."""
+    context = RunContext(ranks=ranks, secret=SECRET)
+    told = {}
+    for name in ("sgd", "adamw"):
+        replica = ParameterServerReplica(
+            Net(), globals()[name], context=context, staleness=STALENESS, address="tcp://127.0.0.1:*"
+        )
+        told[f"start-{name}"] = flat_of(replica.module).tolist()
+        ranks.barrier()
+        most = 0
+        for number in range(STEPS):
+            train(replica, batch_of(2 * number + ranks.rank))
+            most = max(most, len(replica._under_way))
+        told[f"most-{name}"] = most
+        try:
+            train(replica, batch_of(0), spoil=float("nan"))
+        except NonFiniteError as error:
+            replica.discard()
+            told[f"refused-{name}"] = str(error)
+        replica.drain()
+        ranks.barrier()
+        replica.refresh()
+        told[f"end-{name}"] = flat_of(replica.module).tolist()
+        told[f"version-{name}"] = replica._version
+        told[f"staleness-{name}"] = replica.staleness_max
+        ranks.barrier()
+        told[f"sent-{name}"] = replica.sent_bytes
+        replica.close()
+    return told
+
+
+@pytest.fixture(scope="module")
+def told():
+    return together(two)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_every_step_of_both_is_taken_and_both_come_to_the_same_parameters(told, name):
+    one, other = told
+    assert one[f"start-{name}"] == other[f"start-{name}"]
+    assert one[f"end-{name}"] == other[f"end-{name}"]
+    assert one[f"version-{name}"] == other[f"version-{name}"] == 2 * STEPS  # a refused step is none
+    assert "NaN or infinite" in one[f"refused-{name}"]
+    assert one[f"end-{name}"][:2] == [1.0, 1.0]  # what takes no part stays, under weight decay too
+    assert 0 < other[f"most-{name}"] <= STALENESS
+    assert one[f"staleness-{name}"] > 0
+
+
+def test_the_sum_of_all_gradients_is_what_moved_them(told):
+    """The gradient of the mean logit is the mean input, whatever the parameters were: nothing is lost or doubled."""
+    total = sum(batch_of(number).numeric.mean(axis=0) for number in range(2 * STEPS))
+    moved = np.array(told[0]["start-sgd"]) - np.array(told[0]["end-sgd"])
+    np.testing.assert_allclose(moved[2:5], total / 64, rtol=1e-3, atol=1e-5)
+    assert moved[5] == pytest.approx(2 * STEPS / 64, rel=1e-4)
+
+
+def test_bytes_are_counted_where_they_are_sent(told):
+    size = 6 * 4
+    one, other = told
+    assert other["sent-sgd"] == STEPS * size  # gradients
+    assert one["sent-sgd"] == (STEPS + 2) * size  # parameters: after each step, at the start and at the end
