@@ -231,7 +231,7 @@ class Trainer:
         )
         try:
             loop.run(self.state.epoch + epochs)
-            self._ranks.leave()  # others may need the loaders still
+            self._ranks.finish()  # others may need the loaders still
             self._tally.loaders = feed.told()
             loop.close()
             self._run_checkpoints.settle(wait=True)
