@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,51 +17,60 @@ from torch import nn
 
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Content
-from girih.cluster import Cluster, start_loaders, start_roles
-from girih.comm.group import TrainerGroup
+from girih.cluster import Cluster
 from girih.config.train import TrainOptions
 from girih.data import Dataset, NormalizationStats, Position
+from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory, optimizer_factory
+from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RunDirectoryError
 from girih.metrics import Metrics, Scores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
+from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.directory import RunDirectory
+from girih.runs.files import write_whole
 from girih.runs.log import RunLog, rewind
-from girih.runs.spans import Spans
+from girih.runs.stats import Spans, Stats
 from girih.runs.summary import summarize
-from girih.runs.tally import Tally
 from girih.runs.timeline import write_timeline
+from girih.runs.totals import timelines, totals
 from girih.schema import Schema
+from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Local, Strategy, place, plan
-from girih.training import evaluation
+from girih.strategies import Local, Strategy, roles_of
+from girih.strategies.planning import decide, facts_of
+from girih.training import evaluation, random_state
 from girih.training.arguments import device, expect, refuse_other_schema, schema_of
-from girih.training.feeds import LOADER
+from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
+from girih.training.session import Session
 from girih.training.state import RunState
 
 
 class Trainer:
     """Trains a model whose embeddings live in growing tables.
 
+    The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
+
     Args:
         model: any module of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
-        sparse_optimizer: of the tables that have none of their own; Adagrad(lr=0.01) where None.
+        sparse_optimizer: for tables that have none of their own; Adagrad(lr=0.01) where None.
         dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
-        first_order_optimizer: of first-order weights; the sparse optimizer where None.
-        strategy: how training is interlaced.
+        first_order_optimizer: for first-order weights; the sparse optimizer where None.
+        strategy: how training is interlaced: one of girih's, or any object with ``plan`` and ``build``.
         schema: taken from the model, where it has one.
         options: epochs, seed, precision and the like.
         store: where rows live. checkpoints: how often to save, when a ``run`` is given.
         run: a directory for metrics, checkpoints and the timeline; None writes nothing.
-        callbacks: hear every record.
-        cluster: the processes of the run, where they were started already; else under ``torchrun`` those that
-            it started. Of several trainers only rank 0 writes and calls back.
+        callbacks: receive every record.
+        cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers
+            only rank 0 writes and calls back.
+        plan: the plan to hold, instead of one that the strategy makes.
 
     Raises:
         ConfigError: options that do not go together.
@@ -81,6 +91,7 @@ class Trainer:
         run: str | os.PathLike[str] | RunDirectory | None = None,
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
+        plan: Plan | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -90,6 +101,7 @@ class Trainer:
         expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
+        expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
         if dense_optimizer is not None and not callable(dense_optimizer):
             raise ConfigError(
                 f"dense_optimizer: a {type(dense_optimizer).__name__}; expected a function of parameters, "
@@ -98,57 +110,67 @@ class Trainer:
         self.model = model
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
-        self.strategy = strategy or Local()
+        self.strategy: Strategy = strategy or Local()
         self.checkpoints = checkpoints or CheckpointOptions()
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
-        self._cluster = cluster or self._join()
-        self._ranks = self._cluster.context.ranks
+        self._cluster = cluster or Cluster.join(self.strategy.trainers)
+        self._ranks = self._cluster.ranks
         try:
-            self._begin(dense_optimizer, run, callbacks)
-            self._spec = SparseSpec(
-                schema=self.schema,
-                needs=needs_of(model, self.schema),
-                optimizer=sparse_optimizer or Adagrad(),
-                first_order_optimizer=first_order_optimizer,
-                store=store or StoreOptions(),
-                seed=self.options.seed,
+            self._context = self._context_of(
+                sparse_optimizer, first_order_optimizer, dense_optimizer, store or StoreOptions()
             )
-            start_roles(self._cluster, self.strategy, self._spec)
-            # last, when nothing can fail any more: it takes memory
-            self.sparse = self.strategy.sparse_half(self._spec, self._cluster.context)
-            self._tally = Tally(self._ranks, self.sparse, self.dense)
+            self._facts = facts_of(self._context.sparse, self._context.dense, self._ranks.size)
+            self.strategy.plan(self._facts)  # what it refuses, it refuses now
+            LearningRate(None, self.options.lr_schedule)
+            self._session: Session | None = None
+            self._pinned, self.plan = plan, plan
+            self._begin(run, callbacks)
+            self._cluster.prepare(roles_of(self.strategy))
         except BaseException:
             self._cluster.close(failed=True)
             raise
 
-    def _join(self) -> Cluster:
-        if isinstance(self.strategy, Local):
-            return Cluster(TrainerGroup())
-        return Cluster.join(self.strategy.trainers, lockstep=self.strategy.lockstep)
-
-    def _begin(
+    def _context_of(
         self,
+        sparse_optimizer: SparseOptimizer | None,
+        first_order_optimizer: SparseOptimizer | None,
         dense_optimizer: OptimizerFactory | None,
-        run: str | os.PathLike[str] | RunDirectory | None,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self.dense = self.strategy.dense_half(
-            self.model,
-            dense_optimizer or optimizer_factory({"name": "adam"}),
-            self._cluster.context,
+        store: StoreOptions,
+    ) -> RunContext:
+        stats = Stats()
+        spec = SparseSpec(
+            schema=self.schema,
+            needs=needs_of(self.model, self.schema),
+            optimizer=sparse_optimizer or Adagrad(),
+            first_order_optimizer=first_order_optimizer,
+            store=store,
+            seed=self.options.seed,
+        )
+        dense = DenseSpec(
+            module=self.model,
+            optimizer=dense_optimizer or optimizer_factory({"name": "adam"}),
             precision=self.options.precision,
             device=device(self.options.device, self._ranks.rank),
             clip_norm=self.options.clip_norm,
+            stats=stats,
         )
+        return RunContext(
+            ranks=self._ranks,
+            sparse=spec,
+            dense=dense,
+            processes=self._cluster,
+            stats=stats,
+            seed=self.options.seed,
+        )
+
+    def _begin(
+        self, run: str | os.PathLike[str] | RunDirectory | None, callbacks: Sequence[Callback]
+    ) -> None:
         if not self._ranks.first:
             run, callbacks = None, ()
-            if self.dense.own_dropout:
-                torch.manual_seed(self.options.seed + self._ranks.rank)
-        self.learning_rate = LearningRate(self.dense.optimizer, self.options.lr_schedule)
         self.state = RunState()
-        self.moments: NormalizationStats | None = None
-        self.spans = Spans()
+        self.normalization: NormalizationStats | None = None
         self.stopped = False
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
         directory = run if isinstance(run, RunDirectory) else self._opened
@@ -160,11 +182,57 @@ class Trainer:
             if self._run is None:
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             self._callbacks.append(TensorBoard(self._run / "tensorboard"))
-        self._placing: dict[str, Any] | None = None  # what it rests on, once features are placed
-        self._plan: dict[str, Any] = {}
         self._log: RunLog | None = None
         self._resumed = False
+        self._loaders: Mapping[str, Mapping[str, Any]] = {}
         self._cluster.show_in(self._run)
+
+    @property
+    def session(self) -> Session:
+        """The halves, and how they are joined and fed.
+
+        Raises:
+            ConfigError: it is not open yet.
+        """
+        if self._session is None:
+            raise ConfigError("this trainer has no tables yet; fit, load or evaluate first")
+        return self._session
+
+    @property
+    def sparse(self) -> SparseHalf:
+        """The sparse half of the session."""
+        return self.session.sparse
+
+    @property
+    def dense(self) -> DenseHalf:
+        """The dense half of the session."""
+        return self.session.dense
+
+    @property
+    def spans(self) -> Spans:
+        """Phases of the run in this process."""
+        return self._context.stats.spans
+
+    def _open(self, train: Dataset | None = None, earlier: Plan | None = None) -> Session:
+        """Plans and builds, once; called by all trainers together."""
+        if self._session is not None:
+            return self._session
+        self.plan = decide(
+            self.strategy,
+            self._facts,
+            self._ranks,
+            self._context.sparse,
+            train=train,
+            earlier=earlier,
+            pinned=self._pinned,
+        )
+        if self._run is not None:
+            write_whole(self._run / "plan.json", json.dumps(self.plan.to_dict(), indent=1) + "\n")
+        self._session = self.strategy.build(self.plan, self._context)
+        if not self._ranks.first and self.plan.seeds.get("dropout") == "per_rank":
+            torch.manual_seed(self.options.seed + self._ranks.rank)
+        self.learning_rate = LearningRate(self._session.optimizer, self.options.lr_schedule)
+        return self._session
 
     def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
         """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
@@ -187,7 +255,7 @@ class Trainer:
             self.state.stopped_early, self.state.bad_evaluations = False, 0
         try:
             with self._cluster.explaining():
-                self._fit(train, valid, epochs)
+                self._fit(self._open(train), train, valid, epochs)
             self.stopped = self._ranks.stopping
         except KeyboardInterrupt:
             self.stopped = True
@@ -198,28 +266,22 @@ class Trainer:
             self._restore(self._run_checkpoints.best(self.state.best_step))
         return self.state
 
-    def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
-        self._plan = plan(self.strategy, self.dense, self._place(train), train.batch_size)
-        if self.moments is None:
-            self.moments = self._measure(train)
-        self.spans = Spans()
-        self.dense.spans = self.spans
-        self._tally.loaders = {}
-        start_loaders(self._cluster, self.strategy, self._spec, train)
+    def _fit(self, session: Session, train: Dataset, valid: Dataset | None, epochs: int) -> None:
+        if self.normalization is None:
+            self.normalization = self._measure(train)
+        self._context.stats.spans = Spans()
+        self._loaders = {}
         log = self._open_log()
-        log.begin(self.state, self.sparse.counters())
-        data = self.sparse.columns_of(train)
-        feed = self.strategy.feed(data, self.moments.narrowed(data.schema), self._cluster.context)
-        for callback in self._callbacks if self._plan else ():
-            callback.on_plan(self._plan)
+        feed = session.feed.train(train, self.normalization)
+        log.begin(self.state, session.sparse.stats().store)
+        for callback in self._callbacks:
+            callback.on_plan(self._planned().to_dict())
         loop = Loop(
-            sparse=self.sparse,
-            dense=self.dense,
-            schedule=self.strategy.schedule,
+            session=session,
+            feed=feed,
             learning_rate=self.learning_rate,
             options=self.options,
             state=self.state,
-            feed=feed,
             log=log,
             save=self._begin_save,
             settle_saves=self._run_checkpoints.settle,
@@ -232,7 +294,7 @@ class Trainer:
         try:
             loop.run(self.state.epoch + epochs)
             self._ranks.finish()  # others may need the loaders still
-            self._tally.loaders = feed.told()
+            self._loaders = feed.stats()
             loop.close()
             self._run_checkpoints.settle(wait=True)
         except BaseException:
@@ -243,20 +305,11 @@ class Trainer:
                 self._run_checkpoints.settle(wait=True)
             raise
         self._ranks.barrier()  # one that is behind still reads
-        self._cluster.end(LOADER)
+        session.feed.end_training()
         self._note(log)
         if self._saves:
             self._begin_save()
             self._run_checkpoints.settle(wait=True)
-
-    def _place(self, train: Dataset | None = None, kept: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Decides once which trainer has which features, where they are spread by features."""
-        if self._placing is None:
-            context = self._cluster.context
-            self._placing = place(
-                self.strategy, self.sparse, self.dense, self._spec, context, train=train, kept=kept
-            )
-        return self._placing
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -289,8 +342,8 @@ class Trainer:
             KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
         self._check("data", data)
-        self._place()
         with self._cluster.explaining():
+            self._open()
             scores = self._score(data)
         if self._ranks.stopping:
             self._ranks.forget_stop()
@@ -302,11 +355,11 @@ class Trainer:
         """Each batch in order, with its probabilities float32[B, T].
 
         Raises:
-            ConfigError: as :meth:`evaluate`, but labels may be missing.
+            ConfigError: see :meth:`evaluate`; labels may be missing.
         """
         self._check("data", data, labels=False)
-        self._place()
-        for batch, logits in evaluation.logits_of(data.in_order(), self.sparse, self.dense, self._moments()):
+        session = self._open()
+        for batch, logits in evaluation.logits_of(data, session, self._normalization(), whole=True):
             yield batch, torch.sigmoid(logits.double()).float().numpy()
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
@@ -316,19 +369,22 @@ class Trainer:
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
-        self._place()
+        self._open()
         self._run_checkpoints.settle(wait=True)
         if not self._ranks.first:
             checkpoint.SaveBeside(self._content()).write()
             return Path(directory) / checkpoint.name_of(self.state.step)
         return checkpoint.Save(Path(directory), self._content()).write()
 
-    def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
+    def load(
+        self, directory: str | os.PathLike[str], *, resume: bool = True, train: Dataset | None = None
+    ) -> None:
         """Takes rows and parameters from a checkpoint, or from a run: its latest.
 
         Args:
             resume: go on from its step, position and random state too; else only evaluate and predict: of a run
                 under early stopping, with its best weights.
+            train: the data that training goes on with, for a plan that depends on it.
 
         Raises:
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
@@ -339,49 +395,45 @@ class Trainer:
             is_run = best is not None and Path(directory) != path
             self._restore(checkpoint.find(path.parent, step=best) if is_run else path)
             return
-        state = self._restore(path)
+        state = self._restore(path, train)
         self.state = RunState.from_dict(state["run"])
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
             self._run_checkpoints.set_best(checkpoint.find(path.parent, step=self.state.best_step))
         self.learning_rate.restore(state["learning_rate"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] and self.dense.device.type == "cuda":
-            torch.cuda.set_rng_state_all(state["random_cuda"])
+        random_state.restore(state["random"], self._ranks.rank)
         self._resumed = True
         self._log = None  # the next one drops the records that come after this state
 
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
 
-        Callable from a signal handler, a callback or another thread; of several trainers, on any.
+        Callable from a signal handler, a callback or another thread; on any of several trainers.
         """
         self._ranks.request_stop()
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
         """What ``summary.json`` holds; ``metrics`` are those of the final weights. All trainers call it."""
-        summed = self._tally.summed(self.state)
+        stats, plan = self.sparse.stats(), self._planned()
+        facts = {
+            "strategy": self.strategy.name,
+            "trainers": self._ranks.size,
+            "precision": self.options.precision,
+            "seed": self.options.seed,
+            "model": type(self.model).__name__,
+            "dense_parameters": self._facts.model.num_parameters,
+            "duration_s": duration_s,
+            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+        }
         return summarize(
             self.state,
             metrics,
-            counters=self.sparse.counters(),
-            num_rows=sum(self.sparse.rows().values()),
+            counters=stats.store,
+            num_rows=sum(stats.rows.values()),
             phases_s=self.spans.totals_s,
-            wire_bytes=summed.pop("wire_bytes"),
-            staleness=summed.pop("staleness"),
-            facts={
-                "strategy": self.strategy.name,
-                "trainers": self._ranks.size,
-                "precision": self.options.precision,
-                "seed": self.options.seed,
-                "model": type(self.model).__name__,
-                "dense_parameters": sum(p.numel() for p in self.model.parameters()),
-                "dense_staleness_max": self.dense.staleness_max,
-                "duration_s": duration_s,
-                **({"plan": self._plan} if self._plan else {}),
-                **summed,
-            },
+            totals=totals(self._ranks, self._context.stats, stats, self.dense, self._loaders, self.state),
+            facts=facts,
         )
 
     def end(self, summary: dict[str, Any] | None) -> None:
@@ -394,8 +446,9 @@ class Trainer:
             if self._opened is not None:
                 closing.callback(self._opened.close)
             closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
-            closing.callback(self.dense.close)
-            closing.callback(self.sparse.close)
+            if self._session is not None:
+                closing.callback(self._session.dense.close)
+                closing.callback(self._session.sparse.close)
             closing.callback(self._run_checkpoints.close)
 
     def __enter__(self) -> Trainer:
@@ -405,6 +458,11 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failed=error is not None)
+
+    def _planned(self) -> Plan:
+        if self.plan is None:
+            raise ConfigError("this trainer has no plan yet; fit, load or evaluate first")
+        return self.plan
 
     def _check(self, what: str, data: Dataset, *, labels: bool = True) -> None:
         expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
@@ -417,9 +475,8 @@ class Trainer:
         found, stopped = None, False
         if self._ranks.first:
             try:
-                found = NormalizationStats.of(
-                    train, stop_requested=lambda: self._ranks.stop_requested
-                ).to_dict()
+                measured = NormalizationStats.of(train, stop_requested=lambda: self._ranks.stop_requested)
+                found = measured.to_dict()
             except KeyboardInterrupt:
                 stopped = True
         told = self._ranks.broadcast(found)
@@ -429,22 +486,26 @@ class Trainer:
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
-        log.flush(self.state, self.learning_rate.scale(), None if failed else self.sparse.counters)
-        processes = self._tally.timelines(self.spans, failed=failed)
+        sparse = self.session.sparse
+        log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().store)
+        own = self._context.stats
+        if failed:
+            processes = {f"trainer {self._ranks.rank}": own.spans.events()}
+        else:
+            processes = timelines(self._ranks, own, {**self._loaders, **sparse.stats(spans=True).processes})
         if self._run is not None:
-            write_timeline(self._run / "timeline.json", processes, self.spans.totals_s)
+            write_timeline(self._run / "timeline.json", processes, own.spans.totals_s)
 
     def _score(self, data: Dataset) -> Scores | None:
         """Scores a dataset, each trainer its shares; on rank 0 those of all, None on the others."""
-        ranks = self._ranks
-        self._meet()
+        ranks, session = self._ranks, self.session
+        session.sync()
+        ranks.barrier()
         scores = evaluation.score(
             data,
-            self.sparse,
-            self.dense,
-            self._moments(),
+            session,
+            self._normalization(),
             gauc_by=self.options.gauc_by,
-            part=(ranks.rank, ranks.size),
             stop_requested=ranks.stop_together if ranks.size > 1 else lambda: ranks.stopping,
         )
         if ranks.size == 1:
@@ -457,26 +518,18 @@ class Trainer:
             scores.merge(Scores.from_arrays(arrays))
         return scores
 
-    def _meet(self) -> None:
-        """Returns when what all trainers have sent is applied, and this one's parameters are the newest."""
-        self.sparse.drain()
-        self.dense.drain()
-        self._ranks.barrier()
-        self.dense.refresh()
-
-    def _restore(self, path: Path) -> dict[str, Any]:
+    def _restore(self, path: Path, train: Dataset | None = None) -> dict[str, Any]:
         self._run_checkpoints.forget_latest()
-        self._place(kept=checkpoint.Manifest.read(path).state.get("placing"))
-        state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
-        self.moments = (
-            None if state["moments"] is None else NormalizationStats.from_dict(state["moments"], self.schema)
-        )
-        self.sparse.step = state["sparse_step"]
+        plan = checkpoint.Manifest.read(path).state.get("plan")
+        session = self._open(train, None if plan is None else Plan.from_dict(plan, str(path)))
+        state = checkpoint.load(path, schema=self.schema, sparse=session.sparse, dense=session.dense)
+        kept = state["normalization"]
+        self.normalization = None if kept is None else NormalizationStats.from_dict(kept, self.schema)
         return state
 
-    def _moments(self) -> NormalizationStats:
-        if self.moments is not None:
-            return self.moments
+    def _normalization(self) -> NormalizationStats:
+        if self.normalization is not None:
+            return self.normalization
         empty = NormalizationStats.empty(self.schema)
         if empty.features:
             raise ConfigError(
@@ -496,21 +549,20 @@ class Trainer:
         self._run_checkpoints.begin(self._content, self.state.best_step, self.spans)
 
     def _content(self) -> Content:
-        """What a checkpoint of now holds."""
-        self._meet()
+        """What a checkpoint of now holds; called by all trainers together."""
+        session = self.session
+        session.sync()
+        self._ranks.barrier()
         return Content(
             step=self.state.step,
             schema=self.schema,
             state={
                 "run": self.state.to_dict(),
                 "learning_rate": self.learning_rate.state(),
-                "moments": None if self.moments is None else self.moments.to_dict(),
-                "random": torch.get_rng_state(),
-                "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
-                "sparse_step": self.sparse.step,
-                "strategy": self.strategy.name,
-                "placing": self._placing,
+                "normalization": None if self.normalization is None else self.normalization.to_dict(),
+                "random": random_state.gather(self._ranks, self._context.dense.device),
+                "plan": self._planned().to_dict(),
             },
-            sparse=self.sparse,
-            dense=self.dense,
+            sparse=session.sparse,
+            dense=session.dense,
         )

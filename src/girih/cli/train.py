@@ -17,7 +17,6 @@ from girih import checkpoint, config
 from girih.cli import cli
 from girih.cli.show import results, skipped
 from girih.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
-from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
@@ -26,7 +25,6 @@ from girih.kernels.cpu.jit import is_compiled
 from girih.metrics import Metrics
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
-from girih.strategies import Local
 from girih.trainer import Trainer
 
 
@@ -48,7 +46,7 @@ def train(
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     datasets = _open_data(settings)
-    if int(os.environ.get("RANK", "0")) and not isinstance(settings.strategy, Local):
+    if int(os.environ.get("RANK", "0")) and not settings.strategy.name == "local":
         return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
@@ -79,11 +77,9 @@ def spelled(overrides: Sequence[str], strategy: str | None) -> list[str]:
 def _cluster(settings: RunConfig, words: Sequence[Any]) -> Cluster:
     """The trainers: those that torchrun started, or others that this process starts."""
     strategy = settings.strategy
-    if isinstance(strategy, Local):
-        return Cluster(TrainerGroup())
     if strategy.trainers > 1 and "RANK" not in os.environ:
-        return Cluster.found(strategy.trainers, ["train", *map(str, words)], lockstep=strategy.lockstep)
-    return Cluster.join(strategy.trainers, lockstep=strategy.lockstep)
+        return Cluster.found(strategy.trainers, ["train", *map(str, words)])
+    return Cluster.join(strategy.trainers)
 
 
 @contextmanager
@@ -109,7 +105,7 @@ def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
         newest = ranks.broadcast(None)
     with settings.trainer(cluster=cluster) as trainer:
         if newest is not None:
-            trainer.load(newest)
+            trainer.load(newest, train=datasets["train"])
         trainer.check(datasets["train"], datasets.get("valid"))
         with stopping(trainer, only_heard=STARTED_BY_GIRIH in os.environ):
             metrics, stopped = _fit(settings, datasets, trainer)
@@ -144,7 +140,7 @@ def _train(
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
-            trainer.load(newest)
+            trainer.load(newest, train=datasets["train"])
         trainer.check(datasets["train"], datasets.get("valid"))
         changes = [] if newest is None else changed(run, settings)
         run.remove_summary()  # of what is gone on with

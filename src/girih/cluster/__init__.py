@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from girih.cluster.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
 from girih.cluster.hosts import Hosts, HostSpec
-from girih.cluster.start import start_loaders, start_roles
 
 __all__ = [
     "STARTED_BY_GIRIH",
@@ -12,6 +11,4 @@ __all__ = [
     "HostSpec",
     "Hosts",
     "end_with_parent",
-    "start_loaders",
-    "start_roles",
 ]

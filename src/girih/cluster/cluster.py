@@ -63,13 +63,22 @@ class Cluster:
         """Begins the names of the shared memory of all that rank 0 has started."""
         self._file: Path | None = None
 
+    @property
+    def ranks(self) -> TrainerGroup:
+        """This trainer among all."""
+        return self.context.ranks
+
+    @property
+    def secret(self) -> bytes:
+        """Proves that a peer belongs to the run."""
+        return self.context.secret
+
     @classmethod
-    def join(cls, trainers: int, *, lockstep: bool = True) -> Cluster:
+    def join(cls, trainers: int) -> Cluster:
         """The context of a process that ``torchrun``, or another trainer, has started; or of one alone.
 
         Args:
             trainers: how many there are, by the strategy; 1 takes as many as were started.
-            lockstep: whether trainers do every step together.
 
         Raises:
             ConfigError: another number was started.
@@ -93,7 +102,7 @@ class Cluster:
             store = PrefixStore(
                 f"girih/{next(_MEETINGS)}", met
             )  # what an earlier trainer of a script left is not for us
-        ranks = TrainerGroup(rank, size, store, lockstep=lockstep)
+        ranks = TrainerGroup(rank, size, store)
         return cls(ranks)
 
     @classmethod
@@ -102,7 +111,6 @@ class Cluster:
         trainers: int,
         command: Sequence[str],
         *,
-        lockstep: bool = True,
         hosts: Hosts | None = None,
     ) -> Cluster:
         """Starts all trainers but this one, which becomes rank 0.
@@ -129,7 +137,7 @@ class Cluster:
             supervisor.start_trainer(rank, [sys.executable, "-m", "girih", *command], environment)
         try:
             met = PrefixStore(MEETING.format(0), store)  # the others' first
-            return cls(TrainerGroup(0, trainers, met, lockstep=lockstep), supervisor, failure, hosts)
+            return cls(TrainerGroup(0, trainers, met), supervisor, failure, hosts)
         except BaseException:
             supervisor.close(patience_s=0.0)
             failure.close()

@@ -28,7 +28,6 @@ class TrainerGroup:
     Args:
         rank, size: which of how many.
         store: where they meet; None for one that is alone.
-        lockstep: whether all do every step together; else each goes at its own pace between two saves.
         backend: of ``torch.distributed``; None takes gloo, and NCCL for what lies on GPUs.
     """
 
@@ -38,23 +37,22 @@ class TrainerGroup:
         size: int = 1,
         store: torch._C._distributed_c10d.Store | None = None,
         *,
-        lockstep: bool = True,
         backend: str | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._lockstep = lockstep
+        self._lockstep = True
         self.store = store
         self._stop, self._agreed_stop = False, False
         self._number, self._num_stops = 0, 0
         self.lost = threading.Event()
         """Set where a process of the run is gone, so that nothing more is to be waited for."""
-        self.group: dist.ProcessGroup | None = None
+        self.process_group: dist.ProcessGroup | None = None
         if size > 1:
             if backend is None:
                 on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
                 backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-            self.group = dist.group.WORLD
+            self.process_group = dist.group.WORLD
 
     @property
     def first(self) -> bool:
@@ -114,6 +112,10 @@ class TrainerGroup:
     def stop_requested(self) -> bool:
         """Whether this one was asked to stop, whatever the others know."""
         return self._stop
+
+    def step_apart(self) -> None:
+        """From here on each trainer goes at its own pace between two saves; else all do every step together."""
+        self._lockstep = False
 
     def poll_stop(self) -> None:
         """Of trainers out of step, tells the others that this one stops, or learns that one of them does."""
@@ -207,12 +209,12 @@ class TrainerGroup:
 
     def all_reduce(self, tensor: Tensor, *, async_op: bool = False) -> Any:
         """Sums a tensor over all ranks, in place; with ``async_op`` returns the work."""
-        return dist.all_reduce(tensor, group=self.group, async_op=async_op) if self.size > 1 else None
+        return dist.all_reduce(tensor, group=self.process_group, async_op=async_op) if self.size > 1 else None
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
         """Overwrites a tensor by rank 0's, in place."""
         if self.size > 1:
-            dist.broadcast(tensor, 0, group=self.group)
+            dist.broadcast(tensor, 0, group=self.process_group)
 
     def barrier(self) -> None:
         """Returns when all have come here."""
@@ -225,9 +227,9 @@ class TrainerGroup:
         Threads of the group end only once nothing refers to it any more; one that is alive when the interpreter ends
         may abort the process.
         """
-        if self.group is not None and dist.is_initialized():
+        if self.process_group is not None and dist.is_initialized():
             dist.destroy_process_group()
-        self.group = None
+        self.process_group = None
         gc.collect()
 
     def _receive(self, source: int) -> dict[str, NDArray[Any]]:
