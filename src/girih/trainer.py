@@ -21,12 +21,10 @@ from girih.cluster import Cluster
 from girih.config.train import TrainOptions
 from girih.data import Dataset, NormalizationStats, Position
 from girih.dense.half import DenseHalf
-from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.dense.spec import DenseSpec
+from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, RunDirectoryError
 from girih.metrics import Metrics, Scores
-from girih.models import needs_of
-from girih.optim import Adagrad, SparseOptimizer
+from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.checkpoints import RunCheckpoints
@@ -40,15 +38,15 @@ from girih.runs.totals import timelines, totals
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
-from girih.sparse.spec import SparseSpec
 from girih.strategies import Local, Strategy, roles_of
 from girih.strategies.planning import decide, facts_of
 from girih.training import evaluation, random_state
-from girih.training.arguments import device, expect, refuse_other_schema, schema_of
+from girih.training.arguments import expect, refuse_other_schema, schema_of
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.session import Session
+from girih.training.specs import dense_spec, sparse_spec
 from girih.training.state import RunState
 
 
@@ -117,9 +115,7 @@ class Trainer:
         self._cluster = cluster or Cluster.join(self.strategy.trainers)
         self._ranks = self._cluster.ranks
         try:
-            self._context = self._context_of(
-                sparse_optimizer, first_order_optimizer, dense_optimizer, store or StoreOptions()
-            )
+            self._context = self._context_of(sparse_optimizer, first_order_optimizer, dense_optimizer, store)
             self._facts = facts_of(self._context.sparse, self._context.dense, self._ranks.size)
             self.strategy.plan(self._facts)  # what it refuses, it refuses now
             LearningRate(None, self.options.lr_schedule)
@@ -136,25 +132,13 @@ class Trainer:
         sparse_optimizer: SparseOptimizer | None,
         first_order_optimizer: SparseOptimizer | None,
         dense_optimizer: OptimizerFactory | None,
-        store: StoreOptions,
+        store: StoreOptions | None,
     ) -> RunContext:
         stats = Stats()
-        spec = SparseSpec(
-            schema=self.schema,
-            needs=needs_of(self.model, self.schema),
-            optimizer=sparse_optimizer or Adagrad(),
-            first_order_optimizer=first_order_optimizer,
-            store=store,
-            seed=self.options.seed,
+        spec = sparse_spec(
+            self.model, self.schema, self.options, store, sparse_optimizer, first_order_optimizer
         )
-        dense = DenseSpec(
-            module=self.model,
-            optimizer=dense_optimizer or optimizer_factory({"name": "adam"}),
-            precision=self.options.precision,
-            device=device(self.options.device, self._ranks.rank),
-            clip_norm=self.options.clip_norm,
-            stats=stats,
-        )
+        dense = dense_spec(self.model, self.options, dense_optimizer, stats, self._ranks.rank)
         return RunContext(
             ranks=self._ranks,
             sparse=spec,
