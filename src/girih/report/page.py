@@ -88,12 +88,17 @@ def page_of(run: RunRecord) -> str:
     """The whole page, as HTML; the libraries that draw its charts are in it, once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
     templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("girih", "report"), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("girih", "report"), autoescape=True, trim_blocks=True
     )
+    templates.filters |= {"fraction": fraction, "short": short, "count": count, "duration": duration}
     return templates.get_template("page.html").render(
         run=run,
         kind=_kind(run),
-        tiles=_tiles(run),
+        label=_first_label(run),
+        newest=max(
+            (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
+        ),
+        last=run.training[-1] if run.training else {},
         curves=list(_curves(run)),
         label_titles=list(LABEL_COLUMNS),
         labels=[
@@ -133,35 +138,6 @@ def _first_label(run: RunRecord) -> str:
     names = _part(run.settings, "labels").get("names")
     known = [*_part(run.summary, "by_label"), *(names if isinstance(names, list) else [])]
     return str(known[0]) if known else ""
-
-
-def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
-    """Title, number and what it is of; the latest numbers while the run has no summary."""
-    if run.summary is not None:
-        summary = run.summary
-        split = summary.get("evaluated_on")
-        label = _first_label(run) + (f" on {split}" if split else "")
-        return [
-            ("AUC", fraction(summary.get("auc")), label),
-            ("Logloss", fraction(summary.get("logloss")), label),
-            ("Speed", short(summary.get("samples_per_s")), "samples/s"),
-            ("Rows", short(summary.get("num_rows")), "in all tables"),
-            ("Examples", short(summary.get("num_examples")), "trained on"),
-            ("Duration", duration(summary.get("duration_s")), "from start to end"),
-        ]
-    last = run.training[-1] if run.training else {}
-    newest = max(
-        (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default=None
-    )
-    told = f"{newest['split']}, step {count(newest['step'])}" if newest else "not evaluated yet"
-    return [
-        ("AUC", fraction((newest or {}).get("auc")), told),
-        ("Loss", fraction(last.get("loss")), f"training, step {count(last.get('step'))}"),
-        ("Speed", short(last.get("samples_per_s")), "samples/s"),
-        ("Rows", short(last.get("rows")), "in all tables"),
-        ("Examples", short(last.get("examples")), "so far"),
-        ("Elapsed", duration(last.get("elapsed_s")), "at the last record"),
-    ]
 
 
 def _curves(run: RunRecord) -> Iterator[Card]:
