@@ -64,7 +64,7 @@ def test_values_show_under_the_pointer_with_the_name_where_there_are_several():
         assert spec["params"][0]["select"]["nearest"]
         legend = encodings(spec)[-1]["color"]["legend"]
         assert (legend is None) == (len(names) == 1)
-        assert encodings(spec)[-1]["color"]["scale"]["domain"] == names
+        assert encodings(spec)[-1]["color"]["sort"] == names
 
 
 @pytest.mark.parametrize("points", [[], [{"step": 1, "loss": None}, {"step": None, "loss": 2.0}]])

@@ -13,10 +13,9 @@ from girih.report.text import is_number
 
 MAX_POINTS = 240
 MAX_DOTS = 40
-NUM_COLOURS = 6
 
 Spec = dict[str, Any]
-Row = dict[str, Any]
+Records = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,85 +37,60 @@ class Axis:
     unit: float = 1.0
 
 
-def line_chart(
-    x: Axis,
-    y: Axis,
-    series: Mapping[str, Sequence[Mapping[str, Any]]],
-    colour: int = 1,
-    diagonal: bool = False,
-) -> Spec | None:
+def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: bool = False) -> Spec | None:
     """Lines whose values show under the pointer, with a band of extremes where they were thinned out.
 
     Args:
-        series: records by ascending x, by name. Where x or y is no number nothing is drawn.
-        colour: 1 to 6, of the first series.
+        series: records by ascending x, by name. A record whose x or y is no number is not drawn.
         diagonal: adds a dashed line on which x is y.
 
     Returns:
         The spec; None where there is nothing to draw.
     """
-    thinned = {name: _thin(name, x, y, records) for name, records in series.items()}
-    rows = [row for part in thinned.values() for row in part]
+    rows = [row for name, records in series.items() for row in _thin(name, x, y, records)]
     if not rows:
         return None
-    banded = any("least" in row for row in rows)
-    across = alt.X(x.field, type="quantitative", title=x.title, axis=_ticks(x), scale=_scale(x))
-    up = alt.Y(y.field, type="quantitative", title=None, axis=_ticks(y), scale=_scale(y))
-    names = alt.Scale(domain=list(series), range=[_colour(colour + at) for at in range(len(series))])
-    base = alt.Chart().encode(
-        x=across, color=alt.Color("series:N", scale=names, legend=alt.Legend() if len(series) > 1 else None)
+    several, banded = len(series) > 1, any("least" in row for row in rows)
+    across, up = (
+        alt.X(f"{x.field}:Q", title=x.title, **_axis(x)),
+        alt.Y(f"{y.field}:Q", title=None, **_axis(y)),
     )
-    told = [alt.Tooltip("series:N", title=" ")] if len(series) > 1 else []
-    told += [
-        alt.Tooltip(axis.field, type="quantitative", title=axis.title, format=axis.show) for axis in (x, y)
-    ]
+    told = [alt.Tooltip("series:N", title=" ")] if several else []
+    told += [alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.show) for axis in (x, y)]
     if banded:
-        told += [alt.Tooltip(end, type="quantitative", format=y.show) for end in ("least", "greatest")]
+        told += [alt.Tooltip(f"{end}:Q", format=y.show) for end in ("least", "greatest")]
     near = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     seen = alt.value(1) if len(rows) <= MAX_DOTS else alt.condition(near, alt.value(1), alt.value(0))
-    layers = [
-        base.mark_line().encode(y=up),
-        base.mark_circle(size=45).encode(y=up, opacity=seen, tooltip=told),
-    ]
-    layers[-1] = layers[-1].add_params(near)
+    colour = alt.Color("series:N", sort=list(series), legend=alt.Legend() if several else None)
+    base = alt.Chart().encode(x=across, y=up, color=colour)
+    layers = [base.mark_line(), base.mark_circle(size=45).encode(opacity=seen, tooltip=told).add_params(near)]
     if banded:
         layers.insert(0, base.mark_area(opacity=0.18).encode(y=alt.Y("least:Q"), y2="greatest:Q"))
     if diagonal:
         most = max(row[axis.field] for row in rows for axis in (x, y))
-        ends = alt.InlineData(values=[{x.field: at, y.field: at} for at in (0.0, most)])
-        layers.insert(
-            0, alt.Chart(ends).mark_line(strokeDash=[5, 4], color="var(--soft)").encode(x=across, y=up)
-        )
+        ends = alt.Chart(alt.InlineData(values=[{x.field: at, y.field: at} for at in (0.0, most)]))
+        layers.insert(0, ends.mark_line(strokeDash=[5, 4], color="var(--soft)").encode(x=across, y=up))
     return _spec(alt.layer(*layers, data=alt.InlineData(values=rows), height=190, width="container"))
 
 
-def timeline_chart(rows: Sequence[Row], order: Sequence[str], colours: Mapping[str, int]) -> Spec:
-    """Bars in lanes, one lane per phase.
-
-    Args:
-        rows: ``phase``, ``from_ms``, ``to_ms``, ``ms`` and ``thread``, of each span.
-        order: the phases, from the top down.
-        colours: 1 to 6, by phase.
-    """
-    scale = alt.Scale(domain=list(order), range=[_colour(colours[name]) for name in order])
-    told = [
-        alt.Tooltip("phase:N"),
-        alt.Tooltip("ms:Q", format=".4~r"),
-        alt.Tooltip("from_ms:Q", title="from, ms", format=".4~f"),
-        alt.Tooltip("thread:N"),
-    ]
-    chart = alt.Chart(alt.InlineData(values=list(rows)), height=26 * len(order), width="container").mark_bar(
-        strokeWidth=1
-    )
-    encoded = chart.encode(
+def timeline_chart(rows: Records, lanes: Sequence[str]) -> Spec:
+    """Bars in lanes, one lane per phase, the first on top; a row holds phase, from_ms, to_ms, ms and thread."""
+    colour: dict[str, Any] = {"sort": list(lanes), "legend": None}
+    chart = alt.Chart(alt.InlineData(values=list(rows)), height=26 * len(lanes), width="container")
+    bars = chart.mark_bar(strokeWidth=1, fillOpacity=0.8).encode(
         x=alt.X("from_ms:Q", title="ms", scale=alt.Scale(nice=False), axis=alt.Axis(grid=True)),
         x2="to_ms:Q",
-        y=alt.Y("phase:N", title=None, sort=list(order)),
-        color=alt.Color("phase:N", scale=scale, legend=None),
-        stroke=alt.Stroke("phase:N", scale=scale, legend=None),  # the shortest span is a pixel wide
-        tooltip=told,
+        y=alt.Y("phase:N", title=None, sort=list(lanes)),
+        color=alt.Color("phase:N", **colour),
+        stroke=alt.Stroke("phase:N", **colour),  # so that the shortest span is a pixel wide
+        tooltip=[
+            "phase:N",
+            alt.Tooltip("ms:Q", format=".4~r"),
+            alt.Tooltip("from_ms:Q", format=".6~r"),
+            "thread:N",
+        ],
     )
-    return _spec(encoded)
+    return _spec(bars)
 
 
 def _spec(chart: alt.SchemaBase) -> Spec:
@@ -125,19 +99,12 @@ def _spec(chart: alt.SchemaBase) -> Spec:
     return spec
 
 
-def _colour(number: int) -> str:
-    return f"var(--c{(number - 1) % NUM_COLOURS + 1})"
+def _axis(axis: Axis) -> dict[str, Any]:
+    ticks = alt.Axis(format="~s") if axis.show == ",.0f" else alt.Axis()
+    return {"axis": ticks, "scale": alt.Scale(zero=axis.from_zero, nice=axis.field != "step")}
 
 
-def _ticks(axis: Axis) -> alt.Axis:
-    return alt.Axis(format="~s") if axis.show == ",.0f" else alt.Axis()
-
-
-def _scale(axis: Axis) -> alt.Scale:
-    return alt.Scale(zero=axis.from_zero, nice=axis.field != "step")
-
-
-def _thin(name: str, x: Axis, y: Axis, records: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, Any]]:
     """One row for each record; of many records, means of buckets and the least and greatest in them."""
     pairs = [(record.get(x.field), record.get(y.field)) for record in records]
     numbers = np.array([pair for pair in pairs if is_number(pair[0]) and is_number(pair[1])], np.float64)

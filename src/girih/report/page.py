@@ -21,14 +21,14 @@ from girih.report.timeline import timeline
 MAX_CALIBRATION_PLOTS = 12
 STEP = Axis("step", "step", ",.0f", from_zero=True)
 CURVES = (
-    (Axis("loss", "Training loss"), "mean of a record", 1),
-    (Axis("auc", "AUC"), "", 2),
-    (Axis("logloss", "Logloss"), "", 2),
-    (Axis("samples_per_s", "Speed", ",.0f", from_zero=True), "samples/s", 1),
-    (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables", 3),
-    (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, GiB", 5),
-    (Axis("hit_rate", "Hit rate", ".1%"), "share of keys that had a row", 6),
-    (Axis("lr_scale", "Learning rate", from_zero=True), "times the configured rate", 4),
+    (Axis("loss", "Training loss"), "mean of a record"),
+    (Axis("auc", "AUC"), ""),
+    (Axis("logloss", "Logloss"), ""),
+    (Axis("samples_per_s", "Speed", ",.0f", from_zero=True), "samples/s"),
+    (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables"),
+    (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, GiB"),
+    (Axis("hit_rate", "Hit rate", ".1%"), "share of keys that had a row"),
+    (Axis("lr_scale", "Learning rate", from_zero=True), "times the configured rate"),
 )
 EVALUATED = {"auc", "logloss"}
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -144,10 +144,10 @@ def _curves(run: RunRecord) -> Iterator[Card]:
     splits = sorted(run.evaluations, key=lambda split: (split not in _SPLITS, split != "valid", split))
     only = splits if len(splits) == 1 else []  # two or more have a legend
     evaluations = {split: run.evaluations[split] for split in splits}
-    for axis, unit, colour in CURVES:
+    for axis, unit in CURVES:
         if axis.field in EVALUATED:
             told = ", ".join([_first_label(run) or "first label", *only])
-            yield axis.title, told, line_chart(STEP, axis, evaluations, colour)
+            yield axis.title, told, line_chart(STEP, axis, evaluations)
             continue
         values = [line.get(axis.field) for line in run.training]
         if axis.field == "hit_rate" and not any(map(is_number, values)):
@@ -155,7 +155,7 @@ def _curves(run: RunRecord) -> Iterator[Card]:
         if axis.field == "lr_scale" and len(set(values)) < 2:
             continue
         told = f"{unit}; shaded: extremes" if len(values) > MAX_POINTS else unit
-        yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training}, colour)
+        yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
 
 
 def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from girih.report import charts
 from girih.report.record import Event, RunRecord
@@ -14,40 +14,20 @@ NUM_STEPS = 6
 MAX_SPANS = 3000
 
 
-class Phase(NamedTuple):
-    """A line of the table."""
-
-    name: str
-    colour: int
-    bar_percent: float
-    cells: Sequence[str]
-
-
-class Timeline(NamedTuple):
-    """What the page shows of ``timeline.json``."""
-
-    told: str
-    chart: charts.Spec
-    phases_of: str
-    phases: Sequence[Phase]
-
-
-def timeline(run: RunRecord) -> Timeline | None:
-    """Draws a few steps and adds up the phases; None where nothing was timed."""
+def timeline(run: RunRecord) -> dict[str, Any] | None:
+    """What the template draws: a few steps and the time by phase; None where nothing was timed."""
     events = run.events
     if not events or _end(events) <= events[0].start_us:
         return None
-    names = list(dict.fromkeys(event.name for event in events))
-    colours = {name: 1 + at % charts.NUM_COLOURS for at, name in enumerate(names)}
     start_us, end_us, told = window(events)
     inside = [e for e in events if e.start_us < end_us and e.start_us + e.duration_us > start_us]
-    drawn = sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS]
+    drawn = set(sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS])
     if len(drawn) < len(inside):
         told += f" {count(len(inside) - len(drawn))} of the shortest spans are left out."
     present = {event.name for event in drawn}
-    rows = [_row(event, start_us, end_us) for event in sorted(drawn, key=lambda event: event.start_us)]
-    chart = charts.timeline_chart(rows, [name for name in names if name in present], colours)
-    return Timeline(told, chart, *_phases(run, colours))
+    lanes = [name for name in dict.fromkeys(event.name for event in events) if name in present]
+    rows = [_row(event, start_us, end_us) for event in inside if event in drawn]
+    return {"told": told, "chart": charts.timeline_chart(rows, lanes), **_phases(run)}
 
 
 def window(events: Sequence[Event]) -> tuple[float, float, str]:
@@ -86,25 +66,23 @@ def _row(event: Event, start_us: float, end_us: float) -> dict[str, Any]:
     }
 
 
-def _phases(run: RunRecord, colours: dict[str, int]) -> tuple[str, list[Phase]]:
-    """What shares are shares of, and the phases, longest first."""
+def _phases(run: RunRecord) -> dict[str, Any]:
+    """What shares are shares of, and the cells of the table, longest phase first."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:
-        recorded[event.name].append(event.duration_us)
+        recorded[event.name].append(event.duration_us / 1000)
+    told, totals_s = "recording", {name: sum(spans) / 1000 for name, spans in recorded.items()}
+    span_s = (_end(run.events) - run.events[0].start_us) / 1e6
     whole_s = _whole_s(run) if run.totals_s else None
     if whole_s:
         told, span_s, totals_s = "run; mean and longest are of the recording", whole_s, run.totals_s
-    else:
-        told, span_s = "recording", (_end(run.events) - run.events[0].start_us) / 1e6
-        totals_s = {name: sum(spans) / 1e6 for name, spans in recorded.items()}
     phases = []
     for name, total_s in sorted(totals_s.items(), key=lambda item: -item[1]):
-        spans, share = recorded.get(name, []), total_s / span_s
-        mean = f"{sum(spans) / len(spans) / 1000:,.3f} ms" if spans else DASH
-        longest = f"{max(spans) / 1000:,.3f} ms" if spans else DASH
-        cells = (percent(share), f"{total_s:,.3f} s", count(len(spans)), mean, longest)
-        phases.append(Phase(name, colours.get(name, 1), round(100 * min(share, 1.0), 1), cells))
-    return told, phases
+        spans = recorded.get(name, [])
+        mean, longest = (sum(spans) / len(spans), max(spans)) if spans else (None, None)
+        shown = [f"{ms:,.3f} ms" if ms is not None else DASH for ms in (mean, longest)]
+        phases.append((name, percent(total_s / span_s), f"{total_s:,.3f} s", count(len(spans)), *shown))
+    return {"phases_of": told, "phases": phases}
 
 
 def _whole_s(run: RunRecord) -> float | None:
