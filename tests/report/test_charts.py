@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.report.charts import MAX_POINTS, Axis, line_chart
@@ -21,6 +21,7 @@ def encodings(spec):
     return [layer["encoding"] for layer in spec["layer"]]
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**9), st.floats(-1e12, 1e12, allow_nan=False)), min_size=1, max_size=400

@@ -40,7 +40,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
 
 
 def skipped(data: Dataset, what: str) -> None:
-    """Prints how many bad rows the last pass over some data dropped, if any."""
+    """Prints the number of bad rows that the last pass over the data dropped, if any."""
     rows = data.skipped
     if rows.count:
         number = f"{count(rows.count)} bad {'row was' if rows.count == 1 else 'rows were'}"

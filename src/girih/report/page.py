@@ -85,7 +85,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def page_of(run: RunRecord) -> str:
-    """The whole page, as HTML; the libraries that draw its charts are in it, once."""
+    """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("girih", "report"), autoescape=True, trim_blocks=True
@@ -167,7 +167,7 @@ def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
 
 
 def _totals(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What the rest of the page does not show, nested tables with dotted names."""
+    """Entries that the rest of the page does not show; those of nested tables have dotted names."""
     for key, value in summary.items():
         if key in _SHOWN_ABOVE:
             continue

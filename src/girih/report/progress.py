@@ -108,7 +108,7 @@ class Progress(Callback):
             shown.append(f"{rank} {', '.join(names[:6])}{more}")
         self.message(f"features by trainer: {'; '.join(shown)}; upper network: {plan['dense']}")
         own, other = plan["bytes_per_step"], plan.get("synchronous_bytes_per_step")
-        text = f"a trainer sends {size(own)} a step"
+        text = f"a trainer sends {size(own)} per step"
         if other is not None:
             text += f"; strategy 'synchronous' would send {size(other)}"
             if own > other:

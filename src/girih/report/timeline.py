@@ -15,7 +15,7 @@ MAX_SPANS = 3000
 
 
 def timeline(run: RunRecord) -> dict[str, Any] | None:
-    """What the template draws: a few steps and the time by phase; None where nothing was timed."""
+    """A few steps and the time by phase, for the template; None where nothing was timed."""
     events = run.events
     if not events or _end(events) <= events[0].start_us:
         return None
@@ -67,7 +67,7 @@ def _row(event: Event, start_us: float, end_us: float) -> dict[str, Any]:
 
 
 def _phases(run: RunRecord) -> dict[str, Any]:
-    """What shares are shares of, and the cells of the table, longest phase first."""
+    """The cells of the table, longest phase first, and the name of the whole that shares refer to."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:
         recorded[event.name].append(event.duration_us / 1000)
