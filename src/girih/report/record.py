@@ -63,7 +63,7 @@ def read_run(directory: Path) -> RunRecord:
     """
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
-        raise RunDirectoryError(f"{directory}: {what}; give a directory that `girih train --run` made")
+        raise RunDirectoryError(f"{directory}: {what}; give a run directory, as `girih train --run` makes it")
     if not ((directory / "config.toml").is_file() or (directory / "metrics.jsonl").is_file()):
         told = "not a run directory (no config.toml or metrics.jsonl in it)"
         raise RunDirectoryError(f"{directory}: {told}; give one that `girih train --run` made")
