@@ -45,9 +45,7 @@ def inspect(path: Path) -> int:
         groups.setdefault(shard.description["group"], []).append(shard)
     for name, group in groups.items():
         console.print(_bytes(name, group))
-    files = Table(title="files", title_justify="left")
-    files.add_column("file")
-    files.add_column("bytes", justify="right")
+    files = _table("files", "file", "bytes")
     for name, facts in manifest.files.items():
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
@@ -56,10 +54,16 @@ def inspect(path: Path) -> int:
     return 0
 
 
+def _table(title: str, *columns: str) -> Table:
+    """An empty table; columns of numbers are aligned on the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("dim", "rows", "bytes") else "left")
+    return table
+
+
 def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
-    shown = Table(title="tables", title_justify="left")
-    for column in ("table", "features", "dim", "rows", "dtype", "eviction", "admission"):
-        shown.add_column(column, justify="right" if column in ("dim", "rows") else "left")
+    shown = _table("tables", "table", "features", "dim", "rows", "dtype", "eviction", "admission")
     for table in schema.tables:
         features = ", ".join(f.name for f in schema.sparse if f.table_name == table.name)
         shown.add_row(
@@ -75,7 +79,7 @@ def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
 
 
 def _bytes(name: str, shards: list[SnapshotFile]) -> Table:
-    """Bytes of a group by part: of a row, in the files, and in memory once the files are loaded."""
+    """Bytes of a group by part: per row, in the files, and in memory once the files are loaded."""
     description = shards[0].description
     num_rows = sum(shard.num_rows for shard in shards)
     row_on_disk, row_in_memory = disk_bytes(description), row_bytes(description)
