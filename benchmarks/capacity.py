@@ -27,7 +27,7 @@ from memory import AHEAD, read_lines
 from girih import optim
 from girih.report.text import size
 from girih.store import ArenaOptions, File, GroupSpec, Heap, Segment, Store, TableSpec
-from girih.store.memory import row_bytes
+from girih.store.accounting import row_bytes
 from girih.tables import LRU, Normal, Zeros
 
 PARTS = ("growth", "speed", "lru", "file")

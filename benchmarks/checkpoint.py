@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from girih import optim
 from girih.runs.log import resident_bytes
-from girih.store import GroupSpec, LiveSnapshot, Segment, Store, TableSpec, write_snapshot
+from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec, write_snapshot
 from girih.store.route import shard_of
 from girih.tables import LRU, Normal
 
@@ -151,7 +151,7 @@ class TimedLock:
         self._lock.release()
 
 
-class TimedSnapshot(LiveSnapshot):
+class TimedSnapshot(Snapshot):
     """A snapshot that remembers how long verbs waited for their log."""
 
     def make_room(self, num_records: int) -> None:

@@ -17,7 +17,7 @@ def state_of(trainer):
     """Everything that training moves, as comparable arrays."""
     rows = {}
     for name, store in trainer.sparse.stores():
-        chunks = list(store.snapshot().chunks())
+        chunks = list(store.still_snapshot().chunks())
         rows[str(name)] = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
     dense = {name: tensor.clone().numpy() for name, tensor in trainer.model.state_dict().items()}
     return rows, dense

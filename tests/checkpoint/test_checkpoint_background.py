@@ -12,8 +12,8 @@ import pytest
 from girih import checkpoint
 from girih.config.file import RunConfig
 from girih.errors import StorageFullError
-from girih.store import LiveSnapshot
-from girih.store.tensorfile import TensorWriter
+from girih.store import Snapshot
+from girih.store.snapshot.tensorfile import TensorWriter
 
 TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"
@@ -23,7 +23,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from girih.config.file import RunConfig
-from girih.store.tensorfile import TensorWriter
+from girih.store.snapshot.tensorfile import TensorWriter
 
 files = []
 
@@ -43,14 +43,14 @@ with settings.trainer(run=Path(sys.argv[2])) as trainer:
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """Saves take several steps, in small chunks, with a log that is soon full."""
-    monkeypatch.setattr("girih.store.live._CHUNK_BYTES", 5000)
-    monkeypatch.setattr("girih.store.live._LOG_BYTES", 0)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._CHUNK_BYTES", 5000)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._LOG_BYTES", 0)
 
 
 @pytest.fixture
 def slow_chunks(monkeypatch):
     """Writing waits between chunks; returns the threads that wrote."""
-    chunks, threads = LiveSnapshot.chunks, set()
+    chunks, threads = Snapshot.chunks, set()
 
     def slowly(snapshot):
         for chunk in chunks(snapshot):
@@ -58,7 +58,7 @@ def slow_chunks(monkeypatch):
             time.sleep(0.002)
             yield chunk
 
-    monkeypatch.setattr(LiveSnapshot, "chunks", slowly)
+    monkeypatch.setattr(Snapshot, "chunks", slowly)
     return threads
 
 
@@ -74,7 +74,7 @@ def fit(settings, run=None, load=None):
         trainer.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
         chunks = {}
         for name, store in trainer.sparse.stores():
-            chunks.setdefault(name.parent, []).extend(store.snapshot().chunks())
+            chunks.setdefault(name.parent, []).extend(store.still_snapshot().chunks())
         rows = {
             group: {key: np.concatenate([c[key] for c in parts]) for key in parts[0]}
             for group, parts in chunks.items()

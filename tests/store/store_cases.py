@@ -39,6 +39,8 @@ def peek(store, ids, tables):
 
 def contents(store):
     """All rows by column, in the order of a snapshot."""
-    chunks = list(store.snapshot().chunks())
-    names = [tensor.name for tensor in store.snapshot().tensors() if not tensor.name.startswith("bloom.")]
+    chunks = list(store.still_snapshot().chunks())
+    names = [
+        tensor.name for tensor in store.still_snapshot().tensors() if not tensor.name.startswith("bloom.")
+    ]
     return {name: np.concatenate([c[name] for c in chunks]) if chunks else np.zeros(0) for name in names}

@@ -166,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         found = {}
-        for chunk in self.store.snapshot().chunks():
+        for chunk in self.store.still_snapshot().chunks():
             for position, (key_id, table) in enumerate(zip(chunk["ids"], chunk["tables"], strict=True)):
                 found.setdefault(int(table), []).append(
                     (int(key_id), {n: c[position] for n, c in chunk.items()})

@@ -12,8 +12,8 @@ from girih import optim
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec, read_snapshot, write_snapshot
-from girih.store.arena import index_slots
-from girih.store.memory import disk_bytes, loaded_bytes, row_bytes
+from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
+from girih.store.memory.arena import index_slots
 from girih.tables import LRU, MinCount, Normal, Zeros
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
@@ -64,7 +64,7 @@ def test_a_filter_and_a_save_are_counted(tmp_path):
     with Store(spec, arena=Heap(reserve_rows=10_000)) as store:
         look(store, *keys_of(*range(100)), 1)
         assert used(store)["bloom"] >= 5000
-        with store.live_snapshot(tmp_path):
+        with store.snapshot(tmp_path):
             assert used(store)["saving"] > store.space.arrays.log.nbytes
         assert used(store)["saving"] == 0
 
@@ -145,10 +145,10 @@ def test_a_file_says_what_it_will_take(tmp_path, live, rows, dtype, rules):
     with Store(spec, arena=Heap(reserve_rows=100_000)) as store:
         look(store, *keys_of(*range(rows)), 1)
         if live:
-            with store.live_snapshot(tmp_path) as source:
+            with store.snapshot(tmp_path) as source:
                 written = write_snapshot(source, file)
         else:
-            written = write_snapshot(store.snapshot(), file)
+            written = write_snapshot(store.still_snapshot(), file)
     snapshot = read_snapshot(file)
     columns = disk_bytes(snapshot.description)
     assert columns.get("rows", 0) + columns.get("newer", 0) == (8 if live and rules else 0)

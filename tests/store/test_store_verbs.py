@@ -278,7 +278,7 @@ def test_no_keys_are_no_trouble(arena):
         assert store.apply_gradients(ids, tables, None, np.empty((0, 4), np.float32), 1) == 0
         assert store.evict(ids, tables) == 0
         store.assign(ids, tables, np.empty((0, 4), np.float32))
-        assert store.snapshot().num_rows == 0
+        assert store.still_snapshot().num_rows == 0
 
 
 def test_a_full_reservation_says_how_to_mend_it():

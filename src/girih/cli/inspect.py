@@ -16,7 +16,7 @@ from girih.report.text import DASH, count, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.store import SnapshotFile, read_snapshot
-from girih.store.memory import disk_bytes, loaded_bytes, row_bytes
+from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
 
 
 @cli.command()

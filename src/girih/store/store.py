@@ -20,14 +20,14 @@ from numpy.typing import DTypeLike, NDArray
 from girih.errors import ConfigError
 from girih.kernels.cpu import index, update
 from girih.kernels.cpu import layout as at
-from girih.store.arena import ArenaOptions, ArenaShape, Heap, open_arena
-from girih.store.layout import bare, describe, fingerprint, hyper_rows, row_layout
-from girih.store.live import LiveSnapshot
-from girih.store.memory import row_bytes
-from girih.store.residents import Residents
-from girih.store.restore import Keep, Source, restore
-from girih.store.snapshot import Snapshot
-from girih.store.space import Space
+from girih.store.accounting import row_bytes
+from girih.store.memory.arena import ArenaOptions, ArenaShape, Heap, open_arena
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import bare, describe, fingerprint, hyper_rows, row_layout
+from girih.store.rows.row_table import RowTable
+from girih.store.snapshot.restore import Keep, Source, restore
+from girih.store.snapshot.snapshot import Snapshot
+from girih.store.snapshot.still import StillSnapshot
 from girih.store.spec import GroupSpec
 
 _LAST_STEP = (1 << 31) - 1
@@ -75,12 +75,12 @@ class Store:
             tables_bytes=8 * at.TABLE_COLUMNS * len(spec.tables),
             cells_bytes=self.layout.num_cells,
         )
-        self.space = Space(open_arena(arena or Heap(), shape), spec.dim, self.layout.num_words)
+        self.space = ShardMemory(open_arena(arena or Heap(), shape), spec.dim, self.layout.num_words)
         self._clock = clock
         self._rules = self.layout.kernel.rules
         self._in_seconds = self._rules[:, at.IN_SECONDS] != 0
         self.first_hyper = hyper_rows(spec, 1.0, 1)
-        self.residents = Residents(self.space, self.layout, self.first_hyper)
+        self.residents = RowTable(self.space, self.layout, self.first_hyper)
 
     # Verbs.
 
@@ -205,7 +205,7 @@ class Store:
             rows = np.unique(self._find(ids, tables))
             return self.residents.drop(rows)
 
-    def live_snapshot(self, directory: str | os.PathLike[str]) -> LiveSnapshot:
+    def snapshot(self, directory: str | os.PathLike[str]) -> Snapshot:
         """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
 
         Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
@@ -215,20 +215,20 @@ class Store:
             ConfigError: one was taken and not closed.
         """
         counters = [self.counters(table) for table in range(len(self.spec.tables))]
-        return LiveSnapshot(self.space, self.layout, self.description, counters, directory)
+        return Snapshot(self.space, self.layout, self.description, counters, directory)
 
-    def snapshot(self) -> Snapshot:
+    def still_snapshot(self) -> StillSnapshot:
         """The whole state as columns, read chunk by chunk; no verb may change rows until it was read."""
         return self.delta_since(None)
 
-    def delta_since(self, version: int | None) -> Snapshot:
+    def delta_since(self, version: int | None) -> StillSnapshot:
         """As :meth:`snapshot`, but only rows that were made or updated in a step after ``version``.
 
         It does not tell which rows have left since.
         """
         self.space.check_open()
         counters = [self.counters(table) for table in range(len(self.spec.tables))]
-        return Snapshot(self.space, self.layout, self.description, counters, version)
+        return StillSnapshot(self.space, self.layout, self.description, counters, version)
 
     def restore(
         self,
@@ -290,7 +290,7 @@ class Store:
         """Bytes ``used`` and ``reserved`` by part: all memory of this store, but for what a call holds.
 
         Columns of rows have the names of a snapshot's (``ids``, ``embedding``, ``embedding.sum``, …), beside
-        ``neighbours`` and ``padding``; for the other parts see :meth:`Space.used_bytes`. Private memory is
+        ``neighbours`` and ``padding``; for the other parts see :meth:`ShardMemory.used_bytes`. Private memory is
         used once it was touched, memory of Bloom filters too, though it counts as a whole.
         """
         used, reserved = self.space.used_bytes(), self.space.reserved_bytes()

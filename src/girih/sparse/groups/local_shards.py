@@ -14,7 +14,7 @@ from typing import Any
 from girih.errors import CheckpointError
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
-from girih.store import LiveSnapshot, Store, header_checksum, read_snapshot, write_snapshot
+from girih.store import Snapshot, Store, header_checksum, read_snapshot, write_snapshot
 
 
 class ShardsSave:
@@ -22,7 +22,7 @@ class ShardsSave:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.snapshots: list[tuple[Path, LiveSnapshot]] = []
+        self.snapshots: list[tuple[Path, Snapshot]] = []
 
     def write(self) -> dict[str, Any]:
         """Writes every shard's file; each shard is free again as soon as its own is written."""
@@ -105,7 +105,7 @@ class LocalShards:
         save = ShardsSave(directory)
         try:
             for name, store in self.files():
-                save.snapshots.append((name, store.live_snapshot(directory)))
+                save.snapshots.append((name, store.snapshot(directory)))
         except BaseException:
             save.close()
             raise

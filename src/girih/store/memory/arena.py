@@ -28,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
-from girih.store import mapping
+from girih.store.memory import mapping
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2

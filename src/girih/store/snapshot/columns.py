@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout as at
-from girih.store.layout import RowLayout
-from girih.store.tensorfile import Tensor
+from girih.store.rows.record import RowLayout
+from girih.store.snapshot.tensorfile import Tensor
 
 META = {"tables": at.TABLE, "last_used": at.LAST_USED, "counts": at.COUNT, "versions": at.VERSION}
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

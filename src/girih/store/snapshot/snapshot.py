@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import saving
-from girih.store.columns import (
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout
+from girih.store.snapshot.columns import (
     Chunk,
     bloom_tensors,
     cells_of,
@@ -35,24 +37,22 @@ from girih.store.columns import (
     link_tensors,
     row_tensors,
 )
-from girih.store.layout import RowLayout
-from girih.store.space import Space
-from girih.store.spill import SpillFile
-from girih.store.tensorfile import Tensor
+from girih.store.snapshot.spill import SpillFile
+from girih.store.snapshot.tensorfile import Tensor
 
 _CHUNK_BYTES = 8 << 20
 _LOG_BYTES = 8 << 20
 
 
-class LiveSnapshot:
-    """A store as it was when this was made; made by :meth:`Store.live_snapshot`, closed by who asked for it.
+class Snapshot:
+    """A store as it was when this was made; made by :meth:`Store.snapshot`, closed by who asked for it.
 
     One thread reads it while another uses the store. Rows come in the order of their numbers, free ones left
     out; where tables keep lists, ``rows`` and ``newer`` tell the number of each row and of the next newer one.
 
     Attributes:
         where: for errors.
-        description: as of :class:`Snapshot`; ``oldest`` is where each table's list begins, ``rows_ever`` is above
+        description: as of :class:`StillSnapshot`; ``oldest`` is where each table's list begins, ``rows_ever`` is above
             all row numbers.
         num_rows: n.
         most_records: what the log has room for.
@@ -60,7 +60,7 @@ class LiveSnapshot:
 
     def __init__(
         self,
-        space: Space,
+        space: ShardMemory,
         layout: RowLayout,
         description: Mapping[str, Any],
         counters: Sequence[Mapping[str, int]],
@@ -161,7 +161,7 @@ class LiveSnapshot:
                 self._space.end_saving()
         self._spills.close()
 
-    def __enter__(self) -> LiveSnapshot:
+    def __enter__(self) -> Snapshot:
         return self
 
     def __exit__(self, *error: object) -> None:

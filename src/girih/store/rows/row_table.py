@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import lookup, recency, update
-from girih.store.layout import RowLayout
-from girih.store.space import Space
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout
 
 _LFU_SHARE = 16
 # What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
@@ -20,14 +20,14 @@ _RECORDS_OF_A_DROP, _RECORDS_OF_A_READ = 3, 8
 _AT_ONCE = 1 << 31
 
 
-class Residents:
+class RowTable:
     """The rows of a store's keys; arguments are checked by :class:`Store`.
 
     Args:
         first_hyper: hyperparameters with which the state of a new row begins.
     """
 
-    def __init__(self, space: Space, layout: RowLayout, first_hyper: NDArray[np.float64]) -> None:
+    def __init__(self, space: ShardMemory, layout: RowLayout, first_hyper: NDArray[np.float64]) -> None:
         self._space, self._layout, self._first_hyper = space, layout, first_hyper
         self._tags: NDArray[np.int32] = np.empty(0, np.int32)
 

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, nearest
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import recency, transfer, update
-from girih.store.columns import Chunk, is_listed
-from girih.store.layout import block_range
 from girih.store.route import shard_of
-from girih.store.snapshot import Snapshot, SnapshotFile
+from girih.store.rows.record import block_range
+from girih.store.snapshot.columns import Chunk, is_listed
+from girih.store.snapshot.file import SnapshotFile
+from girih.store.snapshot.still import StillSnapshot
 
 if TYPE_CHECKING:
     from girih.store.store import Store
 
-Source = Snapshot | SnapshotFile
+Source = StillSnapshot | SnapshotFile
 ELSEWHERE = -1
 Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
 

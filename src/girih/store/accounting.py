@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from girih.store.columns import link_tensors, row_tensors
-from girih.store.space import index_bytes
+from girih.store.memory.shard_memory import index_bytes
+from girih.store.snapshot.columns import link_tensors, row_tensors
 
 _WORD, _ROW_ALIGNMENT = 4, 8
 _NEIGHBOURS = 8

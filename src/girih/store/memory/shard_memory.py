@@ -18,7 +18,7 @@ from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.saving import LINKS
-from girih.store.arena import SLOT_BYTES, Arena, index_slots
+from girih.store.memory.arena import SLOT_BYTES, Arena, index_slots
 
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12
@@ -47,7 +47,7 @@ class Keeper(Protocol):
         """Makes sure that so many records, ``most_records`` at most, can be kept."""
 
 
-class Space:
+class ShardMemory:
     """Owns a shard's memory.
 
     Attributes:
