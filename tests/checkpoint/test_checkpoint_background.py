@@ -14,6 +14,7 @@ from girih.config.file import RunConfig
 from girih.errors import StorageFullError
 from girih.store import Snapshot
 from girih.store.snapshot.tensorfile import TensorWriter
+from girih.testing.stores import columns_of
 
 TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"
@@ -74,7 +75,7 @@ def fit(settings, run=None, load=None):
         trainer.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
         chunks = {}
         for name, store in trainer.sparse.stores():
-            chunks.setdefault(name.parent, []).extend(store.still_snapshot().chunks())
+            chunks.setdefault(name.parent, []).append(columns_of(store))
         rows = {
             group: {key: np.concatenate([c[key] for c in parts]) for key in parts[0]}
             for group, parts in chunks.items()
@@ -138,7 +139,7 @@ def test_what_goes_wrong_is_raised_by_the_next_step(log_directory, tmp_path, mon
         with pytest.raises(StorageFullError, match="no space left for a checkpoint"):
             trainer.fit(settings.dataset("train"))
         assert 4 <= trainer.state.step < 24
-        assert all(store.space.saving is None for _, store in trainer.sparse.stores())
+        assert all(store.state.memory.saving is None for _, store in trainer.sparse.stores())
     root = tmp_path / "run" / "checkpoints"
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
     monkeypatch.undo()

@@ -5,6 +5,9 @@ import numpy as np
 from girih import optim
 from girih.store import GroupSpec, Segment, TableSpec
 from girih.tables import Normal
+from girih.testing.stores import columns_of as contents
+
+__all__ = ["contents", "group", "keys_of", "look", "peek"]
 
 
 def group(tables=("t",), dim=4, optimizer=None, dtype="float32", seed=1, **rules):
@@ -35,12 +38,3 @@ def peek(store, ids, tables):
     out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
     store.peek(ids, tables, out)
     return out
-
-
-def contents(store):
-    """All rows by column, in the order of a snapshot."""
-    chunks = list(store.still_snapshot().chunks())
-    names = [
-        tensor.name for tensor in store.still_snapshot().tensors() if not tensor.name.startswith("bloom.")
-    ]
-    return {name: np.concatenate([c[name] for c in chunks]) if chunks else np.zeros(0) for name in names}

@@ -77,7 +77,7 @@ TRAIN = """
     elif end == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif end == "killed amid a change":
-        with store.space.changing(2):
+        with store.state.memory.changing(2):
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

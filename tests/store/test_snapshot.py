@@ -13,7 +13,9 @@ from girih import optim
 from girih.errors import CheckpointError, ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Segment, Store, TableSpec, read_snapshot, shard_of, write_snapshot
+from girih.store.rows.record import row_layout
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
+from girih.testing.stores import taken
 
 NUM_IDS = 60 if JIT_DISABLED else 400
 MOST = NUM_IDS * 3 // 4
@@ -101,10 +103,10 @@ def test_restore_replaces_what_was_there(tmp_path):
 def test_a_store_restores_from_another_without_a_file():
     spec = two_segments()
     store, other = trained(spec), Store(spec)
-    other.restore([store.still_snapshot()])
+    other.restore([taken(store)])
     assert_equal_stores(store, other)
-    with pytest.raises(ConfigError, match="changed before it was read"):
-        store.restore([store.still_snapshot()])
+    with store.snapshot(), pytest.raises(ConfigError, match="is being saved"):
+        store.restore([taken(other)])
     assert_equal_stores(store, other)
 
 
@@ -159,7 +161,7 @@ def test_min_count_is_remembered_over_a_change_of_shards():
         look(old[-1], ids[mine], tables[mine], 1)
     for shard in range(2):
         store = Store(spec, shard=shard, num_shards=2)
-        store.restore([o.still_snapshot() for o in old])
+        store.restore([taken(o) for o in old])
         mine = shard_of(ids, tables, 2) == shard
         assert (look(store, ids[mine], tables[mine], 2)[0] >= 0).all()
         fresh = np.arange(NUM_IDS, 2 * NUM_IDS)
@@ -171,7 +173,7 @@ def test_a_delta_does_not_count_sightings_twice():
     spec = group(admission=MinCount(count=4))
     store, restored = Store(spec), Store(spec)
     look(store, *keys_of(1), 1, counts=[2])
-    restored.restore([store.still_snapshot(), store.delta_since(0)])
+    restored.restore([taken(store), taken(store, since=0)])
     assert look(restored, *keys_of(1), 2)[0].tolist() == [-1]
     assert look(restored, *keys_of(1), 3)[0].tolist() == [0]
 
@@ -182,7 +184,7 @@ def test_lists_of_several_shards_merge_by_last_use_then_by_source():
     for step, (store, ids) in enumerate([(0, (1, 2)), (1, (3, 4)), (0, (2,)), (1, (5,))], start=1):
         look(stores[store], *keys_of(*ids), min(step, 3))
     merged = Store(spec)
-    merged.restore([store.still_snapshot() for store in stores])
+    merged.restore([taken(store) for store in stores])
     assert contents(merged)["ids"].tolist() == [1, 3, 4, 2, 5]
 
 
@@ -196,7 +198,7 @@ def test_more_rows_than_a_table_may_have_are_evicted_on_restore(eviction):
             look(store, *keys_of(100 * shard + step), step, counts=[9 - step])
         parts.append(store)
     one = Store(spec)
-    one.restore([store.still_snapshot() for store in parts])
+    one.restore([taken(store) for store in parts])
     gone = {4, 104} if eviction.name == "lfu" else {1, 101}
     everything = {100 * shard + step for shard in range(3) for step in range(1, 5)}
     assert set(contents(one)["ids"]) == everything - gone
@@ -207,7 +209,8 @@ def test_a_delta_holds_what_changed_and_completes_its_base(tmp_path):
     store = trained(spec, range(1, 4))
     write_snapshot(store, tmp_path / "base")
     trained(spec, range(4, 6), store)
-    report = write_snapshot(store.delta_since(3), tmp_path / "delta")
+    with store.snapshot(since=3) as snapshot:
+        report = write_snapshot(snapshot, tmp_path / "delta")
     delta = read_snapshot(tmp_path / "delta")
     assert 0 < delta.num_rows == report["rows"] < store.num_rows
     assert (delta.column("versions") > 3).all()
@@ -227,7 +230,7 @@ def test_a_delta_holds_what_changed_and_completes_its_base(tmp_path):
 def test_keep_chooses_rows():
     spec = two_segments()
     store, half = trained(spec), Store(spec)
-    half.restore([store.still_snapshot()], keep=lambda ids, tables: (ids > 0) & (tables == 1))
+    half.restore([taken(store)], keep=lambda ids, tables: (ids > 0) & (tables == 1))
     expected = {key: columns for key, columns in by_key(store).items() if key[0] == "items" and key[1] > 0}
     assert by_key(half) == expected
 
@@ -236,14 +239,14 @@ def test_table_numbers_are_mapped_by_name():
     spec = group(("a", "b"), eviction=LRU(max_rows=99))
     turned = group(("b", "a"), eviction=LRU(max_rows=99))
     store, other = trained(spec), Store(turned)
-    other.restore([store.still_snapshot()])
+    other.restore([taken(store)])
     assert by_key(store) == by_key(other)
     assert store.counters(0) == other.counters(1)
 
 
 def test_keep_is_given_this_stores_table_numbers():
     store, other = trained(group(("a", "b"))), Store(group(("b", "a")))
-    other.restore([store.still_snapshot()], keep=lambda ids, tables: tables == 0)
+    other.restore([taken(store)], keep=lambda ids, tables: tables == 0)
     assert by_key(other) == {key: columns for key, columns in by_key(store).items() if key[0] == "b"}
 
 
@@ -252,7 +255,7 @@ def test_optimizer_state_may_be_begun_anew():
     other = Store(
         two_segments(first=optim.Adagrad(initial_accumulator_value=0.5), second=optim.FTRL(beta=2.0, l2=1.0))
     )
-    other.restore([store.still_snapshot()], optimizer_state=False)
+    other.restore([taken(store)], optimizer_state=False)
     mine, theirs = contents(store), contents(other)
     np.testing.assert_array_equal(mine["embedding"], theirs["embedding"])
     np.testing.assert_array_equal(mine["first_order"], theirs["first_order"])
@@ -283,21 +286,21 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path, other, messa
 
 def test_momentum_is_part_of_the_layout():
     with pytest.raises(CheckpointError, match="optimizer is sgd, expected sgd with momentum"):
-        Store(group(optimizer=optim.SGD(momentum=0.9))).restore([Store(group()).still_snapshot()])
+        Store(group(optimizer=optim.SGD(momentum=0.9))).restore([taken(Store(group()))])
 
 
 def test_a_table_that_no_source_has_is_refused():
     with pytest.raises(CheckpointError, match="table 'tags' is missing"):
-        Store(group(("users", "tags"))).restore([Store(group(("users",))).still_snapshot()])
+        Store(group(("users", "tags"))).restore([taken(Store(group(("users",))))])
     with pytest.raises(CheckpointError, match="no snapshot: table 't' is missing"):
         Store(group()).restore([])
 
 
-def test_a_store_that_changes_meanwhile_leaves_no_file(tmp_path):
+def test_a_snapshot_that_was_closed_leaves_no_file(tmp_path):
     store = trained(two_segments())
-    snapshot = store.still_snapshot()
-    look(store, *keys_of(1), 9)
-    with pytest.raises(ConfigError, match="changed before it was read"):
+    snapshot = store.snapshot()
+    snapshot.close()
+    with pytest.raises(CheckpointError, match="closed before it was read"):
         write_snapshot(snapshot, tmp_path / "0")
     assert list(tmp_path.iterdir()) == []
 
@@ -402,11 +405,18 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
 
 
 def test_chunks_are_bounded(monkeypatch, tmp_path):
-    monkeypatch.setattr("girih.store.snapshot.still._CHUNK_BYTES", 100)
-    monkeypatch.setattr("girih.store.snapshot.still._LEAST_CHUNK", 7)
-    store = trained(two_segments(eviction=LRU(max_rows=10**6)))
-    assert max(len(chunk["ids"]) for chunk in store.still_snapshot().chunks()) == 7
+    spec = two_segments(eviction=LRU(max_rows=10**6))
+    monkeypatch.setattr(
+        "girih.store.snapshot.snapshot._CHUNK_BYTES", 8 * 4 * row_layout(spec, 0, 1).num_words
+    )
+    monkeypatch.setattr("girih.store.snapshot.file._CHUNK_BYTES", 100)
+    monkeypatch.setattr("girih.store.snapshot.file._LEAST_CHUNK", 7)
+    store = trained(spec)
+    with store.snapshot() as snapshot:
+        assert max(len(chunk["ids"]) for chunk in snapshot.chunks()) == 8
     write_snapshot(store, tmp_path / "0")
+    file = read_snapshot(tmp_path / "0")
+    assert max(len(chunk["ids"]) for chunk in file.chunks()) == 7
     other = Store(store.spec)
-    other.restore([read_snapshot(tmp_path / "0")])
+    other.restore([file])
     assert_equal_stores(store, other)

@@ -13,6 +13,7 @@ from girih.errors import ConfigError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec, read_snapshot, write_snapshot
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, MinCount, Normal, Probability, Uniform, Zeros
+from girih.testing.stores import columns_of
 from reference import DictionaryStore
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
@@ -153,10 +154,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 4))
     def delta(self, back):
         since = self.step - back
-        snapshot = self.store.delta_since(since)
-        found = {
-            (int(i), int(t)) for c in snapshot.chunks() for i, t in zip(c["ids"], c["tables"], strict=True)
-        }
+        with self.store.snapshot(since=since) as snapshot:
+            found = {
+                (int(i), int(t))
+                for c in snapshot.chunks()
+                for i, t in zip(c["ids"], c["tables"], strict=True)
+            }
         tables = enumerate(self.model.tables)
         assert found == {(i, t) for t, rows in tables for i, row in rows.items() if row.version > since}
         assert snapshot.num_rows == len(found)
@@ -166,11 +169,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         found = {}
-        for chunk in self.store.still_snapshot().chunks():
-            for position, (key_id, table) in enumerate(zip(chunk["ids"], chunk["tables"], strict=True)):
-                found.setdefault(int(table), []).append(
-                    (int(key_id), {n: c[position] for n, c in chunk.items()})
-                )
+        columns = columns_of(self.store)
+        for position, (key_id, table) in enumerate(zip(columns["ids"], columns["tables"], strict=True)):
+            found.setdefault(int(table), []).append(
+                (int(key_id), {n: c[position] for n, c in columns.items()})
+            )
         for table, rows in enumerate(self.model.tables):
             mine = found.get(table, [])
             assert self.store.num_rows_of(table) == len(rows)

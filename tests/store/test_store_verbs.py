@@ -78,7 +78,8 @@ def test_assign_sets_values_and_makes_rows(arena):
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
         store.assign(*keys_of(1, 2), values)
         np.testing.assert_array_equal(peek(store, *keys_of(2, 1)), values[::-1])
-        assert store.delta_since(0).num_rows == 2
+        with store.snapshot(since=0) as delta:
+            assert delta.num_rows == 2
         assert store.counters()["lookups"] == 0
 
 
@@ -278,7 +279,8 @@ def test_no_keys_are_no_trouble(arena):
         assert store.apply_gradients(ids, tables, None, np.empty((0, 4), np.float32), 1) == 0
         assert store.evict(ids, tables) == 0
         store.assign(ids, tables, np.empty((0, 4), np.float32))
-        assert store.still_snapshot().num_rows == 0
+        with store.snapshot() as snapshot:
+            assert snapshot.num_rows == 0
 
 
 def test_a_full_reservation_says_how_to_mend_it():

@@ -33,7 +33,7 @@ from girih.store.memory import mapping
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2
 SLOT_BYTES = 8
-_PAGE = 4096
+PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 # Words of the header; the shard's own state follows at _STATE.
@@ -103,7 +103,7 @@ class ArenaShape:
         """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
         index_bytes = SLOT_BYTES * index_slots(reserve_rows)
         sizes = {
-            "header": _PAGE,
+            "header": PAGE_BYTES,
             "description": text_bytes,
             "tables": self.tables_bytes,
             "cells": self.cells_bytes,
@@ -114,7 +114,7 @@ class ArenaShape:
         }
         places, offset = {}, 0
         for name, size in sizes.items():
-            alignment = _PAGE if name in ("header", "description", "tables", "cells") else _HUGE_PAGE
+            alignment = PAGE_BYTES if name in ("header", "description", "tables", "cells") else _HUGE_PAGE
             offset = -(-offset // alignment) * alignment
             places[name] = (offset, size)
             offset += size
@@ -149,7 +149,7 @@ class Arena:
         self._memory = memory
         self._descriptor = descriptor
         self._places = places
-        self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, _PAGE // 8)
+        self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
         self.state: NDArray[np.int64] = self._header[_STATE : _STATE + STATE_WORDS]
         self.reserve_rows = reserve_rows
 
@@ -190,7 +190,7 @@ class Arena:
     def clear(self, region: str, start: int, stop: int) -> None:
         """Makes bytes of a region read 0, giving whole pages back to the system where it takes them."""
         offset, _ = self._places[region]
-        first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
         advice = "MADV_DONTNEED" if self._descriptor is None else "MADV_REMOVE"
         content = self.array(region, np.uint8)
         if sys.platform == "linux" and hasattr(mmap, advice) and first < last:
@@ -215,7 +215,7 @@ class Arena:
         if self._descriptor is not None:
             self._memory.flush()
             self._header[_CLOSED_AT] = 1
-            self._memory.flush(0, _PAGE)
+            self._memory.flush(0, PAGE_BYTES)
             mapping.unlock(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
@@ -336,17 +336,17 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
 def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
     foreign = f"{where}: not an arena of girih; remove it, or give another name"
     size = os.fstat(descriptor).st_size
-    if size < _PAGE:
+    if size < PAGE_BYTES:
         raise ConfigError(foreign)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    header = np.frombuffer(memory, np.int64, _PAGE // 8)
+    header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     if header[_MAGIC_AT] != _MAGIC:
         raise ConfigError(foreign)
     if header[_FORMAT_AT] != _FORMAT:
         raise ConfigError(
             f"{where}: format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
         )
-    text = bytes(memory[_PAGE : _PAGE + int(header[_TEXT_AT])])
+    text = bytes(memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])])
     if header[_FINGERPRINT_AT] != shape.fingerprint:
         found = difference(json.loads(text), json.loads(shape.text()))
         raise ConfigError(

@@ -18,7 +18,6 @@ from girih.errors import CheckpointError
 from girih.store.rows.record import FORMAT_VERSION
 from girih.store.snapshot.columns import Chunk, link_tensors, row_tensors
 from girih.store.snapshot.snapshot import Snapshot
-from girih.store.snapshot.still import StillSnapshot
 from girih.store.snapshot.tensorfile import Tensor, TensorFile, TensorWriter
 
 _CHUNK_BYTES = 8 << 20
@@ -34,7 +33,7 @@ class Snapshottable(Protocol):
 
 
 class SnapshotFile:
-    """A snapshot in a file; made by :func:`read_snapshot`. Attributes as of :class:`StillSnapshot`."""
+    """A snapshot in a file; made by :func:`read_snapshot`. For attributes see :class:`Snapshot`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = TensorFile(path)
@@ -99,9 +98,7 @@ class SnapshotFile:
         return row_tensors(self.description, num_rows) + link_tensors(self.description, num_rows)
 
 
-def write_snapshot(
-    source: Snapshottable | StillSnapshot | Snapshot, path: str | os.PathLike[str]
-) -> dict[str, Any]:
+def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Writes a store, or a snapshot of one, to a file that the safetensors library can read too.
 
     Returns:
@@ -109,9 +106,8 @@ def write_snapshot(
 
     Raises:
         StorageFullError: the disk is full; no file is left behind.
-        ConfigError: the store changed meanwhile, and the snapshot is not a live one; no file is left behind.
     """
-    if not isinstance(source, StillSnapshot | Snapshot):
+    if not isinstance(source, Snapshot):
         with source.snapshot(Path(path).parent) as snapshot:
             return write_snapshot(snapshot, path)
     metadata = {"kind": _KIND, "girih": json.dumps(source.description)}

@@ -1,84 +1,99 @@
-"""From snapshots, of any number of shards, back into one store.
+"""From snapshots, of any number of shards, back into one shard.
 
-Shapes: n rows of a source, K rows of a chunk.
+Shapes: n rows of a source, K rows of a chunk, T tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, nearest
-from girih.kernels.cpu import layout as at
-from girih.kernels.cpu import recency, transfer, update
+from girih.kernels.cpu import layout, transfer, update
 from girih.store.route import shard_of
 from girih.store.rows.record import block_range
-from girih.store.snapshot.columns import Chunk, is_listed
-from girih.store.snapshot.file import SnapshotFile
-from girih.store.snapshot.still import StillSnapshot
+from girih.store.snapshot.columns import Chunk, value_columns
+from girih.store.state import ShardState
 
-if TYPE_CHECKING:
-    from girih.store.store import Store
-
-Source = StillSnapshot | SnapshotFile
 ELSEWHERE = -1
 Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
 
 
+class Source(Protocol):
+    """The rows of a shard as columns: a snapshot, its file, or what a repair finds in torn memory.
+
+    Attributes:
+        where: for errors.
+        description: see :class:`Snapshot`.
+    """
+
+    where: str
+    description: dict[str, Any]
+
+    def verify(self) -> None:
+        """Raises :class:`CheckpointError` where the source is damaged."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time."""
+
+    def bloom(self, table: str) -> NDArray[np.uint8] | None:
+        """A table's Bloom cells of this shard, or None where it has none."""
+
+
 def restore(
-    store: Store,
+    state: ShardState,
     sources: Sequence[Source],
     keep: Keep | None,
     optimizer_state: bool,
     elsewhere: frozenset[str] = frozenset(),
 ) -> None:
-    """What :meth:`Store.restore` does.
+    """Replaces all that a shard holds; see :meth:`Store.restore`.
 
-    The list of a table comes out as it was if one source gave all of its rows, as when N shards restore from
-    the N files of N shards; else it is ordered by last use, then by source.
+    The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
+    from the N files of N shards; else it is ordered by last use, then by source.
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
     for source in sources:
-        check_source(store, source, optimizer_state, elsewhere)
-    check_tables(store, sources)
+        _check_source(state, source, optimizer_state, elsewhere)
+    _check_tables(state, sources)
     for source in sources:
         source.verify()
-    store.space.clear()
-    num_givers = np.zeros(len(store.spec.tables), np.int64)
+    state.memory.clear()
+    num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
-        numbers = _table_numbers(store, source)
-        gave = np.zeros(len(num_givers), np.bool_)
+        numbers = _table_numbers(state, source)
+        gave = np.zeros(len(num_givers), np.int64)
         lists = _Lists(source) if source.description["linked"] else None
         for chunk in source.chunks():
             kept, tables, rows = _load_chunk(
-                store, chunk, numbers, keep or _routed_to(store), optimizer_state
+                state, chunk, numbers, keep or _routed_to(state), optimizer_state
             )
-            gave[tables] = True
+            gave[tables] = 1
             if lists is not None:
                 lists.add(chunk, kept, rows)
         if lists is not None:
-            lists.follow(store, numbers)
-        num_givers += gave
+            lists.follow(state, numbers)
+        num_givers += gave if lists is not None else 2 * gave
     for source in _latest(sources).values():
-        _add_bloom(store, source)
-    _order_lists(store, num_givers > 1)
-    _carry_counters(store, sources)
-    _shrink_to_bounds(store)
+        _add_bloom(state, source)
+    _order_lists(state, num_givers > 1)
+    _carry_counters(state, sources)
+    _shrink_to_bounds(state)
 
 
-def check_source(
-    store: Store, source: Source, optimizer_state: bool, elsewhere: frozenset[str] = frozenset()
+def _check_source(
+    state: ShardState, source: Source, optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
     """Refuses a source whose rows do not fit, naming its tables.
 
     Raises:
         CheckpointError: another dtype, dim, segment or optimizer, or a table that the store does not have.
     """
-    theirs, ours = source.description, store.description
+    theirs, ours = source.description, state.layout.description
     names = [table["name"] for table in theirs["tables"]]
     where = f"{source.where}: tables {', '.join(map(repr, names))}"
     for name in names:
@@ -108,21 +123,17 @@ def check_source(
             )
 
 
-def check_tables(store: Store, sources: Sequence[Source]) -> None:
+def _check_tables(state: ShardState, sources: Sequence[Source]) -> None:
     """Refuses sources that do not cover all tables of the store.
 
     Raises:
         CheckpointError: names the table that is missing.
     """
     found = {table["name"] for source in sources for table in source.description["tables"]}
-    for table in store.spec.tables:
+    for table in state.spec.tables:
         if table.name not in found:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
             raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
-
-
-def _routed_to(store: Store) -> Keep:
-    return lambda ids, tables: shard_of(ids, tables, store.num_shards) == store.shard
 
 
 def _optimizers(description: dict[str, Any]) -> str:
@@ -132,15 +143,20 @@ def _optimizers(description: dict[str, Any]) -> str:
     )
 
 
-def _table_numbers(store: Store, source: Source) -> NDArray[np.int32]:
-    """This store's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
-    number = {table.name: position for position, table in enumerate(store.spec.tables)}
+def _routed_to(state: ShardState) -> Keep:
+    own = state.layout
+    return lambda ids, tables: shard_of(ids, tables, own.num_shards) == own.shard
+
+
+def _table_numbers(state: ShardState, source: Source) -> NDArray[np.int32]:
+    """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
+    number = {table.name: position for position, table in enumerate(state.spec.tables)}
     found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
     return np.array(found, np.int32)
 
 
 def _load_chunk(
-    store: Store, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
+    state: ShardState, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
     if len(chunk["tables"]) and int(chunk["tables"].view(np.uint32).max()) >= len(numbers):
@@ -153,25 +169,18 @@ def _load_chunk(
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
         return kept, tables, rows
-    store.space.grow_rows(len(kept))
-    store.space.reserve_index(len(kept))
-    arrays, layout = store.space.arrays, store.layout
+    state.memory.grow_rows(len(kept))
+    state.memory.reserve_index(len(kept))
+    arrays, kernel = state.memory.arrays, state.layout.kernel
     last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
-    transfer.load_keys(arrays, layout.kernel, ids, tables, last_used, counts, versions, rows)
-    weights: NDArray[Any] = arrays.values
-    start = at.VALUES
-    if store.spec.dtype != "float32":
-        weights, start = arrays.halves, 2 * at.VALUES
-    for number, segment in enumerate(store.spec.segments):
-        first = start + int(layout.kernel.segments[number, at.FIRST_COLUMN])
-        weights[rows, first : first + segment.dim] = chunk[segment.name][kept]
-    if optimizer_state:
-        for state in layout.state:
-            arrays.values[rows, state.start : state.start + state.width] = chunk[
-                f"{state.segment}.{state.name}"
-            ][kept]
-    else:
-        update.begin_states(arrays, layout.kernel, rows, store.first_hyper)
+    transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
+    for column in value_columns(state.layout):
+        if optimizer_state or "." not in column.name:
+            words: NDArray[Any] = arrays.values if column.dtype is np.float32 else arrays.halves
+            first = column.first_byte // words.itemsize
+            words[rows, first : first + column.width] = chunk[column.name][kept]
+    if not optimizer_state:
+        update.begin_states(arrays, kernel, rows, state.layout.first_hyper)
     return kept, tables, rows
 
 
@@ -181,8 +190,8 @@ class _Lists:
     def __init__(self, source: Source) -> None:
         self._where, self._oldest = source.where, source.description["oldest"]
         num_rows = int(source.description["rows_ever"])
-        self._newer_of = np.full(num_rows, at.NO_ROW, np.int32)
-        self._new_of = np.full(num_rows, at.NO_ROW, np.int32)
+        self._newer_of = np.full(num_rows, layout.NO_ROW, np.int32)
+        self._new_of = np.full(num_rows, layout.NO_ROW, np.int32)
 
     def add(self, chunk: Chunk, kept: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
         """Notes where the chunk's rows came to be."""
@@ -192,66 +201,57 @@ class _Lists:
         self._newer_of[numbers] = chunk["newer"]
         self._new_of[numbers[kept]] = rows
 
-    def follow(self, store: Store, numbers: NDArray[np.int32]) -> None:
+    def follow(self, state: ShardState, numbers: NDArray[np.int32]) -> None:
         """Makes the rows the newest of their tables in the order that they had."""
-        arrays = store.space.arrays
         for theirs, ours in enumerate(numbers):
             oldest = int(self._oldest[theirs])
-            if ours == ELSEWHERE:
-                continue
-            if is_listed(store.layout)[ours] and oldest < len(self._new_of):
-                transfer.follow(arrays, int(ours), oldest, self._newer_of, self._new_of)
+            if ours != ELSEWHERE and state.layout.listed[ours] and oldest < len(self._new_of):
+                transfer.follow(state.memory.arrays, int(ours), oldest, self._newer_of, self._new_of)
 
 
-def _add_bloom(store: Store, source: Source) -> None:
-    bloom = store.layout.kernel.bloom
+def _add_bloom(state: ShardState, source: Source) -> None:
     description = source.description
-    for theirs, ours in enumerate(_table_numbers(store, source)):
-        if ours == ELSEWHERE:
+    for theirs, ours in enumerate(_table_numbers(state, source)):
+        total, block_cells, first, blocks = (
+            int(state.layout.kernel.bloom[ours, column])
+            for column in (layout.TOTAL_BLOCKS, layout.BLOCK_CELLS, layout.FIRST_BLOCK, layout.NUM_BLOCKS)
+        )
+        if theirs != ours or not total:
             continue
         cells = source.bloom(description["tables"][theirs]["name"])
-        total, block_cells, first, blocks, start = (
-            int(bloom[ours, column])
-            for column in (at.TOTAL_BLOCKS, at.BLOCK_CELLS, at.FIRST_BLOCK, at.NUM_BLOCKS, at.CELLS_START)
-        )
-        if cells is None or theirs != ours or not total:
-            continue
         their_first, their_blocks = block_range(total, description["shard"], description["num_shards"])
-        if len(cells) != their_blocks * block_cells:
+        if cells is None or len(cells) != their_blocks * block_cells:
             continue
         low, high = max(first, their_first), min(first + blocks, their_first + their_blocks)
         if low < high:
-            mine = store.space.arrays.cells[
-                start + (low - first) * block_cells : start + (high - first) * block_cells
-            ]
+            mine = state.memory.arrays.cells[state.layout.cells_of(ours)]
             transfer.add_cells(
-                mine, cells[(low - their_first) * block_cells : (high - their_first) * block_cells]
+                mine[(low - first) * block_cells : (high - first) * block_cells],
+                cells[(low - their_first) * block_cells : (high - their_first) * block_cells],
             )
 
 
-def _order_lists(store: Store, merged: NDArray[np.bool_]) -> None:
-    """Orders the lists of ``merged`` tables, bool[T], by last use, ties as the sources came."""
-    arrays, rules = store.space.arrays, store.layout.kernel.rules
-    for table in np.flatnonzero(merged & (rules[:, at.EVICTION] != at.EVICT_NONE)):
-        rows = np.empty(store.num_rows_of(int(table)), np.int32)
-        recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)
-        order = np.argsort(arrays.meta[rows, at.LAST_USED], kind="stable")
+def _order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
+    """Orders the lists of ``tables``, bool[T], by last use, ties as the sources came."""
+    arrays = state.memory.arrays
+    for table in np.flatnonzero(tables & state.layout.listed):
+        rows = state.rows.oldest_first(int(table))
+        order = np.argsort(arrays.meta[rows, layout.LAST_USED], kind="stable")
         transfer.relink(arrays, int(table), rows[order])
 
 
-def _carry_counters(store: Store, sources: Sequence[Source]) -> None:
-    arrays = store.space.arrays
-    arrays.state[at.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
+def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
+    arrays, shard = state.memory.arrays, state.layout.shard
+    arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
     latest = _latest(sources)
-    own = [source for place, source in latest.items() if place[:2] == (store.num_shards, store.shard)]
-    if not own and store.shard:
+    own = [s for place, s in latest.items() if place[:2] == (state.layout.num_shards, shard)]
+    if not own and shard:
         return
     for source in own or latest.values():
-        for ours, counters in zip(_table_numbers(store, source), source.description["counters"], strict=True):
-            if ours == ELSEWHERE:
-                continue
-            for name, column in at.COUNTERS.items():
-                arrays.tables[ours, column] += counters[name]
+        for ours, counters in zip(_table_numbers(state, source), source.description["counters"], strict=True):
+            if ours != ELSEWHERE:
+                for name, column in layout.COUNTERS.items():
+                    arrays.tables[ours, column] += counters[name]
 
 
 def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]], Source]:
@@ -263,16 +263,14 @@ def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]],
     }
 
 
-def _shrink_to_bounds(store: Store) -> None:
+def _shrink_to_bounds(state: ShardState) -> None:
     """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
-    arrays, rules = store.space.arrays, store.layout.kernel.rules
-    for table in np.flatnonzero(rules[:, at.EVICTION] != at.EVICT_NONE):
-        surplus = store.num_rows_of(int(table)) - int(rules[table, at.MAX_ROWS])
+    rules = state.layout.kernel.rules
+    for table in np.flatnonzero(state.layout.listed):
+        surplus = state.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])
         if surplus <= 0:
             continue
-        if rules[table, at.EVICTION] == at.EVICT_LFU:
-            store.residents.evict_least_used(int(table), 1 << 31, surplus)
+        if rules[table, layout.EVICTION] == layout.EVICT_LFU:
+            state.rows.evict_least_used(int(table), 1 << 31, surplus)
         else:
-            rows = np.empty(store.num_rows_of(int(table)), np.int32)
-            recency.oldest_first(arrays.meta, arrays.tables, int(table), rows)
-            update.drop_rows(arrays, store.layout.kernel, rows[:surplus])
+            state.rows.drop(state.rows.oldest_first(int(table))[:surplus])
