@@ -12,9 +12,10 @@ import pytest
 from girih import checkpoint
 from girih.config.file import RunConfig
 from girih.errors import StorageFullError
+from girih.sparse.groups import local_shards
 from girih.store import Snapshot
 from girih.store.snapshot.tensorfile import TensorWriter
-from girih.testing.stores import columns_of
+from girih.testing.store_verbs import contents
 
 TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"
@@ -51,15 +52,19 @@ def slow(monkeypatch):
 @pytest.fixture
 def slow_chunks(monkeypatch):
     """Writing waits between chunks; returns the threads that wrote."""
-    chunks, threads = Snapshot.chunks, set()
+    chunks, write, threads = Snapshot.chunks, local_shards.write_snapshot, set()
 
     def slowly(snapshot):
         for chunk in chunks(snapshot):
-            threads.add(threading.current_thread())
             time.sleep(0.002)
             yield chunk
 
+    def recorded(*arguments):
+        threads.add(threading.current_thread())
+        return write(*arguments)
+
     monkeypatch.setattr(Snapshot, "chunks", slowly)
+    monkeypatch.setattr(local_shards, "write_snapshot", recorded)
     return threads
 
 
@@ -75,7 +80,7 @@ def fit(settings, run=None, load=None):
         trainer.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
         chunks = {}
         for name, store in trainer.sparse.stores():
-            chunks.setdefault(name.parent, []).append(columns_of(store))
+            chunks.setdefault(name.parent, []).append(contents(store))
         rows = {
             group: {key: np.concatenate([c[key] for c in parts]) for key in parts[0]}
             for group, parts in chunks.items()
@@ -104,6 +109,7 @@ def test_runs_with_checkpoints_are_those_without_and_go_on_from_each(
     alone = fit(settings_of(log_directory, TABLES))
     saving = settings_of(log_directory, TABLES, f"checkpoint.every_steps={every_steps}", "checkpoint.keep=99")
     assert_same(fit(saving, run=tmp_path / "run"), alone)
+    assert len(slow_chunks) > 0
     assert threading.main_thread() not in slow_chunks
     found = checkpoint.complete(tmp_path / "run" / "checkpoints")
     assert [step for step, _ in found] == sorted({*range(every_steps, 25, every_steps), 24})

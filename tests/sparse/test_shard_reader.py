@@ -15,7 +15,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.store import GroupSpec, Segment, Store, TableSpec, shard_of
 from girih.tables import Normal
-from reference import shard_of_key
+from girih.testing.twins import shard_of_key
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import contents, group, keys_of, look, peek
 
 from girih import optim
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.store import File, Heap, Shared, Store, remove_arena
 from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
+from girih.testing.store_verbs import contents, group, keys_of, look, peek
 
 SPEC = group(("a", "b"), optimizer=optim.Adagrad(lr=0.1), eviction=LRU(max_rows=500))
 
@@ -63,7 +63,7 @@ def run_elsewhere(code, *arguments):
 TRAIN = """
     import os, signal, sys
     import numpy as np
-    from store_cases import keys_of, look
+    from girih.testing.store_verbs import keys_of, look
     from test_arena import SPEC, again
     from girih.store import File, Shared, Store
     kind, name, end = sys.argv[1:]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import contents, group, keys_of, look
 
 from girih import optim
 from girih.errors import ConfigError, StorageFullError
@@ -17,6 +16,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.layout import LOST
 from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec, read_snapshot, write_snapshot
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
+from girih.testing.store_verbs import contents, group, keys_of, look
 
 NUM_IDS = 80 if JIT_DISABLED else 300
 EVICTIONS = [

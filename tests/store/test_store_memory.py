@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import group, keys_of, look
 
 from girih import optim
 from girih.kernels.cpu import layout
@@ -15,6 +14,7 @@ from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec, read_s
 from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
 from girih.store.memory.arena import index_slots
 from girih.tables import LRU, MinCount, Normal, Zeros
+from girih.testing.store_verbs import group, keys_of, look
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
 OPTIMIZERS = [
@@ -91,7 +91,7 @@ def test_a_file_takes_what_it_says(tmp_path):
 PROCESS = """
     import os, sys
     import numpy as np
-    from store_cases import group, keys_of, look
+    from girih.testing.store_verbs import group, keys_of, look
     from girih import optim
     from girih.store import Heap, Store
 
