@@ -1,23 +1,26 @@
-"""The whole recoverable state of a run: rows, parameters, data position, counters."""
+"""The whole recoverable state of a run: rows, parameters, data position, counters.
+
+Saving and loading the dense half needs torch, and is in :mod:`girih.checkpoint.save` and
+:mod:`girih.checkpoint.load`; nothing here does.
+"""
 
 from __future__ import annotations
 
-from girih.checkpoint.directory import complete, find, latest, name_of, rotate
+from girih.checkpoint.directory import complete, find, latest, name_of, root_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
-from girih.checkpoint.save import Content, Save, SaveBeside, load, save_manifest
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 
 __all__ = [
     "CheckpointOptions",
-    "Content",
     "Manifest",
-    "Save",
-    "SaveBeside",
+    "PartReader",
+    "Storage",
     "complete",
     "find",
     "latest",
-    "load",
     "name_of",
+    "root_of",
     "rotate",
-    "save_manifest",
 ]

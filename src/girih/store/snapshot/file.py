@@ -218,9 +218,7 @@ def write_rows(source: StillSnapshot | Snapshot, file: IO[bytes], where: str) ->
         return {"bytes": writer.num_bytes, "rows": source.num_rows, "crc32": writer.finish()}
 
 
-def read_snapshot(
-    path: str | os.PathLike[str], checksums: Mapping[str, int] | None = None
-) -> SnapshotFile:
+def read_snapshot(path: str | os.PathLike[str], checksums: Mapping[str, int] | None = None) -> SnapshotFile:
     """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
 
     Raises:
