@@ -6,7 +6,8 @@ import torch
 from remote_site import batch_of, give, site, spec_of
 
 import girih
-from girih.checkpoint import PartReader, Storage
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
 from girih.errors import GirihError, NonFiniteError
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 from girih.tables import LRU, MinCount

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from remote_site import spec_of
 
 import girih
-from girih.checkpoint import PartReader, Storage
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
 from girih.errors import ConfigError
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import routing

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from girih import checkpoint
-from girih.checkpoint import PartReader
+from girih.checkpoint.parts import PartReader
 from girih.cli import cli
 from girih.report.text import DASH, count, size
 from girih.runs.directory import read_summary

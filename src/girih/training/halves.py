@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from girih.checkpoint import PartReader, Storage
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import SparseSave
 from girih.data import Dataset
 from girih.data.batch import Batch
