@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from girih import checkpoint
-from girih.checkpoint import CheckpointOptions, Content
+from girih.checkpoint import CheckpointOptions, Storage
+from girih.checkpoint.load import Loaded, load
+from girih.checkpoint.save import Content, Save
 from girih.cluster import Cluster, start_loaders, start_roles
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
@@ -153,8 +155,10 @@ class Trainer:
         self._opened = None if isinstance(run, RunDirectory | None) else RunDirectory(Path(run), resume=True)
         directory = run if isinstance(run, RunDirectory) else self._opened
         self._run = None if directory is None else directory.path
-        self._saves = bool(self._ranks.broadcast(self._run is not None))
-        self._run_checkpoints = RunCheckpoints(self._run, self.checkpoints.keep, self._ranks)
+        self._saves = bool(self._ranks.broadcast(self._run is not None or self.checkpoints.dir is not None))
+        self._run_checkpoints = RunCheckpoints(
+            self._run, self.checkpoints.keep, self._ranks, directory=self.checkpoints.dir
+        )
         self._callbacks = list(callbacks)
         if self.options.tensorboard and self._ranks.first:
             if self._run is None:
@@ -270,11 +274,11 @@ class Trainer:
             self._check("valid", valid)
         elif (needing := self.options.needs_valid) is not None:
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
-        if self._run is not None and not self._resumed and self.state.step == 0:
-            earlier = checkpoint.latest(self._run / "checkpoints")
+        if self._saves and self._ranks.first and not self._resumed and self.state.step == 0:
+            earlier = checkpoint.latest(self._run_checkpoints.root)
             if earlier is not None:
                 raise RunDirectoryError(
-                    f"{self._run}: holds an earlier run ({earlier.name}); name another, or load it first"
+                    f"{self._run or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
                 )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)
@@ -314,14 +318,12 @@ class Trainer:
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
-    def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
+    def save(self, directory: str | os.PathLike[str]) -> Path | str:
+        """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
         self._place()
         self._run_checkpoints.settle(wait=True)
-        if not self._ranks.first:
-            checkpoint.SaveBeside(self._content()).write()
-            return Path(directory) / checkpoint.name_of(self.state.step)
-        return checkpoint.Save(Path(directory), self._content()).write()
+        saved = Save(Storage.at(directory), self._content(), self._ranks).write()
+        return saved.local or saved.url
 
     def load(self, directory: str | os.PathLike[str], *, resume: bool = True) -> None:
         """Takes rows and parameters from a checkpoint, or from a run: its latest.
@@ -333,22 +335,21 @@ class Trainer:
         Raises:
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
         """
-        path = checkpoint.find(Path(directory))
+        path = checkpoint.find(directory)
         if not resume:
             best = checkpoint.Manifest.read(path).state["run"]["best_step"]
-            is_run = best is not None and Path(directory) != path
+            is_run = best is not None and Storage.at(directory) != path
             self._restore(checkpoint.find(path.parent, step=best) if is_run else path)
             return
-        state = self._restore(path)
+        loaded = self._restore(path)
+        state = loaded.state
         self.state = RunState.from_dict(state["run"])
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
             self._run_checkpoints.set_best(checkpoint.find(path.parent, step=self.state.best_step))
         self.learning_rate.restore(state["learning_rate"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] and self.dense.device.type == "cuda":
-            torch.cuda.set_rng_state_all(state["random_cuda"])
+        self._set_random(loaded.random)
         self._resumed = True
         self._log = None  # the next one drops the records that come after this state
 
@@ -464,15 +465,36 @@ class Trainer:
         self._ranks.barrier()
         self.dense.refresh()
 
-    def _restore(self, path: Path) -> dict[str, Any]:
+    def _random(self) -> list[dict[str, Any]]:
+        """The state of the random generators of each trainer, by rank; on rank 0 alone."""
+        own = {"cpu": torch.get_rng_state().numpy()}
+        if self.dense.device.type == "cuda":
+            own |= {f"cuda:{n}": state.numpy() for n, state in enumerate(torch.cuda.get_rng_state_all())}
+        gathered = self._ranks.gather_arrays(own) or []
+        return [{name: torch.from_numpy(state) for name, state in each.items()} for each in gathered]
+
+    def _set_random(self, states: Sequence[dict[str, Any]]) -> None:
+        """Goes on with this trainer's own; one that was not there begins as at the start of a run."""
+        rank = self._ranks.rank
+        if rank >= len(states) and self.dense.own_dropout:
+            torch.manual_seed(self.options.seed + rank)
+            return
+        own = states[rank if rank < len(states) else 0]
+        torch.set_rng_state(own["cpu"])
+        on_gpus = [state for name, state in own.items() if name != "cpu"]
+        if on_gpus and self.dense.device.type == "cuda":
+            torch.cuda.set_rng_state_all(on_gpus)
+
+    def _restore(self, path: Storage) -> Loaded:
         self._run_checkpoints.forget_latest()
         self._place(kept=checkpoint.Manifest.read(path).state.get("placing"))
-        state = checkpoint.load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
+        loaded = load(path, schema=self.schema, sparse=self.sparse, dense=self.dense)
+        state = loaded.state
         self.moments = (
             None if state["moments"] is None else NormalizationStats.from_dict(state["moments"], self.schema)
         )
         self.sparse.step = state["sparse_step"]
-        return state
+        return loaded
 
     def _moments(self) -> NormalizationStats:
         if self.moments is not None:
@@ -505,12 +527,11 @@ class Trainer:
                 "run": self.state.to_dict(),
                 "learning_rate": self.learning_rate.state(),
                 "moments": None if self.moments is None else self.moments.to_dict(),
-                "random": torch.get_rng_state(),
-                "random_cuda": torch.cuda.get_rng_state_all() if self.dense.device.type == "cuda" else [],
                 "sparse_step": self.sparse.step,
                 "strategy": self.strategy.name,
                 "placing": self._placing,
             },
             sparse=self.sparse,
             dense=self.dense,
+            random=self._random(),
         )

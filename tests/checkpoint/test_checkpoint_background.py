@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from girih import checkpoint
+from girih.checkpoint import Storage
 from girih.config.file import RunConfig
 from girih.errors import StorageFullError
 from girih.sparse.groups import local_shards
@@ -52,7 +53,7 @@ def slow(monkeypatch):
 @pytest.fixture
 def slow_chunks(monkeypatch):
     """Writing waits between chunks; returns the threads that wrote."""
-    chunks, write, threads = Snapshot.chunks, local_shards.write_snapshot, set()
+    chunks, write, threads = Snapshot.chunks, local_shards.write_rows, set()
 
     def slowly(snapshot):
         for chunk in chunks(snapshot):
@@ -64,7 +65,7 @@ def slow_chunks(monkeypatch):
         return write(*arguments)
 
     monkeypatch.setattr(Snapshot, "chunks", slowly)
-    monkeypatch.setattr(local_shards, "write_snapshot", recorded)
+    monkeypatch.setattr(local_shards, "write_rows", recorded)
     return threads
 
 
@@ -80,7 +81,7 @@ def fit(settings, run=None, load=None):
         trainer.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
         chunks = {}
         for name, store in trainer.sparse.stores():
-            chunks.setdefault(name.parent, []).append(contents(store))
+            chunks.setdefault(name.rpartition("/")[0], []).append(contents(store))
         rows = {
             group: {key: np.concatenate([c[key] for c in parts]) for key in parts[0]}
             for group, parts in chunks.items()
@@ -111,11 +112,11 @@ def test_runs_with_checkpoints_are_those_without_and_go_on_from_each(
     assert_same(fit(saving, run=tmp_path / "run"), alone)
     assert len(slow_chunks) > 0
     assert threading.main_thread() not in slow_chunks
-    found = checkpoint.complete(tmp_path / "run" / "checkpoints")
+    found = checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))
     assert [step for step, _ in found] == sorted({*range(every_steps, 25, every_steps), 24})
     for step, path in found[:: 7 if every_steps == 1 else 2]:
         if step < 24:
-            assert_same(fit(settings_of(log_directory, TABLES), load=path), alone)
+            assert_same(fit(settings_of(log_directory, TABLES), load=path.local), alone)
 
 
 def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks):
@@ -126,7 +127,7 @@ def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks)
         trainer._begin_save()
         path = trainer.save(tmp_path / "own")
         assert (path / "manifest.json").is_file()
-        steps = [step for step, _ in checkpoint.complete(tmp_path / "run" / "checkpoints")]
+        steps = [step for step, _ in checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))]
         assert steps == [3, 4]
 
 
@@ -159,10 +160,10 @@ def test_a_kill_amid_a_save_leaves_the_checkpoint_before(log_directory, tmp_path
     words = [sys.executable, "-c", KILLED, str(log_directory / "config.toml"), str(run), str(file)]
     assert subprocess.run(words, check=False, capture_output=True).returncode == -9
     root = run / "checkpoints"
-    assert [step for step, _ in checkpoint.complete(root)] == list(range(2, 2 * file, 2))
+    assert [step for step, _ in checkpoint.complete(Storage.at(root))] == list(range(2, 2 * file, 2))
     settings = settings_of(log_directory, "checkpoint.every_steps=2", "store.shards=1")
     if file > 1:
         assert_same(fit(settings, run=run, load=run), fit(settings_of(log_directory)))
-        manifest = json.loads((checkpoint.latest(root) / "manifest.json").read_text())
+        manifest = json.loads((checkpoint.latest(Storage.at(root)).local / "manifest.json").read_text())
         assert manifest["step"] == 24
         assert not [path for path in root.iterdir() if path.name.startswith(".")]

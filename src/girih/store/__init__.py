@@ -2,9 +2,8 @@
 
 from girih.store.memory.arena import ArenaOptions, File, Heap, Shared, remove_arena, remove_segments
 from girih.store.route import shard_of
-from girih.store.snapshot.file import SnapshotFile, read_snapshot, write_snapshot
+from girih.store.snapshot.file import SnapshotFile, read_snapshot, write_rows, write_snapshot
 from girih.store.snapshot.snapshot import Snapshot
-from girih.store.snapshot.tensorfile import header_checksum
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.store.store import Store
 
@@ -19,10 +18,10 @@ __all__ = [
     "SnapshotFile",
     "Store",
     "TableSpec",
-    "header_checksum",
     "read_snapshot",
     "remove_arena",
     "remove_segments",
     "shard_of",
+    "write_rows",
     "write_snapshot",
 ]

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, layout, update
+from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaOptions, ArenaShape, open_arena
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, fingerprint, hyper_rows, row_layout, without_hyperparameters
@@ -41,34 +41,19 @@ class ShardState:
     memory: ShardMemory
     rows: RowTable
 
-    def lookup(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        step: int,
-        out: NDArray[np.float32],
-    ) -> NDArray[np.int32]:
+    def lookup(self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats) -> Ints:
         """Reads rows for training; see :meth:`Store.lookup`. ``counts`` is empty where all keys occur once."""
         now = self.rows.now(step)
         with self.memory.changing(step):
             self.rows.expire(now)
             return self.rows.read(ids, tables, counts, now, step, out, forced=False)
 
-    def peek(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32], out: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
         """Reads rows for evaluation; see :meth:`Store.peek`."""
         return self.rows.peek(ids, tables, out)
 
     def apply_gradients(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        rows: NDArray[np.int32] | None,
-        grads: NDArray[np.float32],
-        step: int,
-        lr_scale: float,
+        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float
     ) -> int:
         """Moves rows by gradients; see :meth:`Store.apply_gradients`."""
         memory, kernel = self.memory, self.layout.kernel
@@ -82,9 +67,7 @@ class ShardState:
                 )
         return dropped
 
-    def assign(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32], values: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
+    def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
         memory = self.memory
         step = min(memory.last_step + 1, LAST_STEP)
@@ -99,12 +82,12 @@ class ShardState:
                 update.assign(memory.arrays, kernel, rows[part], values[part], bits[part], hyper, step)
         return rows
 
-    def evict(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> int:
+    def evict(self, ids: Longs, tables: Ints) -> int:
         """Removes keys; returns how many had a row."""
         with self.memory.changing():
             return self.rows.drop(np.unique(self._find(ids, tables)))
 
-    def _find(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _find(self, ids: Longs, tables: Ints) -> Ints:
         rows = np.empty(len(ids), np.int32)
         index.find_all(self.memory.arrays, ids, tables, rows)
         return rows

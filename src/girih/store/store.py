@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
 from girih.store.accounting import held_bytes
+from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Keep, Source, restore
@@ -58,14 +59,7 @@ class Store:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
 
-    def lookup(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32] | None,
-        step: int,
-        out: NDArray[np.float32],
-    ) -> NDArray[np.int32]:
+    def lookup(self, ids: Longs, tables: Ints, counts: Ints | None, step: int, out: Floats) -> Ints:
         """Reads rows for training: marks them used, and makes rows for new keys that are admitted.
 
         Args:
@@ -87,22 +81,14 @@ class Store:
         self._check_out(out, len(ids))
         return self.state.lookup(ids, tables, counts, step, out)
 
-    def peek(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32], out: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
         return self.state.peek(ids, tables, out)
 
     def apply_gradients(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        rows: NDArray[np.int32] | None,
-        grads: NDArray[np.float32],
-        step: int,
-        lr_scale: float = 1.0,
+        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float = 1.0
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
 
@@ -124,7 +110,7 @@ class Store:
             rows = _checked("rows", rows, np.int32, (len(ids),))
         return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale)
 
-    def assign(self, ids: NDArray[np.int64], tables: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+    def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
 
         Optimizer state stays (FTRL's z is made to agree). It counts as a use, and as a change, in the step
@@ -144,7 +130,7 @@ class Store:
                 f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
             )
 
-    def evict(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> int:
+    def evict(self, ids: Longs, tables: Ints) -> int:
         """Removes keys; returns how many had a row."""
         return self.state.evict(*self._keys(ids, tables))
 
@@ -234,9 +220,7 @@ class Store:
     ) -> None:
         self.close()
 
-    def _keys(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
         self.state.memory.check_open()
         ids = _checked("ids", ids, np.int64, (len(ids),))
         tables = _checked("tables", tables, np.int32, (len(ids),))
@@ -248,7 +232,7 @@ class Store:
             )
         return ids, tables
 
-    def _check_out(self, out: NDArray[np.float32], num_keys: int) -> None:
+    def _check_out(self, out: Floats, num_keys: int) -> None:
         shape = (num_keys, self._dim)
         if (
             out.dtype != np.float32

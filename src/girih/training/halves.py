@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.save import SparseSave
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
@@ -61,18 +63,6 @@ class Targets(NamedTuple):
     labels: Tensor
     weights: Tensor | None
     share: float
-
-
-class SparseSave(Protocol):
-    """Rows as they were when a save began; to be written once, by any thread."""
-
-    def write(self) -> Mapping[str, Any]:
-        """Writes the files; returns relative path → {"bytes", "crc32"}."""
-        ...
-
-    def close(self) -> None:
-        """Ends the save, written or not."""
-        ...
 
 
 class SparseHalf(Protocol):
@@ -132,15 +122,15 @@ class SparseHalf(Protocol):
         """Rows of each table."""
         ...
 
-    def begin_save(self, directory: Path) -> SparseSave:
-        """All rows as they are now, to be written below a directory while training goes on."""
+    def begin_save(self, writer: Storage) -> SparseSave:
+        """All rows as they are now, to be written as parts of a checkpoint while training goes on."""
         ...
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, reader: PartReader) -> None:
         """Replaces all rows by those saved, whatever the number of shards then and now.
 
         Raises:
-            CheckpointError: damaged, or of another layout; names the file.
+            CheckpointError: damaged, or of another layout; names the part.
         """
         ...
 

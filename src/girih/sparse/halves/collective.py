@@ -11,22 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.assemble import assemble, bounds_in
 from girih.sparse.groups.group import as_leaves, gradients_of
-from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.halves.group_save import GroupSave
+from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.halves.immediate import Done, ImmediateUpdates
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
 from girih.sparse.routing.shard_reader import LookupResult, ShardReader
@@ -119,14 +118,13 @@ class CollectiveSparse(ImmediateUpdates):
         """Rows of each table, on all ranks together."""
         return self.ranks.sum_by_name(self._holding.rows())
 
-    def begin_save(self, directory: Path) -> GroupSave:
-        """All ranks take live snapshots of their shards, to be written below rank 0's directory."""
-        directory = Path(self.ranks.broadcast(str(directory)))
-        return GroupSave(self.ranks, self._holding.begin_save(directory))
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """All ranks take live snapshots of their shards, to be written as parts of one checkpoint."""
+        return self._holding.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards; each rank takes what belongs to it."""
-        self._holding.load(directory, files)
+        self._holding.load(reader)
 
     def close(self) -> None:
         """Gives the memory back."""

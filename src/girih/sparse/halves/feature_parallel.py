@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.planner.placement import Placement
-from girih.sparse.halves.group_save import GroupSave
+from girih.sparse.groups.local_shards import ShardsSave
 from girih.sparse.halves.immediate import Done, ImmediateUpdates
 from girih.sparse.halves.local import LocalPulled, LocalSparse
 from girih.sparse.spec import SparseSpec
@@ -121,14 +121,13 @@ class FeatureParallelSparse(ImmediateUpdates):
         none = {table.name: 0 for table in self._spec.schema.tables}
         return self.ranks.sum_by_name(none | self.tables.rows())
 
-    def begin_save(self, directory: Path) -> GroupSave:
-        """All ranks take live snapshots of their tables, to be written below rank 0's directory."""
-        directory = Path(self.ranks.broadcast(str(directory)))
-        return GroupSave(self.ranks, self.tables.begin_save(directory))
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """All ranks take live snapshots of their tables, to be written as parts of one checkpoint."""
+        return self.tables.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards; each rank takes its tables."""
-        self.tables.load(directory, files)
+        self.tables.load(reader)
 
     def close(self) -> None:
         """Gives the memory back."""

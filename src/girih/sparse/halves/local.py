@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -122,16 +122,16 @@ class LocalSparse(ImmediateUpdates):
         """Rows of each table."""
         return self._holding.rows()
 
-    def begin_save(self, directory: Path) -> ShardsSave:
-        """Takes a live snapshot of every shard, to be written below a directory."""
-        return self._holding.begin_save(directory)
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""
+        return self._holding.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards."""
-        self._holding.load(directory, files)
+        self._holding.load(reader)
 
-    def stores(self) -> Iterator[tuple[Path, Store]]:
-        """Every shard, and the place of its file in a checkpoint."""
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        """Every shard, and the name of its part of a checkpoint."""
         return self._holding.files()
 
     def close(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Frame, Reply, connect
@@ -88,7 +89,7 @@ class RemotePending:
 
 
 class RemoteSave:
-    """Servers hold their rows as they were; each writes its files when asked."""
+    """Servers hold their rows as they were; each writes its parts when asked."""
 
     def __init__(self, servers: Sequence[Client]) -> None:
         self._servers = servers
@@ -97,10 +98,10 @@ class RemoteSave:
     def write(self) -> dict[str, Any]:
         """Has all servers write, side by side."""
         self._written = True
-        files: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for reply in [server.call(Verb.WRITE, (1,), timeout_s=SAVE_S) for server in self._servers]:
-            files |= from_text(answer(reply).arrays[0])
-        return files
+            parts |= from_text(answer(reply).arrays[0])
+        return parts
 
     def close(self) -> None:
         """Ends what was not written."""
@@ -210,19 +211,19 @@ class RemoteSparse:
     def _told_by_servers(self) -> list[dict[str, Any]]:
         return [from_text(answer(r).arrays[0]) for r in [s.call(Verb.COUNT) for s in self._servers]]
 
-    def begin_save(self, directory: Path) -> RemoteSave:
+    def begin_save(self, writer: Storage) -> RemoteSave:
         """All servers take live snapshots, while no trainer has anything in flight."""
         self.drain()
         self._ranks.barrier()
-        text = as_text(str(directory.resolve()))
+        text = as_text(writer.absolute().url)
         for reply in [server.call(Verb.SAVE, (), (text,)) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards."""
-        text = as_text([str(directory.resolve()), dict(files)])
+        text = as_text(reader.to_dict())
         for reply in [server.call(Verb.LOAD, (), (text,), timeout_s=SAVE_S) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout, lookup, recency, update
+from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 
-ONCE: NDArray[np.int32] = np.zeros(0, np.int32)  # counts of keys that occur once each
+ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
 _EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
 _LFU_SHARE = 16
 # What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
@@ -35,14 +35,14 @@ class RowTable:
         self._clock = clock
         self._in_seconds = own.kernel.rules[:, layout.IN_SECONDS] != 0
         self._any_in_seconds = bool(self._in_seconds.any())
-        self._tags: NDArray[np.int32] = np.empty(0, np.int32)
+        self._tags: Ints = np.empty(0, np.int32)
 
     @property
     def scratch_bytes(self) -> int:
         """Memory kept from call to call."""
         return self._tags.nbytes
 
-    def now(self, step: int) -> NDArray[np.int64]:
+    def now(self, step: int) -> Longs:
         """int64[T]: the step, or the second, by which each table measures age."""
         now = np.full(len(self._in_seconds), step, np.int64)
         if self._any_in_seconds:
@@ -50,16 +50,8 @@ class RowTable:
         return now
 
     def read(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        now: NDArray[np.int64],
-        step: int,
-        out: NDArray[np.float32],
-        *,
-        forced: bool,
-    ) -> NDArray[np.int32]:
+        self, ids: Longs, tables: Ints, counts: Ints, now: Longs, step: int, out: Floats, *, forced: bool
+    ) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Args:
@@ -106,30 +98,28 @@ class RowTable:
         memory.give_back()
         return rows
 
-    def peek(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32], out: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
         """As :meth:`read`, but changes nothing."""
         rows = np.empty(len(ids), np.int32)
         tags = self._scratch(len(ids))
         lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out, out.view(np.uint32))
         return rows
 
-    def expire(self, now: NDArray[np.int64]) -> None:
+    def expire(self, now: Longs) -> None:
         """Removes rows that were not used for long enough."""
         for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP):
             most = part.stop - part.start
             if lookup.expire(self._memory.arrays, self._kernel, now, most) < most:
                 return
 
-    def drop(self, rows: NDArray[np.int32]) -> int:
+    def drop(self, rows: Ints) -> int:
         """Removes rows, each named once, none where -1; returns how many there were."""
         dropped = 0
         for part in self._memory.stretches(len(rows), _RECORDS_PER_DROP):
             dropped += update.drop_rows(self._memory.arrays, self._kernel, rows[part])
         return dropped
 
-    def oldest_first(self, table: int) -> NDArray[np.int32]:
+    def oldest_first(self, table: int) -> Ints:
         """The rows of a table that keeps a list, oldest first."""
         arrays = self._memory.arrays
         rows = np.empty(int(arrays.tables[table, layout.TABLE_ROWS]), np.int32)
@@ -145,7 +135,7 @@ class RowTable:
         order = np.lexsort((last_used[may_leave], counts[may_leave]))[:wanted]
         return self.drop(rows[may_leave[order]])
 
-    def _scratch(self, num_keys: int) -> NDArray[np.int32]:
+    def _scratch(self, num_keys: int) -> Ints:
         if len(self._tags) < num_keys:
             self._tags = np.empty(num_keys, np.int32)
         return self._tags

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, nearest
 from girih.kernels.cpu import layout, transfer, update
+from girih.store.arrays import Ints, Longs
 from girih.store.route import shard_of
 from girih.store.rows.record import block_range
 from girih.store.snapshot.columns import Chunk, value_columns
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
-Keep = Callable[[NDArray[np.int64], NDArray[np.int32]], NDArray[np.bool_]]
+Keep = Callable[[Longs, Ints], NDArray[np.bool_]]
 
 
 class Source(Protocol):
@@ -37,7 +38,7 @@ class Source(Protocol):
         """Raises :class:`CheckpointError` where the source is damaged."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time."""
+        """The columns of some rows at a time; their table and row numbers are followed without a check."""
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
@@ -148,7 +149,7 @@ def _routed_to(state: ShardState) -> Keep:
     return lambda ids, tables: shard_of(ids, tables, own.num_shards) == own.shard
 
 
-def _table_numbers(state: ShardState, source: Source) -> NDArray[np.int32]:
+def _table_numbers(state: ShardState, source: Source) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
     found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
@@ -156,13 +157,9 @@ def _table_numbers(state: ShardState, source: Source) -> NDArray[np.int32]:
 
 
 def _load_chunk(
-    state: ShardState, chunk: Chunk, numbers: NDArray[np.int32], keep: Keep, optimizer_state: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    state: ShardState, chunk: Chunk, numbers: Ints, keep: Keep, optimizer_state: bool
+) -> tuple[Longs, Ints, Ints]:
     """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
-    if len(chunk["tables"]) and int(chunk["tables"].view(np.uint32).max()) >= len(numbers):
-        raise CheckpointError(
-            f"a row has table number {chunk['tables'].max()}, expected below {len(numbers)}"
-        )
     all_tables = numbers[chunk["tables"]]
     kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
@@ -188,24 +185,22 @@ class _Lists:
     """The lists of a source whose rows come in another order, by row numbers as they were: int32[R] each."""
 
     def __init__(self, source: Source) -> None:
-        self._where, self._oldest = source.where, source.description["oldest"]
+        self._oldest = source.description["oldest"]
         num_rows = int(source.description["rows_ever"])
         self._newer_of = np.full(num_rows, layout.NO_ROW, np.int32)
         self._new_of = np.full(num_rows, layout.NO_ROW, np.int32)
 
-    def add(self, chunk: Chunk, kept: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
+    def add(self, chunk: Chunk, kept: Longs, rows: Ints) -> None:
         """Notes where the chunk's rows came to be."""
-        numbers, num_rows = chunk["rows"], len(self._new_of)
-        if len(numbers) and int(numbers.view(np.uint32).max()) >= num_rows:
-            raise CheckpointError(f"{self._where}: a row has a number above {num_rows}, which none can have")
+        numbers = chunk["rows"]
         self._newer_of[numbers] = chunk["newer"]
         self._new_of[numbers[kept]] = rows
 
-    def follow(self, state: ShardState, numbers: NDArray[np.int32]) -> None:
+    def follow(self, state: ShardState, numbers: Ints) -> None:
         """Makes the rows the newest of their tables in the order that they had."""
         for theirs, ours in enumerate(numbers):
             oldest = int(self._oldest[theirs])
-            if ours != ELSEWHERE and state.layout.listed[ours] and oldest < len(self._new_of):
+            if ours != ELSEWHERE and state.layout.listed[ours]:
                 transfer.follow(state.memory.arrays, int(ours), oldest, self._newer_of, self._new_of)
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout, saving
+from girih.store.arrays import Ints, Longs
 from girih.store.snapshot.columns import Chunk, bloom_tensors, file_columns, link_tensors, row_tensors
 from girih.store.snapshot.spill import SpillFile
 from girih.store.snapshot.tensorfile import Tensor
@@ -176,9 +177,7 @@ class Snapshot:
             self._error = error
             self._words[[layout.SAVE_ROWS, layout.SAVE_PAGES]] = 0
 
-    def _copy(
-        self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: NDArray[np.int32]
-    ) -> None:
+    def _copy(self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: Ints) -> None:
         """Copies a chunk as it was at the start; ``records`` is the target's memory as records."""
         first = chunk << self._chunk_bits
         with self._memory.lock:
@@ -198,7 +197,7 @@ class Snapshot:
         meta = self._memory.arrays.meta[: self._rows_ever]
         return int(np.count_nonzero((meta[:, layout.TABLE] >= 0) & (meta[:, layout.VERSION] > since)))
 
-    def _empty_log(self, out: NDArray[np.int32], ends: NDArray[np.int64]) -> int:
+    def _empty_log(self, out: Ints, ends: Longs) -> int:
         done = int(self._words[layout.SAVED]) >> self._chunk_bits
         return int(saving.empty_log(self._memory.arrays, done, out, ends))
 

@@ -1,7 +1,8 @@
 """Files of named tensors in the safetensors format, written piece by piece and read through a memory map.
 
 The safetensors library writes whole dictionaries; a shard may be larger than memory. What is written here
-loads with that library. A checksum of each tensor (CRC-32) lies in the file's metadata.
+loads with that library. Its checksums (CRC-32, one of the header and one of each tensor) are for whoever keeps the
+file to remember: no byte of the file is written twice.
 
     u64 length of the header │ JSON header, padded with spaces │ tensors, back to back
 """
@@ -16,14 +17,16 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import CheckpointError, ConfigError, MissingFileError, StorageFullError
+from girih.errors import CheckpointError, StorageFullError
+
+HEADER = ""
+"""The header's name among the checksums."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
@@ -34,7 +37,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
 }
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
-_UNKNOWN = "-" * 8
 _PIECE = 64 << 20
 
 
@@ -52,47 +54,39 @@ class Tensor(NamedTuple):
 
 
 class TensorWriter:
-    """Writes declared tensors, each from front to back; the file appears under its name when all is written.
+    """Writes declared tensors, each from front to back, side by side.
 
     Args:
-        path: where to; a ``.partial`` beside it holds what is not complete.
+        file: empty; written at any offset, and left open. Whoever opened it removes it where writing fails.
+        where: its name in errors.
         tensors: all that will be written.
-        metadata: strings for the header; ``crc32`` is added.
+        metadata: strings for the header.
 
     Raises:
-        StorageFullError: the disk is full; nothing is left behind.
-        MissingFileError, ConfigError: the directory is missing, or cannot be written.
+        StorageFullError: the disk is full.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], tensors: Sequence[Tensor], metadata: Mapping[str, str]
+        self, file: IO[bytes], where: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]
     ) -> None:
-        self.path = Path(path)
+        self._file, self._where = file.fileno(), where
         # Widest first, so that every tensor is aligned to its own size.
-        self._tensors = sorted(tensors, key=lambda t: (-_DTYPES[t.dtype].itemsize, t.name))
-        self._metadata = dict(metadata)
-        self._crc = dict.fromkeys((t.name for t in self._tensors), 0)
-        self._left = {t.name: t.num_bytes for t in self._tensors}
-        header = self._header(_UNKNOWN)
+        tensors = sorted(tensors, key=lambda t: (-_DTYPES[t.dtype].itemsize, t.name))
+        header = _header(tensors, metadata)
+        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys((t.name for t in tensors), 0)}
+        self._left = {t.name: t.num_bytes for t in tensors}
         self._at, position = {}, len(header)
-        for tensor in self._tensors:
+        for tensor in tensors:
             self._at[tensor.name] = position
             position += tensor.num_bytes
         self.num_bytes = position
-        self._partial = self.path.with_name(self.path.name + ".partial")
-        try:
-            self._file = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            raise MissingFileError(f"{self.path}: no such directory; make it first") from None
-        except PermissionError:
-            raise ConfigError(f"{self.path}: cannot be written; give a directory that can") from None
         self._flusher = ThreadPoolExecutor(1, "girih-flush")
         self._flushed: Future[None] | None = None
         self._unflushed_bytes = 0
         try:
             self._write(header, 0)
         except BaseException:
-            self.__exit__(None, None, None)
+            self._flusher.shutdown()
             raise
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
@@ -104,7 +98,7 @@ class TensorWriter:
         self._crc[name] = zlib.crc32(data, self._crc[name])
 
     def finish(self) -> dict[str, int]:
-        """Completes the file and gives it its name; returns the CRC-32 of each tensor.
+        """Has all of it on disk; returns the CRC-32 of the header and of each tensor.
 
         Raises:
             CheckpointError: fewer or more rows were written than declared.
@@ -112,16 +106,12 @@ class TensorWriter:
         wrong = [name for name, left in self._left.items() if left]
         if wrong:
             raise CheckpointError(
-                f"{self.path}: tensors {wrong} were not written as declared; the rows changed meanwhile"
+                f"{self._where}: tensors {wrong} were not written as declared; the rows changed meanwhile"
             )
-        self._write(self._header(None), 0)
         self._flusher.shutdown()
         if self._flushed is not None:
             self._flushed.result()
         os.fsync(self._file)
-        os.close(self._file)
-        self._file = -1
-        os.replace(self._partial, self.path)
         return dict(self._crc)
 
     def __enter__(self) -> TensorWriter:
@@ -131,25 +121,6 @@ class TensorWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._flusher.shutdown()
-        if self._file >= 0:
-            os.close(self._file)
-            self._partial.unlink(missing_ok=True)
-
-    def _header(self, checksum: str | None) -> bytes:
-        checksums = {t.name: checksum or f"{self._crc[t.name]:08x}" for t in self._tensors}
-        content: dict[str, Any] = {"__metadata__": {**self._metadata, "crc32": json.dumps(checksums)}}
-        position = 0
-        for tensor in self._tensors:
-            offsets = [position, position + tensor.num_bytes]
-            content[tensor.name] = {
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "data_offsets": offsets,
-            }
-            position = offsets[1]
-        text = json.dumps(content, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
 
     def _write(self, data: bytes | memoryview, position: int) -> None:
         try:
@@ -161,7 +132,7 @@ class TensorWriter:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageFullError(
-                    f"{self.path}: no room for {self.num_bytes:,} bytes ({error.strerror}); free space"
+                    f"{self._where}: no room for {self.num_bytes:,} bytes ({error.strerror}); free space"
                 ) from None
             raise
 
@@ -175,53 +146,84 @@ class TensorWriter:
             self._unflushed_bytes = 0
 
 
-def header_checksum(path: str | os.PathLike[str]) -> int:
-    """CRC-32 of a file's header, which holds the checksums of its tensors."""
-    with open(path, "rb") as file:
-        length = min(struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0], _LARGEST_HEADER)
-        return zlib.crc32(file.read(length))
+class TensorHeader:
+    """What the first bytes of a file say of the rest.
+
+    Attributes:
+        metadata: strings.
+        tensors: in the order in which they lie.
+        num_bytes: of the header itself. size: of the whole file.
+
+    Raises:
+        CheckpointError: damaged, or of another kind.
+    """
+
+    def __init__(self, text: bytes, where: str) -> None:
+        self.num_bytes = self.size = 8 + len(text)
+        self.metadata: dict[str, str] = {}
+        self.tensors: list[Tensor] = []
+        try:
+            content = json.loads(text)
+            self.metadata = dict(content.pop("__metadata__", {}))
+            for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
+                tensor = Tensor(name, entry["dtype"], tuple(entry["shape"]))
+                first, last = entry["data_offsets"]
+                if not all(type(n) is int and n >= 0 for n in (first, last, *tensor.shape)):
+                    raise ValueError(f"tensor {name!r} has a size that is no count")
+                if self.num_bytes + first != self.size or last - first != tensor.num_bytes:
+                    raise ValueError(f"tensor {name!r} does not lie where it should")
+                self.size = self.num_bytes + last
+                self.tensors.append(tensor)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            raise damaged(where, f"its header cannot be read: {error}") from None
+
+    @staticmethod
+    def length(start: bytes, size: int, where: str) -> int:
+        """The length of a header, from the first eight bytes of a file of ``size`` bytes."""
+        length: int = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+            raise damaged(where, "its header is cut short")
+        return length
 
 
 class TensorFile:
     """The tensors of a file, mapped into memory.
 
+    Args:
+        file: from its beginning; may be closed afterwards.
+        where: its name in errors.
+
     Attributes:
-        path: the file.
-        metadata: strings of the header.
+        header: what it says of itself.
         arrays: by name; 16-bit floats are uint16.
         dtypes: as the format spells them, by name.
 
     Raises:
-        MissingFileError: no such file.
         CheckpointError: damaged, cut short or of another kind.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise MissingFileError(f"{self.path}: no such file")
-        size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else 0
-            if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-                raise self._damaged("its header is cut short")
-            text = file.read(length)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.metadata: dict[str, str] = {}
+    def __init__(self, file: IO[bytes], where: str) -> None:
+        self.where = where
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        text = file.read(TensorHeader.length(start, size, where))
+        self.header_crc32 = zlib.crc32(start + text)
+        self.header = TensorHeader(text, where)
+        if self.header.size != size:
+            raise damaged(where, f"{size:,} bytes, expected {self.header.size:,}")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.arrays: dict[str, NDArray[Any]] = {}
         self.dtypes: dict[str, str] = {}
-        try:
-            content = json.loads(text)
-            self.metadata = dict(content.pop("__metadata__", {}))
-            self._checksums: dict[str, str] = json.loads(self.metadata.get("crc32", "{}"))
-            end = self._read_arrays(content, 8 + length)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(f"its header cannot be read: {error}") from None
-        if end != size:
-            raise self._damaged(f"{size:,} bytes, expected {end:,}")
+        position = self.header.num_bytes
+        for tensor in self.header.tensors:
+            dtype = _DTYPES[tensor.dtype]
+            flat = np.frombuffer(mapped, dtype, tensor.num_bytes // dtype.itemsize, position)
+            self.arrays[tensor.name] = flat.reshape(tensor.shape)
+            self.dtypes[tensor.name] = tensor.dtype
+            position += tensor.num_bytes
 
-    def verify(self) -> None:
-        """Reads everything and compares checksums.
+    def verify(self, checksums: Mapping[str, int]) -> None:
+        """Reads everything and compares it with the checksums that :meth:`TensorWriter.finish` gave.
 
         Raises:
             CheckpointError: a tensor is not what was written.
@@ -231,32 +233,29 @@ class TensorFile:
             data = _bytes_of(array)
             for start in range(0, len(data), _PIECE):
                 crc = zlib.crc32(data[start : start + _PIECE], crc)
-            if self._checksums.get(name) != f"{crc:08x}":
-                raise self._damaged(
-                    f"tensor {name!r} has checksum {crc:08x}, expected {self._checksums.get(name)}"
-                )
+            if checksums.get(name) != crc:
+                expected = checksums.get(name, "none")
+                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
 
-    def _read_arrays(self, content: dict[str, Any], start: int) -> int:
-        end = start
-        for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
-            tensor = Tensor(name, entry["dtype"], tuple(entry["shape"]))
-            first, last = entry["data_offsets"]
-            if start + first != end or last - first != tensor.num_bytes or min(tensor.shape, default=0) < 0:
-                raise ValueError(f"tensor {name!r} does not lie where it should")
-            end = start + last
-            if end > len(self._map):
-                raise ValueError(f"tensor {name!r} is cut short")
-            dtype = _DTYPES[tensor.dtype]
-            flat = np.frombuffer(self._map, dtype, tensor.num_bytes // dtype.itemsize, start + first)
-            self.arrays[name] = flat.reshape(tensor.shape)
-            self.dtypes[name] = tensor.dtype
-        return end
 
-    def _damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: damaged: {what}; use another checkpoint")
+def damaged(where: str, what: str) -> CheckpointError:
+    """The error that says so."""
+    return CheckpointError(f"{where}: damaged: {what}; use another checkpoint")
 
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
+
+
+def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    content: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for tensor in tensors:
+        offsets = [position, position + tensor.num_bytes]
+        content[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        position = offsets[1]
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
