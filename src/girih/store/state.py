@@ -16,7 +16,8 @@ import numpy as np
 
 from girih.kernels.cpu import index, layout, update
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.memory.arena import ArenaOptions, ArenaShape, open_arena
+from girih.store.memory.arena import ArenaShape, open_arena
+from girih.store.memory.options import ArenaOptions
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, fingerprint, hyper_rows, row_layout, without_hyperparameters
 from girih.store.rows.row_table import ONCE, RowTable

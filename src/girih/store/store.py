@@ -21,7 +21,7 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.memory.arena import ArenaOptions, Heap
+from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Keep, Source, restore
 from girih.store.snapshot.snapshot import Snapshot

@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -29,6 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store.memory import mapping
+from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2
@@ -39,43 +40,6 @@ _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 # Words of the header; the shard's own state follows at _STATE.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
 _STATE = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heap:
-    """Private memory, on huge pages where the system has them.
-
-    ``reserve_rows`` bounds the rows; by default as many as the machine's memory could hold.
-    """
-
-    name: ClassVar[str] = "heap"
-    reserve_rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """POSIX shared memory, which outlives the process; ``attach`` goes on with what is there.
-
-    ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
-    """
-
-    name: ClassVar[str] = "shared"
-    segment: str
-    attach: bool = False
-    reserve_rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A memory-mapped sparse file; ``attach`` goes on with what is there."""
-
-    name: ClassVar[str] = "file"
-    path: str
-    attach: bool = False
-    reserve_rows: int | None = None
-
-
-ArenaOptions = Heap | Shared | File
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,20 +218,17 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         raise ConfigError(f"reserve_rows = {rows}: expected 1 to {_MOST_ROWS:,}")
     if isinstance(options, Heap):
         return _reserve(shape, rows, None, "heap arena")
-    where = (
-        f"shared arena {options.segment!r}" if isinstance(options, Shared) else f"arena file {options.path!r}"
-    )
+    where = options.where
     if isinstance(options, Shared) and (not options.segment or "/" in options.segment):
         raise ConfigError(f"{where}: expected a name without slashes")
-    opener = (
-        mapping.shared_opener(options.segment)
-        if isinstance(options, Shared)
-        else mapping.file_opener(options.path)
-    )
     if options.attach and rows is not None:
         raise ConfigError(f"{where}: an attached arena keeps the rows it was reserved for; drop reserve_rows")
     try:
-        descriptor = opener(os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        flags = os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL
+        if isinstance(options, Shared):
+            descriptor = mapping.open_shared(options.segment, flags)
+        else:
+            descriptor = mapping.open_file(options.path, flags)
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
@@ -290,22 +251,6 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         if not options.attach:
             remove_arena(options)
         raise
-
-
-def remove_arena(options: ArenaOptions) -> None:
-    """Removes a shared or file arena by name, if it is there; who has it mapped keeps the memory."""
-    with contextlib.suppress(FileNotFoundError):
-        if isinstance(options, File):
-            os.unlink(options.path)
-        elif isinstance(options, Shared):
-            mapping.unlink_shared(options.segment)
-
-
-def remove_segments(beginning: str) -> None:
-    """Removes all shared arenas whose names begin so, where the system tells what there is."""
-    for name in mapping.segments():
-        if name.startswith(beginning):
-            remove_arena(Shared(segment=name))
 
 
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
