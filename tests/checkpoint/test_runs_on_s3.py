@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
 from girih.checkpoint import Manifest, Storage, find
 from girih.cli import run as girih
@@ -27,6 +28,7 @@ def losses(run):
     return {line["step"]: line["loss"] for line in lines if "split" not in line}
 
 
+@pytest.mark.heavy
 def test_embedding_servers_write_and_read_it(log_directory, tmp_path, s3_address, capsys):
     config, run = log_directory / "config.toml", tmp_path / "run"
     hybrid = [
@@ -49,6 +51,7 @@ def test_embedding_servers_write_and_read_it(log_directory, tmp_path, s3_address
     assert pq.read_table(out).num_rows == 1000
 
 
+@pytest.mark.heavy
 def test_each_trainer_goes_on_with_its_own_random_state(log_directory, tmp_path, s3_address):
     """With dropout, so that masks have to be those of a run that was not stopped, on both trainers."""
     config, whole, halves = log_directory / "config.toml", tmp_path / "whole", tmp_path / "halves"
