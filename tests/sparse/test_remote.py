@@ -146,9 +146,11 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                     np.testing.assert_array_equal(here.peek(batch), before)
 
 
-def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_path):
+@pytest.mark.parametrize("place", ["directory", "s3"])
+def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_path, place, request):
     batch = batch_of(range(100), range(100))
-    directory, files, values = tmp_path, None, None
+    root = Storage.at(tmp_path if place == "directory" else request.getfixturevalue("s3_address"))
+    directory, files, values = root, None, None
     for number, num_servers in enumerate((1, 8, 3, 1)):
         with site(spec_of(shards=2 if number == 2 else 1), num_servers=num_servers) as here:
             (trainer,) = here.trainers
@@ -163,7 +165,7 @@ def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_
             values = found if values is None else values
             np.testing.assert_array_equal(found, values)
             assert trainer.rows() == {"user": 100, "item": 100}
-            directory = Storage.at(tmp_path / str(number))
+            directory = root / str(number)
             files = trainer.begin_save(directory).write()
             assert len(files) == num_servers * (2 if number == 2 else 1)
 

@@ -253,6 +253,51 @@ def test_damaged_headers_are_refused(tmp_path):
         read_snapshot(tmp_path / "bad")
 
 
+CRAFTED = {
+    "a table that is none": ("tables", 2),
+    "a negative table": ("tables", -1),
+    "a row above all": ("rows", 1 << 20),
+    "a negative row": ("rows", -2),
+    "a neighbour above all": ("newer", 1 << 20),
+    "a neighbour below none": ("newer", -2),
+}
+
+
+@pytest.mark.parametrize(("column", "value"), CRAFTED.values(), ids=CRAFTED)
+def test_row_numbers_of_a_crafted_file_lead_nowhere(tmp_path, column, value):
+    spec = two_segments(eviction=LRU(max_rows=10**6))
+    write_snapshot(trained(spec), tmp_path / "0")
+    content = bytearray((tmp_path / "0").read_bytes())
+    length = struct.unpack("<Q", content[:8])[0]
+    first, _ = json.loads(content[8 : 8 + length])[column]["data_offsets"]
+    content[8 + length + first + 40 : 8 + length + first + 44] = struct.pack("<i", value)
+    (tmp_path / "0").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"0: damaged: column '{column}' leads out of"):
+        Store(spec).restore([read_snapshot(tmp_path / "0")])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_rows": -1}, {"num_rows": 1.5}, {"num_rows": 1 << 40}, {"shard": 1}, {"num_shards": 0}, {"oldest": [-2, -1]},
+        {"oldest": [1 << 20, -1]}, {"oldest": []}, {"rows_ever": -1}, {"rows_ever": 1 << 40}, {"counters": []},
+        {"counters": [{"lookups": "many"}] * 2}, {"last_step": 1 << 31}, {"tables": 7}, {"segments": [{"dim": -3, "state": []}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_of_a_crafted_description_are_refused(tmp_path, changes):
+    write_snapshot(trained(two_segments(eviction=LRU(max_rows=10**6))), tmp_path / "0")
+    content = (tmp_path / "0").read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    described = json.loads(header["__metadata__"]["girih"]) | changes
+    header["__metadata__"]["girih"] = json.dumps(described)
+    text = json.dumps(header).encode()
+    (tmp_path / "0").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    with pytest.raises(CheckpointError, match="0: damaged"):
+        read_snapshot(tmp_path / "0")
+
+
 def test_a_missing_file_or_directory_is_named(tmp_path):
     with pytest.raises(MissingFileError, match="nothing: no such file"):
         read_snapshot(tmp_path / "nothing")
