@@ -1,4 +1,4 @@
-"""Which shard owns a key: a pure function of the key and the number of shards.
+"""The shard that owns a key: a pure function of the key and the number of shards.
 
 U keys.
 """

@@ -40,7 +40,7 @@ class Store:
         spec: the tables and their rows.
         shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
         arena: where the arrays live; :class:`Heap` by default.
-        clock: seconds since 1970, for tables whose rows live for so many seconds.
+        clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Raises:
         ConfigError: a spec that cannot be held, or an arena of another layout.
@@ -196,7 +196,7 @@ class Store:
         return self.state.memory.last_step
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """What happened so far, in one table or in all.
+        """Counts of what happened so far, in one table or in all.
 
         ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
         admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied

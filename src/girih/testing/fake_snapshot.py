@@ -34,7 +34,7 @@ class Row:
 
 @dataclass
 class FakeSnapshot:
-    """What :meth:`FakeStore.snapshot` copied."""
+    """The copy that :meth:`FakeStore.snapshot` made."""
 
     spec: GroupSpec
     shard: int

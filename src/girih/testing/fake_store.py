@@ -172,7 +172,7 @@ class FakeStore:
         return len(self.tables[table])
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """What happened so far, in one table or in all."""
+        """Counts of what happened so far, in one table or in all."""
         chosen = self._counts if table is None else self._counts[table : table + 1]
         return {name: sum(counts[name] for counts in chosen) for name in COUNTERS}
 

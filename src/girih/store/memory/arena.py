@@ -44,7 +44,7 @@ _STATE = 64
 
 @dataclass(frozen=True, slots=True)
 class ArenaShape:
-    """What a shard needs of its arena.
+    """The sizes that a shard needs of its arena.
 
     Attributes:
         description: of the layout, for errors and for whoever finds the memory.
@@ -86,7 +86,7 @@ class ArenaShape:
 
 
 def index_slots(num_rows: int) -> int:
-    """The smallest index, a power of two, that holds so many keys at a load of at most 3/4."""
+    """The smallest index, a power of two, that holds ``num_rows`` keys at a load of at most 3/4."""
     return max(16, 1 << (-(-4 * num_rows // 3) - 1).bit_length())
 
 
@@ -123,7 +123,7 @@ class Arena:
         return self._descriptor is not None
 
     def size_bytes(self, region: str) -> int:
-        """What a region has reserved."""
+        """Bytes that a region has reserved."""
         return self._places[region][1]
 
     def array(self, region: str, dtype: DTypeLike, *row_shape: int) -> NDArray[Any]:
@@ -145,7 +145,7 @@ class Arena:
             mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
 
     def full(self) -> StorageFullError:
-        """What is raised where the reservation ends."""
+        """The error to raise where the reservation ends."""
         return StorageFullError(
             f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
             " raise reserve_rows, or give its tables an eviction with max_rows"

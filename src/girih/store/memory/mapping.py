@@ -103,12 +103,12 @@ def open_file(path: str, flags: int) -> int:
 
 
 def _posixshmem() -> Any:
-    """What multiprocessing itself calls; its ``SharedMemory`` would unlink what should outlive us."""
+    """The module below multiprocessing, whose ``SharedMemory`` would unlink what should outlive us."""
     return importlib.import_module("_posixshmem")
 
 
 def room_bytes(descriptor: int | None) -> int:
-    """What the medium could hold if it were empty: the file system, or the machine's memory."""
+    """Bytes that the medium could hold if it were empty: the file system, or the machine's memory."""
     if descriptor is not None:
         with contextlib.suppress(OSError):
             system = os.fstatvfs(descriptor)

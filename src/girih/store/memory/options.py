@@ -1,4 +1,4 @@
-"""Where the memory of a shard lies: private, shared between processes, or in a file."""
+"""Options for the memory of a shard: private, shared between processes, or in a file."""
 
 from __future__ import annotations
 

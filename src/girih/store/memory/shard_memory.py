@@ -42,7 +42,7 @@ class Keeper(Protocol):
     most_records: int
 
     def make_room(self, num_records: int) -> None:
-        """Makes sure that so many records, ``most_records`` at most, can be kept."""
+        """Makes sure that ``num_records``, ``most_records`` at most, can be kept."""
 
 
 class ShardMemory:
@@ -104,7 +104,7 @@ class ShardMemory:
         return int(self.arrays.state[layout.LAST_STEP])
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """What happened so far, in one table or in all; see :meth:`Store.counters`."""
+        """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
         chosen = self.arrays.tables if table is None else self.arrays.tables[table : table + 1]
         return {name: int(chosen[:, column].sum()) for name, column in layout.COUNTERS.items()}
 
@@ -134,7 +134,7 @@ class ShardMemory:
             yield slice(start, stop)
 
     def make_room(self, num_records: int) -> None:
-        """Has the save that is under way, if any, make room to keep so many records."""
+        """Has the save that is under way, if any, make room for ``num_records``."""
         if self.saving is not None:
             self.saving.make_room(num_records)
 
@@ -300,7 +300,7 @@ class ShardMemory:
 
 
 def index_bytes(num_rows: int) -> int:
-    """What the index of so many rows takes once it does not grow, if none ever left."""
+    """Bytes of the index of ``num_rows`` rows once it does not grow, if none ever left."""
     return SLOT_BYTES * max(_FIRST_SLOTS, index_slots(num_rows))
 
 
@@ -309,7 +309,7 @@ def _side(number: int) -> str:
 
 
 def _set_index(state: np.ndarray[tuple[int], np.dtype[np.int64]], side: int, num_slots: int) -> None:
-    """An index of so many slots that does not grow."""
+    """Begins with an index of ``num_slots`` that does not grow."""
     state[layout.INDEX_SIDE], state[layout.INDEX_SLOTS] = side, num_slots
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1
     state[[layout.GROWING, layout.GROW_START, layout.GROW_MOVED, layout.GROW_CLAIMED]] = 0

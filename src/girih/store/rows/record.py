@@ -42,7 +42,7 @@ class StateColumns:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How the rows of one shard of a group lie.
+    """The layout of the rows in one shard of a group.
 
     Attributes:
         shard, num_shards: which part of all keys this is.
@@ -150,7 +150,7 @@ def _check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
         if len(table.initializers) != len(spec.segments):
             raise ConfigError(
                 f"{where}, table {table.name!r}: {len(table.initializers)} initializers;"
-                f" expected one a segment, {len(spec.segments)}"
+                f" expected one per segment, {len(spec.segments)}"
             )
 
 
@@ -185,7 +185,7 @@ def _describe(spec: GroupSpec, state: list[StateColumns], shard: int, num_shards
 
 
 def without_hyperparameters(description: dict[str, Any]) -> dict[str, Any]:
-    """What memory is bound to: the description without the numbers of optimizers, which may change."""
+    """The part of a description that memory is bound to; the numbers of optimizers may change."""
     segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
     return {**description, "segments": segments}
 

@@ -1,4 +1,4 @@
-"""Which keys have rows: they come when they are read for training, and go when they expire or are evicted.
+"""The keys that have rows: they come when they are read for training, and go when they expire or are evicted.
 
 Shapes: U unique keys, W columns of a row that training sees, T tables.
 """
@@ -27,7 +27,7 @@ class RowTable:
     """The rows of a shard's keys; arguments are checked by :class:`Store`.
 
     Args:
-        clock: seconds since 1970, for tables whose rows live for so many seconds.
+        clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
     def __init__(self, memory: ShardMemory, own: RowLayout, clock: Callable[[], float]) -> None:
@@ -99,7 +99,7 @@ class RowTable:
         return rows
 
     def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
-        """As :meth:`read`, but changes nothing."""
+        """Reads rows for evaluation and changes nothing; see :meth:`read`."""
         rows = np.empty(len(ids), np.int32)
         tags = self._scratch(len(ids))
         lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out, out.view(np.uint32))

@@ -77,7 +77,7 @@ def bloom_tensors(own: RowLayout) -> list[Tensor]:
 
 
 def value_columns(own: RowLayout) -> list[FileColumn]:
-    """Where segments, and the state of their optimizers, lie in a row."""
+    """The places of segments, and of their optimizers' state, in a row."""
     weights = np.float32 if own.description["dtype"] == "float32" else np.uint16
     item = np.dtype(weights).itemsize
     columns = []
@@ -91,7 +91,7 @@ def value_columns(own: RowLayout) -> list[FileColumn]:
 
 
 def file_columns(own: RowLayout, *, linked: bool) -> list[FileColumn]:
-    """Where the columns of :func:`row_tensors` and :func:`link_tensors` lie in a row.
+    """The places of the columns of :func:`row_tensors` and :func:`link_tensors` in a row.
 
     ``rows`` lies in the word of the older neighbour, which a snapshot has no other use for.
     """

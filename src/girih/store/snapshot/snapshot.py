@@ -92,7 +92,7 @@ class Snapshot:
 
     @property
     def spilled_bytes(self) -> int:
-        """What went from the log to the file so far."""
+        """Bytes that went from the log to the file so far."""
         return self._spills.num_bytes
 
     def tensors(self) -> list[Tensor]:
@@ -165,9 +165,9 @@ class Snapshot:
         self.close()
 
     def make_room(self, num_records: int) -> None:
-        """Called by verbs: makes sure that so many records can be kept; moves the log to the file if need be.
+        """Called by verbs: makes sure that ``num_records`` can be kept; moves the log to the file if need be.
 
-        What goes wrong with the file is told to the reader; the verb goes on.
+        An error of the file is raised for the reader; the verb goes on.
         """
         if self._error is not None or self._words[layout.NUM_KEPT] + num_records <= self.most_records:
             return
