@@ -55,7 +55,7 @@ def open_config(run: Path) -> RunConfig:
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
     summary = read_summary(run)
-    final = run if summary is None else checkpoint.find(run, step=summary["checkpoint_step"])
+    final = str(run) if summary is None else checkpoint.find(run, step=summary["checkpoint_step"]).url
     if summary is None:
         click.echo(
             f"{run}: not finished; using {checkpoint.find(run).name}, or the best checkpoint", err=True

@@ -20,18 +20,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu import layout as at
-from girih.store.layout import RowLayout
-from girih.store.tensorfile import Tensor
+from girih.kernels.cpu import layout
+from girih.store.rows.record import RowLayout
+from girih.store.snapshot.tensorfile import Tensor
 
-META = {"tables": at.TABLE, "last_used": at.LAST_USED, "counts": at.COUNT, "versions": at.VERSION}
+META = {
+    "tables": layout.TABLE,
+    "last_used": layout.LAST_USED,
+    "counts": layout.COUNT,
+    "versions": layout.VERSION,
+}
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 Chunk = dict[str, NDArray[Any]]
 
 
 class FileColumn(NamedTuple):
-    """A column of the file, as bytes of a row in memory; width 0 stands for one number a row."""
+    """A column of the file, as bytes of a row in memory; width 0 stands for one number per row."""
 
     name: str
     dtype: type[np.generic]
@@ -40,7 +45,7 @@ class FileColumn(NamedTuple):
     width: int
 
     def shape(self, num_rows: int) -> tuple[int, ...]:
-        """Of so many rows."""
+        """The shape of the column, for ``num_rows`` rows."""
         return (num_rows, self.width) if self.width else (num_rows,)
 
 
@@ -61,45 +66,39 @@ def link_tensors(description: Mapping[str, Any], num_rows: int) -> list[Tensor]:
     return [Tensor(name, "I32", (num_rows,)) for name in names]
 
 
-def bloom_tensors(description: Mapping[str, Any], layout: RowLayout) -> list[Tensor]:
+def bloom_tensors(own: RowLayout) -> list[Tensor]:
     """The filters of the tables that have one."""
-    tensors = []
-    for number, table in enumerate(description["tables"]):
-        first, last = cells_of(layout, number)
-        if first < last:
-            tensors.append(Tensor(f"bloom.{table['name']}", "U8", (last - first,)))
-    return tensors
+    cells = [own.cells_of(number) for number in range(len(own.description["tables"]))]
+    return [
+        Tensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
+        for table, part in zip(own.description["tables"], cells, strict=True)
+        if part.start < part.stop
+    ]
 
 
-def cells_of(layout: RowLayout, table: int) -> tuple[int, int]:
-    """The first of a table's Bloom cells in this shard, and the one behind its last."""
-    bloom = layout.kernel.bloom[table]
-    start = int(bloom[at.CELLS_START])
-    return start, start + int(bloom[at.NUM_BLOCKS] * bloom[at.BLOCK_CELLS])
+def value_columns(own: RowLayout) -> list[FileColumn]:
+    """The places of segments, and of their optimizers' state, in a row."""
+    weights = np.float32 if own.description["dtype"] == "float32" else np.uint16
+    item = np.dtype(weights).itemsize
+    columns = []
+    for number, segment in enumerate(own.description["segments"]):
+        first = 4 * layout.VALUES + item * int(own.kernel.segments[number, layout.FIRST_COLUMN])
+        columns.append(FileColumn(segment["name"], weights, first, item * segment["dim"], segment["dim"]))
+    for state in own.state:
+        name = f"{state.segment}.{state.name}"
+        columns.append(FileColumn(name, np.float32, 4 * state.start, 4 * state.width, state.width))
+    return columns
 
 
-def is_listed(layout: RowLayout) -> NDArray[np.bool_]:
-    """bool[T]: whether a table's rows are in a list."""
-    listed: NDArray[np.bool_] = layout.kernel.rules[:, at.EVICTION] != at.EVICT_NONE
-    return listed
-
-
-def file_columns(description: Mapping[str, Any], layout: RowLayout) -> list[FileColumn]:
-    """Where the columns of :func:`row_tensors` and :func:`link_tensors` lie in a row.
+def file_columns(own: RowLayout, *, linked: bool) -> list[FileColumn]:
+    """The places of the columns of :func:`row_tensors` and :func:`link_tensors` in a row.
 
     ``rows`` lies in the word of the older neighbour, which a snapshot has no other use for.
     """
-    weights = np.float32 if description["dtype"] == "float32" else np.uint16
-    item = np.dtype(weights).itemsize
-    columns = [FileColumn("ids", np.int64, 0, 8, 0)]
-    columns += [FileColumn(name, np.int32, 4 * word, 4, 0) for name, word in META.items()]
-    for number, segment in enumerate(description["segments"]):
-        first = 4 * at.VALUES + item * int(layout.kernel.segments[number, at.FIRST_COLUMN])
-        columns.append(FileColumn(segment["name"], weights, first, item * segment["dim"], segment["dim"]))
-    for state in layout.state:
-        name = f"{state.segment}.{state.name}"
-        columns.append(FileColumn(name, np.float32, 4 * state.start, 4 * state.width, state.width))
-    if description["linked"]:
-        columns.append(FileColumn("rows", np.int32, 4 * at.OLDER, 4, 0))
-        columns.append(FileColumn("newer", np.int32, 4 * at.NEWER, 4, 0))
-    return columns
+    links = {"rows": layout.OLDER, "newer": layout.NEWER} if linked else {}
+    return [
+        FileColumn("ids", np.int64, 0, 8, 0),
+        *(FileColumn(name, np.int32, 4 * word, 4, 0) for name, word in META.items()),
+        *value_columns(own),
+        *(FileColumn(name, np.int32, 4 * word, 4, 0) for name, word in links.items()),
+    ]

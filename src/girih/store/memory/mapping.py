@@ -12,7 +12,6 @@ import importlib
 import mmap
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,9 @@ def unlock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def shared_opener(name: str) -> Callable[[int], int]:
-    """Opens POSIX shared memory by name, given the flags of ``os.open``."""
-    return lambda flags: int(_posixshmem().shm_open(f"/{name}", flags, mode=0o600))
+def open_shared(name: str, flags: int) -> int:
+    """Opens POSIX shared memory by name; ``flags`` are those of ``os.open``."""
+    return int(_posixshmem().shm_open(f"/{name}", flags, mode=0o600))
 
 
 def unlink_shared(name: str) -> None:
@@ -98,18 +97,18 @@ def segments() -> list[str]:
     return os.listdir(SEGMENTS) if os.path.isdir(SEGMENTS) else []
 
 
-def file_opener(path: str) -> Callable[[int], int]:
-    """Opens a file, given the flags of ``os.open``."""
-    return lambda flags: os.open(path, flags | os.O_CLOEXEC, 0o600)
+def open_file(path: str, flags: int) -> int:
+    """Opens a file; ``flags`` are those of ``os.open``."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _posixshmem() -> Any:
-    """What multiprocessing itself calls; its ``SharedMemory`` would unlink what should outlive us."""
+    """The module below multiprocessing, whose ``SharedMemory`` would unlink what should outlive us."""
     return importlib.import_module("_posixshmem")
 
 
 def room_bytes(descriptor: int | None) -> int:
-    """What the medium could hold if it were empty: the file system, or the machine's memory."""
+    """Bytes that the medium could hold if it were empty: the file system, or the machine's memory."""
     if descriptor is not None:
         with contextlib.suppress(OSError):
             system = os.fstatvfs(descriptor)

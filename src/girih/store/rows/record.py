@@ -1,4 +1,4 @@
-"""From a :class:`GroupSpec` to numbers: where columns lie, and the rules of each table, as arrays.
+"""The layout of a group's rows and the rules of its tables, as arrays for kernels.
 
 Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit words of a row.
 """
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from girih import config
 from girih.errors import ConfigError
-from girih.kernels.cpu import layout as columns
+from girih.kernels.cpu import layout
 from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
 from girih.kernels.cpu.layout import Layout
 from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
 from girih.store.spec import GroupSpec
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
 
-DTYPES = {"float32": columns.FLOAT32, "bfloat16": columns.BFLOAT16, "float16": columns.FLOAT16}
+DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
 FORMAT_VERSION = 2
 _RESERVED_NAMES = (
     "ids", "tables", "last_used", "counts", "versions", "rows", "newer", "bloom", "neighbours", "padding", "index",
@@ -42,21 +42,40 @@ class StateColumns:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How the rows of a group lie.
+    """The layout of the rows in one shard of a group.
 
     Attributes:
+        shard, num_shards: which part of all keys this is.
         num_columns: W.
         num_words: V, meta and padding included.
         state: the arrays of optimizer state, in order.
         kernel: the same and the tables' rules, for kernels.
         num_cells: bytes of all Bloom filters of this shard.
+        first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
+        description: what an arena or a snapshot must agree with, as plain values for JSON.
     """
 
+    shard: int
+    num_shards: int
     num_columns: int
     num_words: int
     state: tuple[StateColumns, ...]
     kernel: Layout
     num_cells: int
+    first_hyper: NDArray[np.float64]
+    description: dict[str, Any]
+
+    @property
+    def listed(self) -> NDArray[np.bool_]:
+        """bool[T]: whether a table keeps its rows in a list."""
+        listed: NDArray[np.bool_] = self.kernel.rules[:, layout.EVICTION] != layout.EVICT_NONE
+        return listed
+
+    def cells_of(self, table: int) -> slice:
+        """A table's Bloom cells in this shard, among all cells."""
+        bloom = self.kernel.bloom[table]
+        start = int(bloom[layout.CELLS_START])
+        return slice(start, start + int(bloom[layout.NUM_BLOCKS] * bloom[layout.BLOCK_CELLS]))
 
 
 def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
@@ -65,11 +84,11 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     Raises:
         ConfigError: a group without tables or segments, or names and options that cannot be used.
     """
-    check_spec(spec, shard, num_shards)
+    _check_spec(spec, shard, num_shards)
     weight_words = spec.dim if spec.dtype == "float32" else (spec.dim + 1) // 2
-    segments = np.zeros((len(spec.segments), columns.SEGMENT_COLUMNS), np.int64)
+    segments = np.zeros((len(spec.segments), layout.SEGMENT_COLUMNS), np.int64)
     state = []
-    first, start = 0, columns.VALUES + weight_words
+    first, start = 0, layout.VALUES + weight_words
     for number, segment in enumerate(spec.segments):
         arrays = state_columns(segment.optimizer, segment.dim)
         width = sum(n for _, n in arrays)
@@ -79,6 +98,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
             state.append(StateColumns(segment.name, name, start, n))
             start += n
     bloom, num_cells = _bloom(spec, shard, num_shards)
+    initializers = [[_initializer(i) for i in table.initializers] for table in spec.tables]
     kernel = Layout(
         dtype=DTYPES[spec.dtype],
         segments=segments,
@@ -89,15 +109,23 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
         bloom=bloom,
         table_seeds=np.array([spec.table_seed(t) for t in range(len(spec.tables))], np.uint64),
         seeds=_seeds(spec),
-        initializers=np.array([[_initializer(i)[0] for i in t.initializers] for t in spec.tables], np.int64),
-        initializer_options=np.array(
-            [[_initializer(i)[1] for i in t.initializers] for t in spec.tables], np.float64
-        ),
+        initializers=np.array([[kind for kind, _ in row] for row in initializers], np.int64),
+        initializer_options=np.array([[options for _, options in row] for row in initializers], np.float64),
     )
-    return RowLayout(spec.dim, start + start % 2, tuple(state), kernel, num_cells)
+    return RowLayout(
+        shard=shard,
+        num_shards=num_shards,
+        num_columns=spec.dim,
+        num_words=start + start % 2,
+        state=tuple(state),
+        kernel=kernel,
+        num_cells=num_cells,
+        first_hyper=hyper_rows(spec, 1.0, 1),
+        description=_describe(spec, state, shard, num_shards),
+    )
 
 
-def check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
+def _check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
     """Refuses what no store can hold."""
     where = f"group {spec.name!r}"
     if not spec.tables or not spec.segments:
@@ -122,7 +150,7 @@ def check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
         if len(table.initializers) != len(spec.segments):
             raise ConfigError(
                 f"{where}, table {table.name!r}: {len(table.initializers)} initializers;"
-                f" expected one a segment, {len(spec.segments)}"
+                f" expected one per segment, {len(spec.segments)}"
             )
 
 
@@ -131,8 +159,7 @@ def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float6
     return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
 
 
-def describe(spec: GroupSpec, layout: RowLayout, shard: int, num_shards: int) -> dict[str, Any]:
-    """What an arena or a snapshot must agree with, as plain values for JSON."""
+def _describe(spec: GroupSpec, state: list[StateColumns], shard: int, num_shards: int) -> dict[str, Any]:
     return {
         "version": FORMAT_VERSION,
         "group": spec.name,
@@ -143,7 +170,7 @@ def describe(spec: GroupSpec, layout: RowLayout, shard: int, num_shards: int) ->
                 "name": segment.name,
                 "dim": segment.dim,
                 "optimizer": config.plain(segment.optimizer),
-                "state": [[s.name, s.width] for s in layout.state if s.segment == segment.name],
+                "state": [[s.name, s.width] for s in state if s.segment == segment.name],
             }
             for segment in spec.segments
         ],
@@ -157,8 +184,8 @@ def describe(spec: GroupSpec, layout: RowLayout, shard: int, num_shards: int) ->
     }
 
 
-def bare(description: dict[str, Any]) -> dict[str, Any]:
-    """What memory is bound to: the description without the numbers of optimizers, which may change."""
+def without_hyperparameters(description: dict[str, Any]) -> dict[str, Any]:
+    """The part of a description that memory is bound to; the numbers of optimizers may change."""
     segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
     return {**description, "segments": segments}
 
@@ -178,31 +205,31 @@ def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, in
 
 
 def _rules(spec: GroupSpec, num_shards: int) -> NDArray[np.int64]:
-    rules = np.zeros((len(spec.tables), columns.RULE_COLUMNS), np.int64)
+    rules = np.zeros((len(spec.tables), layout.RULE_COLUMNS), np.int64)
     for number, table in enumerate(spec.tables):
         rule = rules[number]
-        rule[columns.MAX_ROWS] = columns.UNLIMITED
+        rule[layout.MAX_ROWS] = layout.UNLIMITED
         match table.admission:
             case MinCount(count=count):
-                rule[columns.ADMISSION], rule[columns.MIN_COUNT] = columns.ADMIT_MIN_COUNT, count
+                rule[layout.ADMISSION], rule[layout.MIN_COUNT] = layout.ADMIT_MIN_COUNT, count
             case Probability():
-                rule[columns.ADMISSION] = columns.ADMIT_PROBABILITY
+                rule[layout.ADMISSION] = layout.ADMIT_PROBABILITY
         match table.eviction:
             case LRU():
-                rule[columns.EVICTION] = columns.EVICT_LRU
+                rule[layout.EVICTION] = layout.EVICT_LRU
             case LFU():
-                rule[columns.EVICTION] = columns.EVICT_LFU
+                rule[layout.EVICTION] = layout.EVICT_LFU
             case TTL(steps=steps, seconds=seconds):
-                rule[columns.EVICTION] = columns.EVICT_TTL
-                rule[columns.TTL] = steps if steps is not None else seconds
-                rule[columns.IN_SECONDS] = seconds is not None
+                rule[layout.EVICTION] = layout.EVICT_TTL
+                rule[layout.TTL] = steps if steps is not None else seconds
+                rule[layout.IN_SECONDS] = seconds is not None
         if isinstance(table.eviction, LRU | LFU | TTL | Fixed) and table.eviction.max_rows is not None:
-            rule[columns.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
+            rule[layout.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
     return rules
 
 
 def _bloom(spec: GroupSpec, shard: int, num_shards: int) -> tuple[NDArray[np.int64], int]:
-    bloom = np.zeros((len(spec.tables), columns.BLOOM_COLUMNS), np.int64)
+    bloom = np.zeros((len(spec.tables), layout.BLOOM_COLUMNS), np.int64)
     start = 0
     for number, table in enumerate(spec.tables):
         if isinstance(table.admission, MinCount):
@@ -226,10 +253,10 @@ def _seeds(spec: GroupSpec) -> NDArray[np.uint64]:
 def _initializer(initializer: Initializer) -> tuple[int, tuple[float, float]]:
     match initializer:
         case Normal(mean=mean, std=std):
-            return columns.INIT_NORMAL, (mean, std)
+            return layout.INIT_NORMAL, (mean, std)
         case Uniform(low=low, high=high):
-            return columns.INIT_UNIFORM, (low, high)
+            return layout.INIT_UNIFORM, (low, high)
         case Constant(value=value):
-            return columns.INIT_CONSTANT, (value, 0.0)
+            return layout.INIT_CONSTANT, (value, 0.0)
         case _:
-            return columns.INIT_ZEROS, (0.0, 0.0)
+            return layout.INIT_ZEROS, (0.0, 0.0)

@@ -16,14 +16,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from girih.store.arrays import Ints, Longs
 
 _MOST_BUFFERS = 16
 
 
 class _Spill(NamedTuple):
     start: int
-    ends: NDArray[np.int64]
+    ends: Longs
     written: Future[None]
 
 
@@ -43,10 +44,10 @@ class SpillFile:
         self._spills: list[_Spill] = []
         self._file: IO[bytes] | None = None
         self._writer: ThreadPoolExecutor | None = None
-        self._free: queue.SimpleQueue[NDArray[np.int32]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Ints] = queue.SimpleQueue()
         self._num_buffers = 0
 
-    def add(self, gather: Callable[[NDArray[np.int32], NDArray[np.int64]], int], num_chunks: int) -> None:
+    def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
         """Spills what ``gather`` writes to int32[L, 1 + V], chunk by chunk; it sets their ends, int64[num_chunks].
 
         Waits only where :data:`_MOST_BUFFERS` earlier spills are not written yet.
@@ -63,7 +64,7 @@ class SpillFile:
         self._spills.append(_Spill(self.num_bytes, ends, written))
         self.num_bytes += count * buffer.itemsize * buffer.shape[1]
 
-    def of_chunk(self, chunk: int) -> Iterator[NDArray[np.int32]]:
+    def of_chunk(self, chunk: int) -> Iterator[Ints]:
         """The spilled records of a chunk, int32[·, 1 + V].
 
         Raises:
@@ -84,13 +85,13 @@ class SpillFile:
         if self._file is not None:
             self._file.close()
 
-    def _buffer(self) -> NDArray[np.int32]:
+    def _buffer(self) -> Ints:
         if self._num_buffers < _MOST_BUFFERS and self._free.empty():
             self._num_buffers += 1
             return np.empty(self._shape, np.int32)
         return self._free.get()
 
-    def _write(self, descriptor: int, buffer: NDArray[np.int32], count: int, position: int) -> None:
+    def _write(self, descriptor: int, buffer: Ints, count: int, position: int) -> None:
         try:
             data = memoryview(buffer[:count].reshape(-1).view(np.uint8).data)
             while len(data):
@@ -100,7 +101,7 @@ class SpillFile:
             self._free.put(buffer)
 
 
-def _read(descriptor: int, out: NDArray[np.int32], position: int) -> None:
+def _read(descriptor: int, out: Ints, position: int) -> None:
     data = memoryview(out.reshape(-1).view(np.uint8).data)
     while len(data):
         count = os.preadv(descriptor, [data], position)

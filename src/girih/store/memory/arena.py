@@ -21,19 +21,20 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
-from girih.store import mapping
+from girih.store.memory import mapping
+from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2
 SLOT_BYTES = 8
-_PAGE = 4096
+PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 # Words of the header; the shard's own state follows at _STATE.
@@ -41,46 +42,9 @@ _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED
 _STATE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heap:
-    """Private memory, on huge pages where the system has them.
-
-    ``reserve_rows`` bounds the rows; by default as many as the machine's memory could hold.
-    """
-
-    name: ClassVar[str] = "heap"
-    reserve_rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """POSIX shared memory, which outlives the process; ``attach`` goes on with what is there.
-
-    ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
-    """
-
-    name: ClassVar[str] = "shared"
-    segment: str
-    attach: bool = False
-    reserve_rows: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A memory-mapped sparse file; ``attach`` goes on with what is there."""
-
-    name: ClassVar[str] = "file"
-    path: str
-    attach: bool = False
-    reserve_rows: int | None = None
-
-
-ArenaOptions = Heap | Shared | File
-
-
 @dataclass(frozen=True, slots=True)
 class ArenaShape:
-    """What a shard needs of its arena.
+    """The sizes that a shard needs of its arena.
 
     Attributes:
         description: of the layout, for errors and for whoever finds the memory.
@@ -103,7 +67,7 @@ class ArenaShape:
         """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
         index_bytes = SLOT_BYTES * index_slots(reserve_rows)
         sizes = {
-            "header": _PAGE,
+            "header": PAGE_BYTES,
             "description": text_bytes,
             "tables": self.tables_bytes,
             "cells": self.cells_bytes,
@@ -114,7 +78,7 @@ class ArenaShape:
         }
         places, offset = {}, 0
         for name, size in sizes.items():
-            alignment = _PAGE if name in ("header", "description", "tables", "cells") else _HUGE_PAGE
+            alignment = PAGE_BYTES if name in ("header", "description", "tables", "cells") else _HUGE_PAGE
             offset = -(-offset // alignment) * alignment
             places[name] = (offset, size)
             offset += size
@@ -122,7 +86,7 @@ class ArenaShape:
 
 
 def index_slots(num_rows: int) -> int:
-    """The smallest index, a power of two, that holds so many keys at a load of at most 3/4."""
+    """The smallest index, a power of two, that holds ``num_rows`` keys at a load of at most 3/4."""
     return max(16, 1 << (-(-4 * num_rows // 3) - 1).bit_length())
 
 
@@ -149,7 +113,7 @@ class Arena:
         self._memory = memory
         self._descriptor = descriptor
         self._places = places
-        self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, _PAGE // 8)
+        self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
         self.state: NDArray[np.int64] = self._header[_STATE : _STATE + STATE_WORDS]
         self.reserve_rows = reserve_rows
 
@@ -159,7 +123,7 @@ class Arena:
         return self._descriptor is not None
 
     def size_bytes(self, region: str) -> int:
-        """What a region has reserved."""
+        """Bytes that a region has reserved."""
         return self._places[region][1]
 
     def array(self, region: str, dtype: DTypeLike, *row_shape: int) -> NDArray[Any]:
@@ -181,7 +145,7 @@ class Arena:
             mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
 
     def full(self) -> StorageFullError:
-        """What is raised where the reservation ends."""
+        """The error to raise where the reservation ends."""
         return StorageFullError(
             f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
             " raise reserve_rows, or give its tables an eviction with max_rows"
@@ -190,7 +154,7 @@ class Arena:
     def clear(self, region: str, start: int, stop: int) -> None:
         """Makes bytes of a region read 0, giving whole pages back to the system where it takes them."""
         offset, _ = self._places[region]
-        first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
         advice = "MADV_DONTNEED" if self._descriptor is None else "MADV_REMOVE"
         content = self.array(region, np.uint8)
         if sys.platform == "linux" and hasattr(mmap, advice) and first < last:
@@ -215,7 +179,7 @@ class Arena:
         if self._descriptor is not None:
             self._memory.flush()
             self._header[_CLOSED_AT] = 1
-            self._memory.flush(0, _PAGE)
+            self._memory.flush(0, PAGE_BYTES)
             mapping.unlock(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
@@ -254,20 +218,17 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         raise ConfigError(f"reserve_rows = {rows}: expected 1 to {_MOST_ROWS:,}")
     if isinstance(options, Heap):
         return _reserve(shape, rows, None, "heap arena")
-    where = (
-        f"shared arena {options.segment!r}" if isinstance(options, Shared) else f"arena file {options.path!r}"
-    )
+    where = options.where
     if isinstance(options, Shared) and (not options.segment or "/" in options.segment):
         raise ConfigError(f"{where}: expected a name without slashes")
-    opener = (
-        mapping.shared_opener(options.segment)
-        if isinstance(options, Shared)
-        else mapping.file_opener(options.path)
-    )
     if options.attach and rows is not None:
         raise ConfigError(f"{where}: an attached arena keeps the rows it was reserved for; drop reserve_rows")
     try:
-        descriptor = opener(os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        flags = os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL
+        if isinstance(options, Shared):
+            descriptor = mapping.open_shared(options.segment, flags)
+        else:
+            descriptor = mapping.open_file(options.path, flags)
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
@@ -290,22 +251,6 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         if not options.attach:
             remove_arena(options)
         raise
-
-
-def remove_arena(options: ArenaOptions) -> None:
-    """Removes a shared or file arena by name, if it is there; who has it mapped keeps the memory."""
-    with contextlib.suppress(FileNotFoundError):
-        if isinstance(options, File):
-            os.unlink(options.path)
-        elif isinstance(options, Shared):
-            mapping.unlink_shared(options.segment)
-
-
-def remove_segments(beginning: str) -> None:
-    """Removes all shared arenas whose names begin so, where the system tells what there is."""
-    for name in mapping.segments():
-        if name.startswith(beginning):
-            remove_arena(Shared(segment=name))
 
 
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
@@ -336,17 +281,17 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
 def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
     foreign = f"{where}: not an arena of girih; remove it, or give another name"
     size = os.fstat(descriptor).st_size
-    if size < _PAGE:
+    if size < PAGE_BYTES:
         raise ConfigError(foreign)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    header = np.frombuffer(memory, np.int64, _PAGE // 8)
+    header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     if header[_MAGIC_AT] != _MAGIC:
         raise ConfigError(foreign)
     if header[_FORMAT_AT] != _FORMAT:
         raise ConfigError(
             f"{where}: format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
         )
-    text = bytes(memory[_PAGE : _PAGE + int(header[_TEXT_AT])])
+    text = bytes(memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])])
     if header[_FINGERPRINT_AT] != shape.fingerprint:
         found = difference(json.loads(text), json.loads(shape.text()))
         raise ConfigError(

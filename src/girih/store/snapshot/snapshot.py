@@ -6,9 +6,10 @@
                         log (8 MB) ── full ──► a file without a name, grouped by chunk
 
 A chunk is copied as it stands, and what log and file have of it is put over it. Besides the rows only tables'
-numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each.
+numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each. Only a
+delta looks at every row's version first, since a file begins with the number of its rows.
 
-Memory: one bit a row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
+Memory: one bit per row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
 
 Shapes: V 32-bit words of a row, K rows of a chunk, T tables.
 """
@@ -17,87 +18,81 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, StorageFullError
-from girih.kernels.cpu import layout as at
-from girih.kernels.cpu import saving
-from girih.store.columns import (
-    Chunk,
-    bloom_tensors,
-    cells_of,
-    file_columns,
-    is_listed,
-    link_tensors,
-    row_tensors,
-)
-from girih.store.layout import RowLayout
-from girih.store.space import Space
-from girih.store.spill import SpillFile
-from girih.store.tensorfile import Tensor
+from girih.kernels.cpu import layout, saving
+from girih.store.arrays import Ints, Longs
+from girih.store.snapshot.columns import Chunk, bloom_tensors, file_columns, link_tensors, row_tensors
+from girih.store.snapshot.spill import SpillFile
+from girih.store.snapshot.tensorfile import Tensor
+from girih.store.state import ShardState
 
 _CHUNK_BYTES = 8 << 20
 _LOG_BYTES = 8 << 20
 
 
-class LiveSnapshot:
-    """A store as it was when this was made; made by :meth:`Store.live_snapshot`, closed by who asked for it.
+class Snapshot:
+    """A shard as it was when this was made; made by :meth:`Store.snapshot`, closed by whoever asked for it.
 
     One thread reads it while another uses the store. Rows come in the order of their numbers, free ones left
-    out; where tables keep lists, ``rows`` and ``newer`` tell the number of each row and of the next newer one.
+    out. Where tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer one;
+    a delta has neither, since a list is nothing without all of its rows.
+
+    Args:
+        directory: for what the log has no room for; by default the system's for temporary files.
+        since: takes only rows that were made or updated in a step after this one; None takes all.
 
     Attributes:
         where: for errors.
-        description: as of :class:`Snapshot`; ``oldest`` is where each table's list begins, ``rows_ever`` is above
-            all row numbers.
+        description: the layout, tables, counters (one mapping per table) and last step, as plain values;
+            ``oldest`` is where each table's list begins, ``rows_ever`` is above all row numbers.
         num_rows: n.
         most_records: what the log has room for.
     """
 
     def __init__(
-        self,
-        space: Space,
-        layout: RowLayout,
-        description: Mapping[str, Any],
-        counters: Sequence[Mapping[str, int]],
-        directory: str | os.PathLike[str],
+        self, state: ShardState, directory: str | os.PathLike[str] | None = None, since: int | None = None
     ) -> None:
-        state, num_words = space.arrays.state, layout.num_words
+        memory, own = state.memory, state.layout
+        words, num_words = memory.arrays.state, own.num_words
         self.where = "snapshot of a store"
-        self.num_rows = int(state[at.NUM_ROWS])
-        self._space, self._layout, self._directory = space, layout, directory
-        self._rows_ever = int(state[at.ROWS_EVER])
+        self._memory, self._layout, self._since = memory, own, since
+        self._directory = directory or tempfile.gettempdir()
+        self._rows_ever = int(words[layout.ROWS_EVER])
+        self.num_rows = memory.num_rows if since is None else self._count_changed(since)
         self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * num_words)).bit_length() - 1)
         chunk = 1 << self._chunk_bits
         self._row_chunks = -(-self._rows_ever // chunk)
-        num_pages = -(-layout.num_cells // (4 * num_words))
+        num_pages = -(-own.num_cells // (4 * num_words))
         self._num_chunks = self._row_chunks + -(-num_pages // chunk)
         self.most_records = max(64, _LOG_BYTES // (4 * (num_words + saving.LINKS)))
         self.description = {
-            **description,
+            **own.description,
             "num_rows": self.num_rows,
-            "since": None,
-            "last_step": int(state[at.LAST_STEP]),
-            "counters": [dict(of_table) for of_table in counters],
-            "linked": bool(is_listed(layout).any()),
-            "oldest": [int(row) for row in space.arrays.tables[:, at.OLDEST]],
+            "since": since,
+            "last_step": memory.last_step,
+            "counters": [memory.counters(table) for table in range(len(state.spec.tables))],
+            "linked": since is None and bool(own.listed.any()),
+            "oldest": [int(row) for row in memory.arrays.tables[:, layout.OLDEST]],
             "rows_ever": self._rows_ever,
         }
-        self._spills = SpillFile(directory, self.most_records, num_words)
+        self._spills = SpillFile(self._directory, self.most_records, num_words)
         self._error: Exception | None = None
-        with space.lock:
-            space.begin_saving(self, self._num_chunks, chunk * self._num_chunks, self.most_records)
-            self._words = words = space.arrays.saving
-            words[at.SAVE_ROWS], words[at.SAVE_PAGES] = self._rows_ever, num_pages
-            words[at.FIRST_PAGE], words[at.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
+        with memory.lock:
+            memory.begin_saving(self, self._num_chunks, chunk * self._num_chunks, self.most_records)
+            self._words = words = memory.arrays.saving
+            words[layout.SAVE_ROWS], words[layout.SAVE_PAGES] = self._rows_ever, num_pages
+            words[layout.FIRST_PAGE], words[layout.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
 
     @property
     def spilled_bytes(self) -> int:
-        """What went from the log to the file so far."""
+        """Bytes that went from the log to the file so far."""
         return self._spills.num_bytes
 
     def tensors(self) -> list[Tensor]:
@@ -105,7 +100,7 @@ class LiveSnapshot:
         return [
             *row_tensors(self.description, self.num_rows),
             *link_tensors(self.description, self.num_rows),
-            *bloom_tensors(self.description, self._layout),
+            *bloom_tensors(self._layout),
         ]
 
     def chunks(self) -> Iterator[Chunk]:
@@ -119,15 +114,17 @@ class LiveSnapshot:
         rows = np.empty(len(records) + 1, np.int32)
         halves = self.description["dtype"] != "float32"
         unit, split = (np.uint16, saving.split_halves) if halves else (np.float32, saving.split_words)
-        columns = file_columns(self.description, self._layout)
+        columns = file_columns(self._layout, linked=self.description["linked"])
         places = np.array([(c.first_byte, c.num_bytes) for c in columns], np.int64) // np.dtype(unit).itemsize
         out = np.empty((1, len(records) * int(places[:, 1].sum())), unit)
         for chunk in range(self._row_chunks):
             start = chunk * size
             part = records[: min(size, self._rows_ever - start)]
-            self._copy(chunk, self._space.arrays.meta[start : start + len(part)], part, part)
+            self._copy(chunk, self._memory.arrays.meta[start : start + len(part)], part, part)
             live = rows[: saving.live_rows(part, rows)]
-            part[:, at.OLDER] = np.arange(start, start + len(part))
+            if self._since is not None:
+                live = live[part[live, layout.VERSION] > self._since]
+            part[:, layout.OLDER] = np.arange(start, start + len(part))
             starts = len(live) * (np.cumsum(places[:, 1]) - places[:, 1])
             split(part.view(unit), live, places, starts, out)
             yield {
@@ -146,51 +143,49 @@ class LiveSnapshot:
             start = number * len(copies)
             part = copies[: min(len(copies), self._layout.num_cells - start)]
             self._copy(
-                self._row_chunks + number, self._space.arrays.cells[start : start + len(part)], part, pages
+                self._row_chunks + number, self._memory.arrays.cells[start : start + len(part)], part, pages
             )
             for table, name in enumerate(t["name"] for t in self.description["tables"]):
-                first, last = cells_of(self._layout, table)
-                low, high = max(first - start, 0), min(last - start, len(part))
+                own = self._layout.cells_of(table)
+                low, high = max(own.start - start, 0), min(own.stop - start, len(part))
                 if low < high:
                     yield name, part[low:high]
 
     def close(self) -> None:
         """Has verbs keep nothing any more."""
-        with self._space.lock:
-            if self._space.saving is self:
-                self._space.end_saving()
+        with self._memory.lock:
+            if self._memory.saving is self:
+                self._memory.end_saving()
         self._spills.close()
 
-    def __enter__(self) -> LiveSnapshot:
+    def __enter__(self) -> Snapshot:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def make_room(self, num_records: int) -> None:
-        """Called by verbs: makes sure that so many records can be kept; moves the log to the file if need be.
+        """Called by verbs: makes sure that ``num_records`` can be kept; moves the log to the file if need be.
 
-        What goes wrong with the file is told to the reader; the verb goes on.
+        An error of the file is raised for the reader; the verb goes on.
         """
-        if self._error is not None or self._words[at.NUM_KEPT] + num_records <= self.most_records:
+        if self._error is not None or self._words[layout.NUM_KEPT] + num_records <= self.most_records:
             return
         try:
             self._spills.add(self._empty_log, self._num_chunks)
         except OSError as error:
             self._error = error
-            self._words[[at.SAVE_ROWS, at.SAVE_PAGES]] = 0
+            self._words[[layout.SAVE_ROWS, layout.SAVE_PAGES]] = 0
 
-    def _copy(
-        self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: NDArray[np.int32]
-    ) -> None:
+    def _copy(self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: Ints) -> None:
         """Copies a chunk as it was at the start; ``records`` is the target's memory as records."""
         first = chunk << self._chunk_bits
-        with self._space.lock:
-            if self._space.saving is not self or self._error is not None or self._words[at.LOST]:
+        with self._memory.lock:
+            if self._memory.saving is not self or self._error is not None or self._words[layout.LOST]:
                 raise self._failed()
             np.copyto(target, source)
-            saving.put_logged(self._space.arrays, chunk, first, records)
-            self._words[at.SAVED] = first + (1 << self._chunk_bits)
+            saving.put_logged(self._memory.arrays, chunk, first, records)
+            self._words[layout.SAVED] = first + (1 << self._chunk_bits)
         try:  # from here on nothing more of this chunk is kept
             for spilled in self._spills.of_chunk(chunk):
                 saving.put_spilled(spilled, first, records)
@@ -198,9 +193,13 @@ class LiveSnapshot:
             self._error = error
             raise self._failed() from None
 
-    def _empty_log(self, out: NDArray[np.int32], ends: NDArray[np.int64]) -> int:
-        done = int(self._words[at.SAVED]) >> self._chunk_bits
-        return int(saving.empty_log(self._space.arrays, done, out, ends))
+    def _count_changed(self, since: int) -> int:
+        meta = self._memory.arrays.meta[: self._rows_ever]
+        return int(np.count_nonzero((meta[:, layout.TABLE] >= 0) & (meta[:, layout.VERSION] > since)))
+
+    def _empty_log(self, out: Ints, ends: Longs) -> int:
+        done = int(self._words[layout.SAVED]) >> self._chunk_bits
+        return int(saving.empty_log(self._memory.arrays, done, out, ends))
 
     def _failed(self) -> Exception:
         error = self._error
