@@ -59,9 +59,6 @@ class FaultyChannel:
         self._received: deque[list[Part]] = deque()
         # what the faults do not touch
         self.wake = channel.wake
-        self.wake_leader = channel.wake_leader
-        self.take_over = channel.take_over
-        self.hand_back = channel.hand_back
         self.buffer = channel.buffer
         self.offer = channel.offer
         self.accept = channel.accept
@@ -84,9 +81,6 @@ class FaultyChannel:
 
     def wait(self, seconds: float | None) -> None:
         self._channel.wait(self._until_due(seconds))
-
-    def lead(self, seconds: float | None) -> bool:
-        return self._channel.lead(self._until_due(seconds))
 
     def _until_due(self, seconds: float | None) -> float:
         """What is late may be sent while another thread waits: so none waits for long."""

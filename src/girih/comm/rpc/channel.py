@@ -18,8 +18,8 @@ SERVER = b""
 
 
 class Channel(Protocol):
-    """One end. The endpoint calls ``wait`` and ``lead`` from a thread each; ``wake``, ``wake_leader`` and ``buffer``
-    from any; all others under a lock of its own.
+    """One end. The endpoint calls ``wait`` from its own thread; ``wake`` and ``buffer`` from any; all others under a
+    lock of its own.
     """
 
     def send(self, peer: bytes, parts: Sequence[Part]) -> None:
@@ -37,18 +37,6 @@ class Channel(Protocol):
 
     def wake(self) -> None:
         """Ends a ``wait``, this or the next one. From any thread."""
-
-    def take_over(self) -> bool:
-        """From here on messages end ``lead`` and no ``wait``; False where that cannot be now. For a client."""
-
-    def lead(self, seconds: float | None) -> bool:
-        """As ``wait``, for the thread that took over; False if it is to hand back, as the connection was lost."""
-
-    def hand_back(self) -> None:
-        """Undoes ``take_over``."""
-
-    def wake_leader(self) -> None:
-        """Ends a ``lead``, this or the next one. From any thread."""
 
     def buffer(self, peer: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
         """Memory that goes to this peer without a copy, or None where any memory does as well. From any thread."""
@@ -73,19 +61,7 @@ class Channel(Protocol):
 
 
 class PlainChannel:
-    """The methods of a channel that has no memory to share, and whose own thread alone waits."""
-
-    def take_over(self) -> bool:
-        return False
-
-    def lead(self, seconds: float | None) -> bool:
-        return False
-
-    def hand_back(self) -> None:
-        pass
-
-    def wake_leader(self) -> None:
-        pass
+    """The methods of a channel that has no memory to share."""
 
     def buffer(self, peer: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
         return None

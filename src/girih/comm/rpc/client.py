@@ -1,7 +1,6 @@
 """The asking side: calls from any thread.
 
-Who calls sends by itself, and who waits for a reply takes what comes meanwhile, so that a call costs no change of
-thread. A thread of the client's own does the rest: it takes replies while nobody waits, sends again, calls back.
+Who calls sends by itself. A thread of the client's own does the rest: it takes replies, sends again, calls back.
 """
 
 from __future__ import annotations
@@ -82,9 +81,6 @@ class Client:
         secret_and_offer = (np.frombuffer(secret, np.uint8), np.frombuffer(channel.offer(), np.uint8))
         self._hello = Packed(Frame(0, (), secret_and_offer), limits, True)
         self._lock = threading.Lock()  # of all below and the channel
-        self._no_leader = threading.Condition(self._lock)
-        self._leader: Reply | None = None  # for which a thread waits and takes what comes
-        self._leader_thread = 0
         self._waiting: dict[int, Reply] = {}  # in the order of their numbers
         self._to_call_back: list[Reply] = []
         self._deadlines: list[tuple[float, int]] = []  # a heap; those of calls that moved on are skipped
@@ -130,7 +126,7 @@ class Client:
                 raise WireError(f"{self.address}: kind {kind}: the connection was closed on this side")
             self._greet()
             self._num_sent += 1
-            reply = Reply(self, self._num_sent, kind, packed, wait_s)
+            reply = Reply(self.address, self._num_sent, kind, packed, wait_s)
             self._waiting[reply.number] = reply
             try:
                 self._try(reply)
@@ -139,45 +135,6 @@ class Client:
             if reply.deadline_s < self._looks_s or self._channel.gone(SERVER):
                 self._look_now()
         return reply
-
-    def wait_for(self, reply: Reply, done: threading.Event, timeout_s: float | None) -> bool:
-        """For ``Reply``: waits until it is done, or so long; whether it is."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._take_over(reply):
-            try:
-                while not done.is_set():
-                    with self._lock:
-                        try:
-                            if self._failure is None:
-                                self._take_messages(reply)
-                        except Exception as error:
-                            self._fail(error)  # the client's thread finishes this reply, and all others
-                    if done.is_set():
-                        break
-                    left_s = None if end_s is None else end_s - time.monotonic()
-                    if (left_s is not None and left_s <= 0) or not self._channel.lead(left_s):
-                        break
-            finally:
-                with self._lock:
-                    self._leader = None
-                    self._channel.hand_back()
-                    if self._closed:
-                        self._no_leader.notify()
-        return done.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-
-    def _take_over(self, reply: Reply) -> bool:
-        """Whether this thread is to take what comes until this reply is done."""
-        with self._lock:
-            if (
-                self._leader is not None
-                or self._closed
-                or reply.done()
-                or threading.current_thread() is self._thread
-                or not self._channel.take_over()
-            ):
-                return False
-            self._leader, self._leader_thread = reply, threading.get_ident()
-            return True
 
     def buffer(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """An array to fill that ``call`` sends without a copy."""
@@ -201,8 +158,7 @@ class Client:
                     self._greet()
                     if self._failure is not None:
                         break
-                    if self._leader is None:
-                        self._take_messages(None)
+                    self._take_messages()
                     wait_s = self._look()
                 self._call_back()
                 if not self._closed:
@@ -218,9 +174,6 @@ class Client:
             why = "the connection was closed on this side" + (f": {failure!r}" if failure else "")
             for reply in list(self._waiting.values()):
                 self._finish(reply, None, WireError(f"{self.address}: kind {reply.kind}: {why}"))
-            while self._leader is not None:
-                self._channel.wake_leader()
-                self._no_leader.wait(1.0)
             self._channel.close()
         self._call_back()
 
@@ -250,8 +203,6 @@ class Client:
             self._to_call_back.append(reply)
             if threading.current_thread() is not self._thread:
                 self._channel.wake()
-        if reply is self._leader and threading.get_ident() != self._leader_thread:
-            self._channel.wake_leader()
 
     def _try(self, reply: Reply) -> None:
         reply.num_tries += 1
@@ -263,9 +214,9 @@ class Client:
         reply.deadline_s = time.monotonic() + reply.timeout_s
         heapq.heappush(self._deadlines, (reply.deadline_s, reply.number))
 
-    def _take_messages(self, until: Reply | None) -> None:
-        """All that are there, or until this reply is done."""
-        while until is None or not until.done():
+    def _take_messages(self) -> None:
+        """All that are there."""
+        while True:
             try:
                 message = self._channel.receive()
                 if message is None:

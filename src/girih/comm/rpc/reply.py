@@ -5,13 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from girih.comm.rpc.frames import Frame, Packed
 from girih.errors import WireTimeout
-
-if TYPE_CHECKING:
-    from girih.comm.rpc.client import Client
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,12 +15,11 @@ _LOG = logging.getLogger(__name__)
 class Reply:
     """What will be answered to one call."""
 
-    __slots__ = ("_callbacks", "_client", "_done", "_error", "_frame", "_lock", "address", "deadline_s", "kind", "num_tries",
+    __slots__ = ("_callbacks", "_done", "_error", "_frame", "_lock", "address", "deadline_s", "kind", "num_tries",
                  "number", "packed", "timeout_s")  # fmt: skip
 
-    def __init__(self, client: Client, number: int, kind: int, packed: Packed, timeout_s: float) -> None:
-        self._client = client
-        self.address = client.address
+    def __init__(self, address: str, number: int, kind: int, packed: Packed, timeout_s: float) -> None:
+        self.address = address
         self.number = number
         self.kind = kind
         self.packed: Packed | None = packed
@@ -49,7 +44,7 @@ class Reply:
             WireTimeout: it does not answer; or it did not within ``timeout_s``, and may yet.
             WireError: the client was closed.
         """
-        if not self._done.is_set() and not self._client.wait_for(self, self._done, timeout_s):
+        if not self._done.wait(timeout_s):
             raise WireTimeout(
                 f"{self.address}: kind {self.kind}: no answer within {timeout_s} s, after {self.num_tries} tries;"
                 " it is still waited for"

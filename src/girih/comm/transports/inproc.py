@@ -21,13 +21,11 @@ class _Inbox(PlainChannel):
     def __init__(self) -> None:
         self.inbox: deque[tuple[bytes, list[Part]]] = deque()
         self._event = threading.Event()
-        self._leading = threading.Event()
-        self._arrived = self._event  # that one of both which messages set
 
     def take(self, peer: bytes, parts: Sequence[Part]) -> None:
         """From the other side's thread."""
         self.inbox.append((peer, list(parts)))
-        self._arrived.set()
+        self._event.set()
 
     def receive(self) -> tuple[bytes, list[Part]] | None:
         return self.inbox.popleft() if self.inbox else None
@@ -39,24 +37,6 @@ class _Inbox(PlainChannel):
 
     def wake(self) -> None:
         self._event.set()
-
-    def take_over(self) -> bool:
-        self._arrived = self._leading
-        return True
-
-    def lead(self, seconds: float | None) -> bool:
-        if not self.inbox:
-            self._leading.wait(seconds)
-        self._leading.clear()
-        return True
-
-    def hand_back(self) -> None:
-        self._arrived = self._event
-        if self.inbox:
-            self._event.set()
-
-    def wake_leader(self) -> None:
-        self._leading.set()
 
 
 class InprocServer(_Inbox):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import selectors
 import socket
 import time
@@ -41,17 +40,13 @@ class SocketClient(PlainChannel):
         self._buffers = Buffers()
         self._name = np.frombuffer(os.urandom(NAME_BYTES), np.uint8)
         self._wakeup = Wakeup()
-        self._leader_wakeup = Wakeup()
         self._selector = (
             selectors.DefaultSelector()
         )  # epoll or kqueue: other threads may change what is waited for
         self._selector.register(self._wakeup.fileno(), _IN)
-        self._poll = select.poll()  # the leader's
-        self._poll.register(self._leader_wakeup.fileno(), select.POLLIN)
         self._events: list[tuple[selectors.SelectorKey, int]] = []
         self._stream: Stream | None = None
         self._connected = False
-        self._led = False
         self._kept: deque[list[memoryview]] = deque()  # without a stream
         self._pause_s = _LEAST_PAUSE_S
         self._next_s = 0.0  # when to connect again
@@ -76,10 +71,7 @@ class SocketClient(PlainChannel):
             self._lose()
             return
         if stream.unsent and not before:
-            if self._led:
-                self.wake_leader()
-            else:
-                self._selector.modify(stream, _IN | _OUT, stream)
+            self._selector.modify(stream, _IN | _OUT, stream)
 
     def receive(self) -> tuple[bytes, list[Part]] | None:
         self._handle_events()
@@ -105,41 +97,6 @@ class SocketClient(PlainChannel):
     def wake(self) -> None:
         self._wakeup.ask()
 
-    def take_over(self) -> bool:
-        if self._stream is None or not self._connected:
-            return False
-        self._selector.unregister(self._stream)
-        self._events = []
-        self._poll.register(self._stream, select.POLLIN)
-        self._led = True
-        return True
-
-    def lead(self, seconds: float | None) -> bool:
-        stream = self._stream
-        if stream is None or not self._led:
-            return False
-        if stream.unsent:
-            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
-        for file, mask in self._poll.poll(None if seconds is None else max(0, 1e3 * seconds)):
-            if file == self._leader_wakeup.fileno():
-                self._leader_wakeup.heard()
-                continue
-            if mask & ~select.POLLOUT:
-                stream.readable = True
-        return True
-
-    def hand_back(self) -> None:
-        if self._stream is None or not self._led:
-            return
-        self._led = False
-        self._poll.unregister(self._stream)
-        self._selector.register(self._stream, _IN | _OUT if self._stream.unsent else _IN, self._stream)
-        if self._stream.holds_more():
-            self.wake()
-
-    def wake_leader(self) -> None:
-        self._leader_wakeup.ask()
-
     def gone(self, peer: bytes) -> bool:
         lost_s = self._lost_s
         return self._refused and lost_s is not None and time.monotonic() - lost_s > _GONE_S
@@ -151,7 +108,6 @@ class SocketClient(PlainChannel):
             self._stream.close()
         self._selector.close()
         self._wakeup.close()
-        self._leader_wakeup.close()
 
     def _connect(self) -> None:
         """Begins to; what comes of it is an event."""
@@ -205,20 +161,14 @@ class SocketClient(PlainChannel):
 
     def _flush(self, stream: Stream) -> None:
         stream.flush()
-        if not self._led:
-            self._selector.modify(stream, _IN | _OUT if stream.unsent else _IN, stream)
+        self._selector.modify(stream, _IN | _OUT if stream.unsent else _IN, stream)
 
     def _lose(self) -> None:
         """Of a connection that was made."""
         stream = self._stream
         if stream is None:
             return
-        if self._led:
-            self._led = False
-            self._poll.unregister(stream)
-            self.wake_leader()
-        else:
-            self._selector.unregister(stream)
+        self._selector.unregister(stream)
         self._connected = False
         self._lost_s = time.monotonic()
         self._next_s = self._lost_s + self._pause_s
