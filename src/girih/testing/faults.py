@@ -149,8 +149,8 @@ class FaultyConnection:
         stream = getattr(self._inner, "stream", self._inner)
         inner: socket.socket | None = getattr(stream, "socket", None)
         if inner is None:  # in this process
-            self._inner.other.inbox.put(None)  # type: ignore[attr-defined]
-            self._inner.inbox.put(None)  # type: ignore[attr-defined]
+            self._inner.other.end()  # type: ignore[attr-defined]
+            self._inner.end()  # type: ignore[attr-defined]
             raise ConnectionLost("broken")
         with suppress(OSError):
             if amid is not None and stream.flush():

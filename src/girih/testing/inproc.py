@@ -60,7 +60,7 @@ class _Inbox(Wakeup):
 
 
 class _Connection:
-    """One end; None in its inbox is the end of the connection."""
+    """One end."""
 
     def __init__(self) -> None:
         self.inbox = _Inbox()
@@ -79,9 +79,9 @@ class _Connection:
         return True
 
     def receive(self) -> list[Part] | None:
-        if self.inbox.queue and self.inbox.queue[0] is None:
-            raise ConnectionLost("the other side closed the connection")
         found: list[Part] | None = self.inbox.take()
+        if found is None and self._over:
+            raise ConnectionLost("the other side closed the connection")
         return found
 
     def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -90,8 +90,13 @@ class _Connection:
     def close(self, linger_s: float = 0.0) -> None:
         other, self.other = self.other, None
         if other is not None:
-            other.inbox.put(None)
+            other.end()
         self.inbox.close()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self._over = True
+        self.inbox.ask()
 
 
 class _Stranger:

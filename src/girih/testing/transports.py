@@ -89,7 +89,7 @@ def _break(client: Client) -> None:
     if hasattr(stream, "socket"):
         stream.socket.shutdown(socket.SHUT_RDWR)
     else:
-        stream.inbox.put(None)
+        stream.end()
 
 
 class TransportSuite:
