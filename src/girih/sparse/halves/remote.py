@@ -29,7 +29,6 @@ from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_
 from girih.sparse.spec import SparseSpec
 
 SERVER, WORKER = "embedding-server", "embedding-worker"
-SAVE_S = 1800.0
 
 
 class RemotePulled:
@@ -98,7 +97,7 @@ class RemoteSave:
         """Has all servers write, side by side."""
         self._written = True
         files: dict[str, Any] = {}
-        for reply in [server.call(Verb.WRITE, (1,), timeout_s=SAVE_S) for server in self._servers]:
+        for reply in [server.call(Verb.WRITE, (1,)) for server in self._servers]:
             files |= from_text(answer(reply).arrays[0])
         return files
 
@@ -223,7 +222,7 @@ class RemoteSparse:
     def load(self, directory: Path, files: Mapping[str, Any]) -> None:
         """Replaces all rows by those of any number of shards."""
         text = as_text([str(directory.resolve()), dict(files)])
-        for reply in [server.call(Verb.LOAD, (), (text,), timeout_s=SAVE_S) for server in self._servers]:
+        for reply in [server.call(Verb.LOAD, (), (text,)) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()
 
