@@ -62,9 +62,9 @@ class _Inbox(Wakeup):
 class _Connection:
     """One end."""
 
-    def __init__(self) -> None:
-        self.inbox = _Inbox()
-        self.fileno = self.inbox.fileno
+    def __init__(self, inbox: _Inbox) -> None:
+        self.inbox = inbox
+        self.fileno = inbox.fileno
         self.other: _Connection | None = None
         self._over = False
 
@@ -108,13 +108,15 @@ class _Stranger:
         self.fileno = self.inbox.fileno
         self.answered = threading.Event()
         self.answer: tuple[Connection, Welcome] | None = None
+        self.left = False
         self.inbox.put(True)
 
     def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
-        if not hmac.compare_digest(secret, self.secret):
-            raise WireError("a stranger who does not know the secret")
+        if self.left or not hmac.compare_digest(secret, self.secret):
+            raise WireError("a stranger who left, or does not know the secret")
+        self.inbox.take()
         welcome = greet(self.hello)
-        here, there = _Connection(), _Connection()
+        here, there = _Connection(self.inbox), _Connection(_Inbox())
         here.other, there.other = there, here
         self.answer = there, welcome
         self.answered.set()
@@ -161,8 +163,8 @@ class Dialer:
         if not self._stopped:
             stranger.answered.wait(timeout_s)
         if stranger.answer is None:
+            stranger.left = True
             raise WireError("the other side closed the connection instead of greeting")
-        stranger.inbox.close()
         return stranger.answer
 
     def stop(self) -> None:

@@ -11,7 +11,6 @@ import math
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -89,7 +88,7 @@ class Client:
         self._lock = threading.Lock()  # of all below, and of sending
         self._connection: Connection | None = None
         self._session, self._session_number = Session(), 0
-        self._unsent: deque[Reply] = deque()  # made while there is no connection
+        self._unsent: dict[Reply, Packed] = {}  # made while there is no connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
         self._deadline_s = math.inf  # the first of all calls
         self._received = 0  # messages that the server had when it was connected last
@@ -129,14 +128,14 @@ class Client:
             WireError: the frame is beyond the limits, or the client is closed.
         """
         packed = Packed(Frame(kind, tuple(fields), tuple(arrays)), self._limits)
-        reply = Reply(self.address, kind, packed, timeout_s)
+        reply = Reply(self.address, kind, timeout_s)
         with self._lock:
             if self._closed:
                 raise WireError(f"{self.address}: kind {kind}: the connection was closed on this side")
             if self._connection is None:
-                self._unsent.append(reply)
+                self._unsent[reply] = packed
             else:
-                self._send(reply)
+                self._send(reply, packed)
             wakes = self._connection is None or reply.deadline_s < self._deadline_s
             self._deadline_s = min(self._deadline_s, reply.deadline_s)
         if wakes:
@@ -155,10 +154,9 @@ class Client:
             self._closed = True
         self._wakeup.ask()
         self._dialer.stop()
-        if (
-            threading.current_thread() is not self._thread
-        ):  # a callback may close its client, which ends after it
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return  # a callback may close its client: it ends after the callback
+        self._thread.join()
 
     def _run(self) -> None:
         why = "the connection was closed on this side"
@@ -220,12 +218,12 @@ class Client:
                 self._waiting.clear()
                 self._session, self._session_number = Session(), welcome.session
             self._received = welcome.received
-            while self._unsent:
-                reply = self._unsent.popleft()
+            for reply, packed in self._unsent.items():
                 try:
-                    self._send(reply)
+                    self._send(reply, packed)
                 except WireError as error:
                     refused.append((reply, error))
+            self._unsent.clear()
         for reply, why in refused:
             reply.finish(why)
         self.num_lost += len(lost)
@@ -234,10 +232,7 @@ class Client:
             lives = f"incarnation {before}, which does not know this connection any more"
         self._fail(lost, Lost, f"lost, as the process that was called was restarted ({lives})")
 
-    def _send(self, reply: Reply) -> None:
-        packed, reply.packed = reply.packed, None
-        if packed is None:
-            return
+    def _send(self, reply: Reply, packed: Packed) -> None:
         packed.check(self._limits)  # those of the server, which the call may not have known
         self._unacknowledged_bytes = 0
         number, parts = self._session.message(REQUEST, 0, packed)
@@ -340,12 +335,10 @@ class Client:
 
     def _drop(self, hopeless: Callable[[Reply], bool], why: str) -> None:
         with self._lock:
-            dropped = [(number, reply) for number, reply in self._waiting.items() if hopeless(reply)]
-            for number, _ in dropped:
-                del self._waiting[number]
-            unsent = [reply for reply in self._unsent if hopeless(reply)]
-            self._unsent = deque(reply for reply in self._unsent if not hopeless(reply))
-        self._fail([*(reply for _, reply in dropped), *unsent], WireTimeout, why)
+            dropped = [reply for reply in (*self._waiting.values(), *self._unsent) if hopeless(reply)]
+            self._waiting = {number: reply for number, reply in self._waiting.items() if reply not in dropped}
+            self._unsent = {reply: packed for reply, packed in self._unsent.items() if reply not in dropped}
+        self._fail(dropped, WireTimeout, why)
 
     def _fail(self, replies: Sequence[Reply], kind: type[Exception], why: str) -> None:
         for reply in replies:

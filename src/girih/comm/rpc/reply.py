@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from girih.comm.rpc.frames import Frame, Packed
+from girih.comm.rpc.frames import Frame
 from girih.errors import WireTimeout
 
 _LOG = logging.getLogger(__name__)
@@ -20,16 +20,23 @@ class Reply:
     Attributes:
         address, kind: what was called.
         made_s: when. deadline_s: when it is given up.
-        packed: what is to be sent; None from then on.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_frame", "_lock", "address", "deadline_s", "kind", "made_s",
-                 "packed")  # fmt: skip
+    __slots__ = (
+        "_callbacks",
+        "_done",
+        "_error",
+        "_frame",
+        "_lock",
+        "address",
+        "deadline_s",
+        "kind",
+        "made_s",
+    )
 
-    def __init__(self, address: str, kind: int, packed: Packed, timeout_s: float | None) -> None:
+    def __init__(self, address: str, kind: int, timeout_s: float | None) -> None:
         self.address = address
         self.kind = kind
-        self.packed: Packed | None = packed
         self.made_s = time.monotonic()
         self.deadline_s = math.inf if timeout_s is None else self.made_s + timeout_s
         self._lock = threading.Lock()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -112,6 +112,8 @@ class Local:
         """There is nothing to set."""
 
     def leave(self) -> None:
-        """Takes the file away."""
+        """Takes the file away, and the folder that was drawn for it."""
         if not self.name.startswith("@"):
-            shutil.rmtree(Path(self.name).parent, ignore_errors=True)
+            with suppress(OSError):
+                Path(self.name).unlink()
+                Path(self.name).parent.rmdir()
