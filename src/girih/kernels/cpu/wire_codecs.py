@@ -25,7 +25,7 @@ KAPPA = 32768.0
 _INFINITY = 0x7F80_0000
 _MAGNITUDE = 0x7FFF_FFFF
 _LEAST_NORMAL = 0x3880_0000  # 2⁻¹⁴, of float16
-_SMALL = 2.0**-100
+SMALL = 2.0**-100
 
 
 @njit_lean
@@ -242,7 +242,7 @@ def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves:
             if scale == 0:
                 scale = np.float32(1)  # so that infinity times it is infinity
         scales[r] = scale
-        if scale >= np.float32(_SMALL):
+        if scale >= np.float32(SMALL):
             factor = np.float32(np.float32(KAPPA) / scale)
             for i in range(width):
                 scaled[i] = values[r, i] * factor
@@ -270,30 +270,3 @@ def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves:
             if magnitude >= np.uint32(_INFINITY):
                 half = np.uint32(0x7C00) if magnitude == np.uint32(_INFINITY) else np.uint32(0x7E00)
             halves[r, i] = np.uint16(sign | half)
-
-
-@njit_lean
-def grow_blocks(halves: Any, scales: F32, values: F32, bits: U32) -> None:
-    """Undoes ``shrink_blocks``: uint16[R, W], float32[R] → float32[R, W], which ``bits`` shares as uint32."""
-    width = values.shape[1]
-    for r in range(values.shape[0]):
-        for i in range(width):
-            half = np.uint32(halves[r, i])
-            exponent = half & np.uint32(0x7C00)
-            mantissa = half & np.uint32(0x03FF)
-            sign = np.uint32(half & np.uint32(0x8000)) << np.uint32(16)
-            moved = np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13)
-            normal = np.uint32(moved + np.uint32(0x3800_0000))
-            special = np.uint32(moved | np.uint32(_INFINITY))
-            bits[r, i] = sign | (special if exponent == np.uint32(0x7C00) else normal)
-            if exponent == np.uint32(0):
-                magnitude = np.float32(np.int32(mantissa)) * np.float32(2.0**-24)
-                values[r, i] = -magnitude if sign else magnitude
-        if scales[r] >= np.float32(_SMALL):
-            factor = np.float32(scales[r] * np.float32(1 / KAPPA))
-            for i in range(width):
-                values[r, i] *= factor
-        else:
-            wide = np.float64(scales[r]) / KAPPA
-            for i in range(width):
-                values[r, i] = np.float32(np.float64(values[r, i]) * wide)
