@@ -93,6 +93,7 @@ class Client:
         self._deadline_s = math.inf  # the first of all calls
         self._received = 0  # messages that the server had when it was connected last
         self._unacknowledged_bytes = 0
+        self._blocked = False  # something is left to send
         self._pause_s = 0.0  # before the next attempt to connect
         self._connected_s = 0.0
         self._lost_s = time.monotonic()  # when there was a useful connection last
@@ -244,14 +245,16 @@ class Client:
         self.bytes_sent += total_bytes(parts)
         with suppress(ConnectionLost):  # the poller sees it too
             if self._connection is not None and not self._connection.send(parts):
+                self._blocked = True
                 self._wakeup.ask()
 
     def _receive(self, connection: Connection) -> None:
         """Waits, then takes all messages that are there."""
         try:
-            with self._lock:
-                flushed = connection.flush()
-            self._selector.modify(connection, _IN if flushed else _IN | _OUT)
+            if self._blocked:
+                with self._lock:
+                    self._blocked = not connection.flush()
+                self._selector.modify(connection, _IN | _OUT if self._blocked else _IN)
             self._wait(None)
             parts = connection.receive()
             while parts is not None and not self._closed:
@@ -307,8 +310,9 @@ class Client:
         end_s = math.inf if seconds is None else time.monotonic() + seconds
         until_s = min(end_s, self._deadline_s)
         left_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
-        if any(key.fileobj == self._wakeup.fileno() for key, _ in self._selector.select(left_s)):
-            self._wakeup.heard()
+        for key, _ in self._selector.select(left_s):
+            if key.fd == self._wakeup.fileno():
+                self._wakeup.heard()
 
     def _give_up(self, error: Exception) -> None:
         """Fails calls that found no connection for too long, or at once where nobody listens any more."""

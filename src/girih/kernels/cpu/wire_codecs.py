@@ -54,6 +54,52 @@ def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: 
 
 
 @njit_lean
+def _is_singles(bounds: I32) -> Any:
+    """Whether each bag has one id. Args: int32[B+1]."""
+    for b in range(len(bounds) - 1):
+        if bounds[b + 1] - bounds[b] != 1:
+            return False
+    return True
+
+
+@njit_lean
+def _pack_by_id(
+    bounds: I32, inverse: I32, counts: U32, places: I64, samples: Any, weights: F32, packed_weights: F32
+) -> Any:
+    """Writes the example of each occurrence, id after id, and its weight; returns the largest count.
+
+    Args:
+        bounds: int32[B+1], of the feature's bags in the batch. inverse: int32[n]. counts: uint32[U].
+        weights, packed_weights: float32[n] or [0].
+    """
+    place, largest = np.int64(0), np.int64(0)
+    for u in range(len(counts)):
+        places[u] = place
+        place += counts[u]
+        largest = max(largest, np.int64(counts[u]))
+    start = bounds[0]
+    for b in range(len(bounds) - 1):
+        for i in range(bounds[b] - start, bounds[b + 1] - start):
+            place = places[inverse[i]]
+            places[inverse[i]] = place + 1
+            samples[place] = b
+            if len(weights) > 0:
+                packed_weights[place] = weights[i]
+    return largest
+
+
+@njit_lean
+def _pack_sizes(bounds: I32, counts: U32) -> Any:
+    """Writes how many ids each bag has; returns the largest number."""
+    largest = np.int64(0)
+    for b in range(len(bounds) - 1):
+        size = bounds[b + 1] - bounds[b]
+        counts[b] = size
+        largest = max(largest, np.int64(size))
+    return largest
+
+
+@njit_lean
 def pack_ids(
     ids: I64,
     offsets: I32,
@@ -89,39 +135,24 @@ def pack_ids(
     num_ids, num_counts, num_samples, largest = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     base = np.int64(1)
     for f in range(len(pooled)):
-        first = f * num_examples
-        start, end = np.int64(offsets[first]), np.int64(offsets[first + num_examples])
+        bounds = offsets[f * num_examples : (f + 1) * num_examples + 1]
+        start, end = np.int64(bounds[0]), np.int64(bounds[num_examples])
         n = end - start
-        singles = n == num_examples
-        for b in range(num_examples):
-            singles &= offsets[first + b + 1] - offsets[first + b] == 1
+        singles = n == num_examples and _is_singles(bounds)
         sizes[2 * f] = n
         num = np.int64(0)
         if pooled[f]:
-            num = _number(
-                ids[start:end],
-                table,
-                base,
-                inverse,
-                packed_ids[num_ids:],
-                counts[num_counts : num_counts + n],
-            )
+            new_counts = counts[num_counts : num_counts + n]
+            num = _number(ids[start:end], table, base, inverse, packed_ids[num_ids:], new_counts)
             base += num
         plain_bytes = 8 * n if singles else 8 * n + 4 * num_examples
         if pooled[f] and 12 * num + sample_bytes * n <= plain_bytes:
             sizes[2 * f + 1] = num
-            place = np.int64(0)
-            for u in range(num):
-                places[u] = place
-                place += counts[num_counts + u]
-                largest = max(largest, np.int64(counts[num_counts + u]))
-            for b in range(num_examples):
-                for i in range(offsets[first + b] - start, offsets[first + b + 1] - start):
-                    place = places[inverse[i]]
-                    places[inverse[i]] = place + 1
-                    samples[num_samples + place] = b
-                    if len(weights) > 0:
-                        packed_weights[start + place] = weights[start + i]
+            most = _pack_by_id(
+                bounds, inverse, counts[num_counts : num_counts + num], places, samples[num_samples:],
+                weights[start:end], packed_weights[start:end],
+            )  # fmt: skip
+            largest = max(largest, most)
             num_ids, num_counts, num_samples = num_ids + num, num_counts + num, num_samples + n
             continue
         sizes[2 * f + 1] = SINGLES if singles else PLAIN
@@ -132,10 +163,7 @@ def pack_ids(
                 packed_weights[i] = weights[i]
         num_ids += n
         if not singles:
-            for b in range(num_examples):
-                size = offsets[first + b + 1] - offsets[first + b]
-                counts[num_counts + b] = size
-                largest = max(largest, np.int64(size))
+            largest = max(largest, _pack_sizes(bounds, counts[num_counts:]))
             num_counts += num_examples
     return num_ids, num_counts, num_samples, largest
 
