@@ -157,6 +157,7 @@ class Server:
 
     def _end(self) -> None:
         self._closing = True
+        end_s = time.monotonic() + LINGER_S
         self._listener.close()
         for stranger in self._strangers:
             stranger.close()
@@ -164,7 +165,7 @@ class Server:
             with peer.lock:
                 peer.gone = True
                 if peer.connection is not None:
-                    peer.connection.close(LINGER_S)
+                    peer.connection.close(max(0.0, end_s - time.monotonic()))
         self._peers.clear()
         self._ready.clear()
         self._selector.close()
@@ -283,19 +284,13 @@ class Server:
         self.bytes_received += total_bytes(parts)
         header, frame = unpack(parts, self.limits)
         with peer.lock:
-            if not peer.session.hear(header):
-                return None
+            is_new = peer.session.hear(header)
         if header.status == GOODBYE:
             self._forget(peer)
-        if header.status != REQUEST:
+        if header.status != REQUEST or not is_new:
             return None
-        return Request(
-            frame,
-            peer.number,
-            self.limits,
-            partial(self._answer, peer, header.number),
-            partial(self._buffer, peer),
-        )
+        answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
+        return Request(frame, peer.number, self.limits, answer, buffer)
 
     def _call(self, request: Request) -> None:
         try:
