@@ -20,7 +20,7 @@ from girih.comm.rpc import server as server_module
 from girih.comm.transports import lanes
 from girih.errors import Lost, WireError, WireTimeout
 from girih.testing import inproc
-from girih.testing.transports import until
+from girih.testing.transport_ends import until
 
 SECRET = b"of this run"
 SERVER = """

@@ -17,7 +17,7 @@ from girih.comm.rpc.endpoints import dialer
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, Hello, pack_hello
 from girih.comm.transports.streams import laid_out
 from girih.errors import WireError, WireTimeout
-from girih.testing.transports import until
+from girih.testing.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 

@@ -3,123 +3,32 @@
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from girih.comm import rpc
-from girih.comm.rpc import Client, Limits, Reply, Request, Server
-from girih.comm.rpc.endpoints import dialer
-from girih.comm.rpc.transport import Dialer
-from girih.errors import Lost, RemoteError, WireError, WireTimeout
-from girih.testing import faults as faulty
-from girih.testing.faults import Faults
-
-SECRET = b"of this run"
-ECHO, FAIL, SLOW, COUNT, TWICE, CLOSE = range(6)
-DTYPES = [
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
+from girih.comm.rpc import Client, Limits, Reply, Server
+from girih.errors import RemoteError, WireError, WireTimeout
+from girih.testing.transport_breaks import BreakSuite
+from girih.testing.transport_ends import (
+    DTYPES,
+    ECHO,
+    FAIL,
+    SECRET,
+    SLOW,
+    TWICE,
+    Handler,
+    same,
+    until,
+)
 
 
-class Handler:
-    """Answers by kind; counts how often each first field was asked."""
-
-    def __init__(self) -> None:
-        self.ran: dict[int, int] = {}
-        self.clients: set[int] = set()
-        self.held: queue.Queue[Request] = queue.Queue()
-
-    def __call__(self, request: Request) -> None:
-        kind, fields, arrays = request.frame.kind, request.frame.fields, request.frame.arrays
-        self.clients.add(request.client)
-        if fields:
-            self.ran[fields[0]] = self.ran.get(fields[0], 0) + 1
-        if kind == ECHO:
-            request.reply(fields, arrays)
-        elif kind == FAIL:
-            raise ValueError(f"no such row {fields[0]}")
-        elif kind == SLOW:
-            self.held.put(request)
-        elif kind == COUNT:
-            request.reply((fields[0], self.ran[fields[0]]))
-        elif kind == TWICE:
-            request.reply(fields)
-            request.reply(fields)
-
-
-def same(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]]) -> None:
-    """Whether arrays are equal in every bit."""
-    assert len(got) == len(want)
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        assert a.tobytes() == b.tobytes()
-
-
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Waits for it."""
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s, "too late"
-        time.sleep(0.005)
-
-
-def _break(client: Client) -> None:
-    """Breaks the connection that a client has."""
-    connection: Any = client._connection
-    stream = getattr(connection, "stream", connection)
-    if hasattr(stream, "socket"):
-        stream.socket.shutdown(socket.SHUT_RDWR)
-    else:
-        stream.end()
-
-
-class TransportSuite:
-    """The suite.
-
-    Attributes:
-        address: to listen at, with any name or port.
-        dialer: what connects to an address.
-        listen, connect: of the transport.
-    """
-
-    address: str
-    dialer: Callable[[str], Dialer] = staticmethod(dialer)
-    listen: Callable[..., Server] = staticmethod(rpc.listen)
-    connect: Callable[..., Client] = staticmethod(rpc.connect)
-
-    @pytest.fixture
-    def handler(self) -> Handler:
-        return Handler()
-
-    @pytest.fixture
-    def server(self, handler: Handler) -> Iterator[Server]:
-        with self.listen(handler, address=self.address, secret=SECRET) as server:
-            yield server
-        assert not [t for t in threading.enumerate() if t.name.startswith("girih ")]
-
-    @pytest.fixture
-    def client(self, server: Server) -> Iterator[Client]:
-        with self.connect(server.address, secret=SECRET) as client:
-            yield client
+class TransportSuite(BreakSuite):
+    """The suite; a subclass says what it is of, see :class:`TransportEnds`."""
 
     def test_fields_and_arrays_come_back(self, client: Client) -> None:
         rng = np.random.default_rng(0)
@@ -341,130 +250,3 @@ class TransportSuite:
         with pytest.raises(WireError, match="closed on this side"):
             client.call(ECHO)
         request.reply()  # to nobody
-
-    def test_a_server_that_is_gone(self, handler: Handler) -> None:
-        server = self.listen(handler, address=self.address, secret=SECRET)
-        with self.connect(server.address, secret=SECRET) as client:
-            call = client.call(SLOW)
-            handler.held.get(timeout=10)
-            server.close()
-            began_s = time.monotonic()
-            for each in (call, client.call(ECHO)):
-                with pytest.raises(WireTimeout, match="nobody listens there any more"):
-                    each.wait(10)
-            assert time.monotonic() - began_s < 2
-
-    def test_both_sides_forget_what_the_other_has(
-        self, server: Server, handler: Handler, client: Client
-    ) -> None:
-        for n in range(20):
-            client.call(ECHO, (n,), (np.zeros(10_000),)).wait(10)
-        (peer,) = server._peers.values()
-        assert client._session.num_kept == 0
-        assert peer.session.num_kept <= 1
-
-    def test_calls_to_a_life_that_ended_are_lost_and_later_ones_go_to_the_next(
-        self, handler: Handler
-    ) -> None:
-        server = self.listen(handler, address=self.address, secret=SECRET, incarnation=3)
-        lives = [server]
-        with self.connect(server.address, secret=SECRET, resolve=lambda: lives[-1].address) as client:
-            assert client.call(ECHO, (0,)).wait(10).fields == (0,)
-            assert client.incarnation == 3
-            calls = [client.call(SLOW, (n,)) for n in (1, 2)]
-            handler.held.get(timeout=10)
-            handler.held.get(timeout=10).reply()
-            calls[1].wait(10)
-            server.close()
-            until(lambda: client._connection is None)
-            early = client.call(ECHO, (3,))
-            lives.append(self.listen(handler, address=self.address, secret=SECRET, incarnation=4))
-            with lives[-1]:
-                with pytest.raises(Lost, match=r"kind 2: lost, .* restarted \(incarnation 3, now 4\)"):
-                    calls[0].wait(10)
-                assert early.wait(10).fields == (3,)
-                assert client.call(ECHO, (4,)).wait(10).fields == (4,)
-                assert (client.incarnation, client.num_lost, client.num_reconnects) == (4, 1, 1)
-                assert client.address == lives[-1].address
-        assert handler.ran == dict.fromkeys(range(5), 1)
-
-    def test_a_server_that_does_not_know_the_session_runs_nothing_again(
-        self, server: Server, handler: Handler, client: Client
-    ) -> None:
-        call = client.call(SLOW, (1,))
-        request = handler.held.get(timeout=10)
-        server._peers.clear()  # as after an hour without a connection
-        _break(client)
-        with pytest.raises(Lost, match="does not know this connection any more"):
-            call.wait(10)
-        request.reply()
-        assert client.call(COUNT, (2,)).wait(10).fields == (2, 1)
-        assert handler.ran == {1: 1, 2: 1}
-
-    @pytest.mark.parametrize(
-        "faults",
-        [
-            Faults(broken=0.15),
-            Faults(broken=0.1, refused=0.3),
-            Faults(delay_s=0.01),
-            Faults(corrupt=0.2),
-            Faults(broken=0.05, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.05),
-        ],
-        ids=["broken", "refused", "delay", "corrupt", "all"],
-    )
-    def test_each_request_runs_once_whatever_happens(
-        self, server: Server, handler: Handler, faults: Faults
-    ) -> None:
-        rng = np.random.default_rng(1)
-        with (
-            self._faulty(server.address, replace(faults, seed=3)) as a,
-            self._faulty(server.address, replace(faults, seed=4)) as b,
-        ):
-            calls, sent = [], []
-            for n in range(60):
-                client = (a, b)[n % 2]
-                arrays = [rng.integers(0, 99, size) for size in (3, 5000, n % 4)]
-                calls.append(client.call((ECHO, COUNT)[n % 3 == 0], (n,), arrays))
-                sent.append(arrays)
-                if n % 10 == 9:
-                    calls[n - 5].wait(10)
-            for n, call in enumerate(calls):
-                frame = call.wait(20)
-                if n % 3:
-                    assert frame.fields == (n,)
-                    same(frame.arrays, sent[n])
-                else:
-                    assert frame.fields == (n, 1)
-            assert a.num_lost == b.num_lost == 0
-            num_reconnects = a.num_reconnects + b.num_reconnects
-            damaged = a.num_damaged + b.num_damaged + server.num_damaged
-        assert handler.ran == dict.fromkeys(range(60), 1)
-        assert num_reconnects > 0 or not faults.broken
-        assert damaged > 0 or not faults.corrupt
-
-    def test_replies_that_a_broken_connection_took_along_are_sent_again(
-        self, server: Server, handler: Handler
-    ) -> None:
-        with self._faulty(server.address, Faults(broken=0.3, seed=1)) as client:
-            calls = [client.call(SLOW, (n,), (np.full(5000, n),)) for n in range(30)]
-            for _ in calls:
-                request = handler.held.get(timeout=10)
-                request.reply(request.frame.fields, (np.array(request.frame.arrays[0]),))
-            for n, call in enumerate(calls):
-                frame = call.wait(20)
-                assert frame.fields == (n,)
-                assert (frame.arrays[0] == n).all()
-        assert handler.ran == dict.fromkeys(range(30), 1)
-
-    def test_a_connection_that_is_cut(self, server: Server, handler: Handler) -> None:
-        with self._faulty(server.address, Faults(cut_after=10)) as client:
-            calls = [client.call(ECHO, (n,)) for n in range(20)]
-            with pytest.raises(WireTimeout):
-                calls[-1].wait(10)
-            with pytest.raises(WireTimeout):
-                client.call(ECHO, (99,)).wait(10)
-        assert set(handler.ran.values()) == {1}
-        assert 99 not in handler.ran
-
-    def _faulty(self, address: str, faults: Faults) -> Client:
-        return faulty.connect(address, secret=SECRET, faults=faults, dialer=self.dialer)
