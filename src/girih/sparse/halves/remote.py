@@ -30,7 +30,6 @@ from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_
 from girih.sparse.spec import SparseSpec
 
 EMBEDDING_SERVER, EMBEDDING_WORKER = "embedding-server", "embedding-worker"
-SAVE_S = 1800.0
 
 
 class RemotePulled:
@@ -110,7 +109,7 @@ class RemoteSave:
         """Has all servers write, side by side."""
         self._written = True
         parts: dict[str, Any] = {}
-        for reply in [server.call(Verb.WRITE, (1,), timeout_s=SAVE_S) for server in self._servers]:
+        for reply in [server.call(Verb.WRITE, (1,)) for server in self._servers]:
             parts |= from_text(answer(reply).arrays[0])
         return parts
 
@@ -230,7 +229,7 @@ class RemoteSparse:
         """Replaces all rows by those of any number of shards."""
         self.last_step = step
         text = as_text(reader.to_dict())
-        for reply in [server.call(Verb.LOAD, (), (text,), timeout_s=SAVE_S) for server in self._servers]:
+        for reply in [server.call(Verb.LOAD, (), (text,)) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()
 
