@@ -476,7 +476,7 @@ class Trainer:
     def _set_random(self, states: Sequence[dict[str, Any]]) -> None:
         """Goes on with this trainer's own; one that was not there begins as at the start of a run."""
         rank = self._ranks.rank
-        if rank >= len(states) and self.dense.own_dropout:
+        if not states or (rank >= len(states) and self.dense.own_dropout):
             torch.manual_seed(self.options.seed + rank)
             return
         own = states[rank if rank < len(states) else 0]
