@@ -196,13 +196,14 @@ def test_a_save_that_fails_leaves_no_checkpoint(saved, log_directory, monkeypatc
         assert checkpoint.latest(place.parent) == place
 
 
-@pytest.mark.parametrize("kind", ["directory", "s3"])
+SHARD = "tables/embedding-4-adam_first_order-1-ftrl/shard-0001.safetensors"
+
+
 @pytest.mark.parametrize(
-    "last", ["tables/{group}/shard-0001.safetensors", "dense.safetensors", "manifest.json"]
+    ("kind", "last"), [("directory", "dense.safetensors"), ("s3", SHARD), ("s3", "manifest.json")]
 )
 def test_a_kill_amid_a_save(request, log_directory, tmp_path, kind, last):
     """The first save ends, the second is killed as it comes to a part."""
-    last = last.format(group="embedding-4-adam_first_order-1-ftrl")
     address = request.getfixturevalue("s3_address") if kind == "s3" else str(tmp_path / "place")
     run = tmp_path / "run"
     words = [sys.executable, "-c", KILLED, log_directory / "config.toml", run, address, last]

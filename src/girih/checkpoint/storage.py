@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -194,6 +194,7 @@ class Storage:
                 return
             if not name.startswith("."):
                 doomed = self / f"{DOOMED}{name.removeprefix('step-')}"
+                shutil.rmtree(doomed.url, ignore_errors=True)
                 os.rename(local, doomed.url)
             shutil.rmtree(doomed.url)
             return
@@ -241,7 +242,7 @@ def _write_all(file: IO[bytes], content: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    descriptor: Any = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
