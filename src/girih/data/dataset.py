@@ -12,11 +12,12 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from girih.config import checks
 from girih.data.batch import Batch
-from girih.data.plan import Plan, make_plan
+from girih.data.epoch import Windows
 from girih.data.position import Cursor, Position
-from girih.data.units import Source
-from girih.data.windows import Windows
+from girih.data.read_plan import ReadPlan, make_read_plan
+from girih.data.unit import Source
 from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Schema
 
@@ -52,7 +53,7 @@ class Dataset:
     on_bad_row: str
     read_ahead: int = 4
     _source: Source
-    _plan: Plan
+    _plan: ReadPlan
     _skipped: SkippedRows = field(default_factory=SkippedRows, compare=False)
 
     def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
@@ -111,7 +112,7 @@ class Dataset:
 
     def with_batch_size(self, batch_size: int) -> Dataset:
         """The same rows in the same order, cut differently."""
-        check_count("batch_size", batch_size)
+        checks.integer("batch_size", batch_size)
         return replace(self, batch_size=batch_size, _skipped=SkippedRows())
 
     def in_order(self) -> Dataset:
@@ -197,15 +198,13 @@ def make_dataset(
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
-    check_count("batch_size", batch_size)
-    check_count("shuffle_rows", shuffle_rows)
+    checks.integer("batch_size", batch_size)
+    checks.integer("shuffle_rows", shuffle_rows)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"seed = {seed!r}: expected an integer")
-    if on_bad_row not in ("error", "skip"):
-        raise ConfigError(f"on_bad_row = {on_bad_row!r}: expected 'error' or 'skip'")
-    if not isinstance(shuffle, bool):
-        raise ConfigError(f"shuffle = {shuffle!r}: expected true or false")
-    plan = make_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
+    checks.choice("on_bad_row", on_bad_row, ("error", "skip"))
+    checks.flag("shuffle", shuffle)
+    plan = make_read_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
     source.check(plan)
     return Dataset(
         schema=schema,
@@ -225,9 +224,3 @@ def check_schema(schema: object) -> None:
         raise ConfigError(
             f"schema = {schema!r}: expected a girih.Schema, as Schema.load('config.toml') gives"
         )
-
-
-def check_count(name: str, value: int) -> None:
-    """Refuses anything but integers of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from girih.config import checks
 from girih.data import readers
-from girih.data.dataset import Dataset, check_count
+from girih.data.dataset import Dataset
 from girih.data.paths import Paths, relative_to
 from girih.errors import ConfigError
 from girih.schema import Schema
@@ -44,9 +45,9 @@ class DataOptions:
     read_ahead: int = 4
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size)
-        check_count("shuffle_rows", self.shuffle_rows)
-        check_count("read_ahead", self.read_ahead)
+        checks.integer("batch_size", self.batch_size)
+        checks.integer("shuffle_rows", self.shuffle_rows)
+        checks.integer("read_ahead", self.read_ahead)
         for split in ("train", "valid", "test"):
             paths = getattr(self, split)
             if paths is not None and (not paths or not all(paths)):

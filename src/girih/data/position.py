@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
-from girih.kernels.cpu.order import fill_stream
+from girih.kernels.cpu.hashing import fill_stream
 
 
 class Cursor(NamedTuple):
@@ -98,10 +98,3 @@ def sorted_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         places = order[tied]
         order[tied] = places[np.argsort(keys[places])]
     return order
-
-
-def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64, element by element."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from girih.data.dataset import Dataset, check_count, check_schema, make_dataset
-from girih.data.delimited import DelimitedSource
-from girih.data.pairs import PairSource, as_columns
-from girih.data.parquet import ParquetSource
+from girih.config import checks
+from girih.data.dataset import Dataset, check_schema, make_dataset
+from girih.data.formats.delimited import DelimitedSource
+from girih.data.formats.libsvm import LibsvmSource, as_columns
+from girih.data.formats.parquet import ParquetSource
+from girih.data.formats.text import BLOCK_BYTES
 from girih.data.paths import Paths, find_files
-from girih.data.text import BLOCK_BYTES
 from girih.errors import ConfigError
 from girih.schema import Schema
 
@@ -98,7 +99,7 @@ def read_csv(
         if not with_labels:
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    check_count("block_bytes", block_bytes)
+    checks.integer("block_bytes", block_bytes)
     source = DelimitedSource(
         find_files(paths), separator=separator, quote=quote, columns=lists, block_bytes=block_bytes
     )
@@ -133,7 +134,7 @@ def read_criteo(
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
     lists = [CRITEO_COLUMNS] if with_labels else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    check_count("block_bytes", block_bytes)
+    checks.integer("block_bytes", block_bytes)
     source = DelimitedSource(
         find_files(paths), separator="\t", quote="", columns=lists, block_bytes=block_bytes
     )
@@ -173,8 +174,8 @@ def read_libsvm(
     check_schema(schema)
     columns = as_columns(schema)
     named = [name for name in schema.labels.names if name not in schema.labels.derive]
-    check_count("block_bytes", block_bytes)
-    source = PairSource(
+    checks.integer("block_bytes", block_bytes)
+    source = LibsvmSource(
         find_files(paths),
         num_pairs=len(schema.features),
         label=named[0] if named else "label",

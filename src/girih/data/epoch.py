@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from girih.data.batch import Batch
-from girih.data.cut import batch_of, cut
-from girih.data.decode import decode
+from girih.data.decode.batches import batch_of, cut
+from girih.data.decode.decoder import decode
+from girih.data.decode.rows import DecodedRows
 from girih.data.position import Position, permutation
-from girih.data.rows import Rows
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 
@@ -24,7 +24,7 @@ _LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows that were permuted together.
+    """DecodedRows that were permuted together.
 
     Attributes:
         start: the position of its first row. num_rows: R.
@@ -49,12 +49,12 @@ class Windows:
         self._least_rows = dataset.shuffle_rows if dataset.shuffle else 1
         self._next = replace(start, row=0)  # where the window that is being filled begins
         self._cursor = start.cursor
-        self._rows: list[Rows] = []
+        self._rows: list[DecodedRows] = []
         self._num_rows = 0
         self._exhausted = False
         self._buffers = Buffers(_LEAST_BYTES)
         self._num_skipped = start.skipped
-        self._open: list[Rows] = []  # of a batch that ends in a later window
+        self._open: list[DecodedRows] = []  # of a batch that ends in a later window
         skipped = dataset._skipped
         skipped.count, skipped.by_reason, skipped.first = start.skipped, {}, None
 
@@ -97,7 +97,7 @@ class Windows:
             return Position(epoch=self._next.epoch + 1, order=self._next.order)
         return replace(window.start, row=row)
 
-    def _cut(self, parts: list[Rows], order: np.ndarray, row: int) -> deque[tuple[Batch, int]]:
+    def _cut(self, parts: list[DecodedRows], order: np.ndarray, row: int) -> deque[tuple[Batch, int]]:
         size = self._dataset.batch_size
         missing = size - sum(rows.num_rows for rows in self._open) if self._open else 0
         before, batches, after = cut(parts, order[row:], min(missing, len(order) - row), size, self._buffers)
