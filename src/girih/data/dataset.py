@@ -1,7 +1,6 @@
 """Data as a description that can be walked through again and again, epoch by epoch, from any position.
 
-Units (row groups, blocks of lines) are gathered into windows; a window's rows are permuted, and
-all windows one after the other are cut into batches. Resuming loads the window of the position only.
+Resuming loads the window of the position only; see :mod:`girih.data.epoch`.
 
 Shapes: B examples of a batch.
 """
@@ -11,24 +10,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from girih.config import checks
 from girih.data.batch import Batch
-from girih.data.epoch import Windows
-from girih.data.position import Cursor, Position
+from girih.data.epoch import EpochSpec, SkippedRows, read_epoch
+from girih.data.position import Position
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
-from girih.errors import ConfigError, DataError, nearest
+from girih.errors import ConfigError, nearest
 from girih.schema import Schema
 
+BATCH_SIZE = 4096
+SHUFFLE_ROWS = 1_000_000
 
-@dataclass(slots=True)
-class SkippedRows:
-    """Bad rows dropped in the pass begun last: how many, for which reasons, and the first in words."""
 
-    count: int = 0
-    by_reason: dict[str, int] = field(default_factory=dict)
-    first: str | None = None
+class ReadOptions(TypedDict, total=False):
+    """Options of every reader; see :func:`girih.read_parquet`."""
+
+    batch_size: int
+    shuffle: bool
+    shuffle_rows: int
+    seed: int
+    on_bad_row: str
+    keep: Iterable[str]
+    with_labels: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,16 @@ class Dataset:
                 "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row;"
                 " start the epoch anew"
             )
-        return self._stream(replace(position, order=order))
+        spec = EpochSpec(
+            self._source,
+            self._plan,
+            self.batch_size,
+            self.seed if self.shuffle else None,
+            self.shuffle_rows if self.shuffle else 1,
+            self.on_bad_row == "error",
+            self._skipped,
+        )
+        return read_epoch(spec, replace(position, order=order))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches of epoch 0."""
@@ -154,43 +169,19 @@ class Dataset:
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    def _stream(self, start: Position) -> Iterator[tuple[Batch, Position]]:
-        windows = Windows(self, start)
-        window = windows.next(start.row)
-        if window is None and start.cursor == Cursor():
-            first = self._skipped.first
-            raise DataError(
-                "no rows in the files" if first is None else f"every row is bad; the first: {first}"
-            )
-        while window is not None:
-            last = None
-            while window.batches:
-                batch, row = window.batches.popleft()
-                if row == window.num_rows:
-                    last = batch  # only the next window tells whether the epoch goes on
-                else:
-                    windows.prepare(row / window.num_rows)
-                    yield batch, windows.position(window, row)
-            window = windows.next()
-            if last is not None:
-                yield last, windows.position(window)
-        rest = windows.rest()
-        if rest is not None:
-            yield rest, windows.position(None)
-
 
 def make_dataset(
     source: Source,
     schema: Schema,
-    *,
     columns: Schema | None = None,
-    batch_size: int,
-    shuffle: bool,
-    shuffle_rows: int,
-    seed: int,
-    on_bad_row: str,
-    keep: Iterable[str],
-    with_labels: bool,
+    *,
+    batch_size: int = BATCH_SIZE,
+    shuffle: bool = False,
+    shuffle_rows: int = SHUFFLE_ROWS,
+    seed: int = 0,
+    on_bad_row: str = "error",
+    keep: Iterable[str] = (),
+    with_labels: bool = True,
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from girih.config import checks
 from girih.data import readers
-from girih.data.dataset import Dataset
+from girih.data.dataset import BATCH_SIZE, SHUFFLE_ROWS, Dataset
 from girih.data.paths import Paths, relative_to
 from girih.errors import ConfigError
 from girih.schema import Schema
@@ -35,12 +35,12 @@ class DataOptions:
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
-    batch_size: int = readers.BATCH_SIZE
+    batch_size: int = BATCH_SIZE
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None
     shuffle: bool = True
-    shuffle_rows: int = readers.SHUFFLE_ROWS
+    shuffle_rows: int = SHUFFLE_ROWS
     on_bad_row: Literal["error", "skip"] = "error"
     read_ahead: int = 4
 
