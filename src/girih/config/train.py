@@ -29,7 +29,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """How long and how to train.
+    """Options of training.
 
     Attributes:
         epochs: passes over the training data.

@@ -122,7 +122,7 @@ class Dataset:
 
     @property
     def num_skipped(self) -> int:
-        """How many bad rows were dropped so far in the pass begun last."""
+        """The number of bad rows dropped so far in the pass begun last."""
         return self._skipped.count
 
     def with_batch_size(self, batch_size: int) -> Dataset:

@@ -19,12 +19,12 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Where the data lies and how it is read.
+    """Files, and options of reading them.
 
     Attributes:
         format: of all files.
         train, valid, test: a path, glob or fsspec address, or a list of them.
-        batch_size: examples of a batch.
+        batch_size: examples per batch.
         separator, quote, columns: of CSV; see :func:`girih.read_csv`.
         shuffle: the training data, each epoch anew, in windows of at least ``shuffle_rows`` rows.
         on_bad_row: ``error`` stops; ``skip`` drops and counts.

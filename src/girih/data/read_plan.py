@@ -1,4 +1,4 @@
-"""What is read of each row: the columns that a schema, its labels and the kept columns need."""
+"""The columns that a schema, its labels and the kept columns need, and checks that files have them."""
 
 from __future__ import annotations
 

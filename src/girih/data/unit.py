@@ -1,4 +1,4 @@
-"""What a source hands over: one unit, a row group or a block of lines, as columns."""
+"""Sources and their units: a row group or a block of lines, as columns."""
 
 from __future__ import annotations
 

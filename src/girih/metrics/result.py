@@ -24,7 +24,7 @@ class CalibrationBin:
     Attributes:
         prediction: their mean prediction.
         label: their mean label.
-        count: how many they are.
+        count: their number.
     """
 
     prediction: float
@@ -91,7 +91,7 @@ class Metrics:
 
     @property
     def num_examples(self) -> int:
-        """How many examples were scored."""
+        """Number of examples that were scored."""
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:

@@ -108,7 +108,7 @@ def gauc(scores: ScoreHistogram) -> float | None:
 
 
 def run_starts(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Where each run of equal values begins: int64, ascending, 0 first; empty for none."""
+    """The beginning of each run of equal values: int64, ascending, 0 first; empty for none."""
     if len(values) == 0:
         return np.zeros(0, np.int64)
     return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1]).astype(np.int64)

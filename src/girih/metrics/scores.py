@@ -72,7 +72,7 @@ class Scores:
         self._extend(other.arrays())
 
     def arrays(self) -> Arrays:
-        """What :meth:`from_arrays` takes: ``logits``, ``labels`` float32[n, T] and, where given, ``weights``
+        """The arguments of :meth:`from_arrays`: ``logits``, ``labels`` float32[n, T] and, where given, ``weights``
         float32[n], ``groups`` int64[n]. To be read only. Empty where nothing was added."""
         return {name: self._column(name) for name in self._columns}
 

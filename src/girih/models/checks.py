@@ -1,4 +1,4 @@
-"""What the models refuse: options out of range, schemas that a formula has no answer for."""
+"""Checks of models: layer widths, and schemas for which a formula has no answer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 def kind_of(kind: Any) -> str:
-    """What a column holds, in words that two files can be compared by: ``integers``, ``lists of strings``…"""
+    """The kind of a column's values, a word by which two files can be compared: ``integers``, ``lists of strings``…"""
     types = pa.types
     if types.is_dictionary(kind):
         return kind_of(kind.value_type)

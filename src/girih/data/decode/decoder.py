@@ -92,7 +92,7 @@ class _Reader:
         return ids
 
     def _weights(self, feature: Categorical, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32[M], one weight an id; rows whose weights do not match their ids are bad."""
+        """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
         name = str(feature.weights)
         array = self._column(name)
         if feature.separator:

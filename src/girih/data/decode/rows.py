@@ -45,7 +45,7 @@ class Bags(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
     def bounds(self) -> NDArray[np.int64]:
