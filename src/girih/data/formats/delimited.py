@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +34,21 @@ class _Layout(NamedTuple):
 
 
 def split_cells(
-    data: bytes, names: Sequence[str], columns: list[str], separator: str, quote: str, address: str
+    data: bytes,
+    names: Sequence[str],
+    columns: list[str],
+    separator: str,
+    quote: str,
+    address: str,
+    types: Mapping[str, Any] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Splits lines into cells: some columns as a table of strings, and the lines with more or fewer cells.
+    """Splits lines into cells: some columns as a table, and the lines with more or fewer cells.
+
+    Args:
+        types: of columns, where not binary.
 
     Raises:
-        DataError: lines that Arrow cannot split, with the file's address.
+        DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
     """
     broken: list[Any] = []
 
@@ -62,7 +71,7 @@ def split_cells(
             ),
             convert_options=pacsv.ConvertOptions(
                 include_columns=columns,
-                column_types={name: pa.binary() for name in columns},
+                column_types={name: pa.binary() for name in columns} | dict(types or {}),
                 null_values=[],
                 strings_can_be_null=False,
             ),

@@ -23,11 +23,11 @@ from girih.data.paths import File
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
-from girih.errors import ConfigError
+from girih.errors import ConfigError, DataError
 from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 
 _SPACES = bytes.maketrans(b"\t\r", b"  ")
-_NO_MARKS = bytes(set(range(256)) - set(b" :#\n"))
+_NO_MARKS = bytes(set(range(256)) - set(b" :\n"))
 _INTEGER = re.compile(rb"-?[0-9]{1,20}")
 _NO_COLON = "a word without a colon"
 _TWO_COLONS = "a word with several colons"
@@ -96,14 +96,22 @@ class LibsvmSource(TextSource):
         address = self.files[number].address
         text, lines, bad = self._regular(block)
         columns = list(dict.fromkeys([*self._indices, *plan.columns]))
-        table, _ = split_cells(text.replace(b":", b" "), self._names, columns, " ", "", address)
+        cells = text.replace(b":", b" ")
+        may_be_hex = b"x" in text or b"X" in text  # 0x10, which Arrow takes for an integer
+        types = {name: pa.int64() if name in self._indices else pa.float64() for name in columns}
+        try:
+            table, _ = split_cells(cells, self._names, columns, " ", "", address, {} if may_be_hex else types)
+        except DataError:  # a cell is no number: look at each
+            table, _ = split_cells(cells, self._names, columns, " ", "", address)
         arrays: dict[str, NDArray[Any]] = {}
-        may_be_hex = b"x" in text or b"X" in text
         good = np.ones(len(lines), dtype=np.bool_)
         for column in columns:
             words = table.column(column).combine_chunks()
+            if words.type == types[column]:
+                arrays[column] = words.to_numpy()
+                continue
             is_index = column in self._indices
-            arrays[column], wrong = _integers(words, may_be_hex) if is_index else _numbers(words)
+            arrays[column], wrong = _integers(words) if is_index else _numbers(words)
             for row in np.flatnonzero(wrong & good).tolist():
                 line, word = int(lines[row]), words[row].as_py()
                 bad.append(
@@ -117,13 +125,22 @@ class LibsvmSource(TextSource):
         """The lines that can be split at spaces and colons alone, the number of each, and those that cannot."""
         text = block.data.translate(_SPACES)
         text = text if text.endswith(b"\n") else text + b"\n"
-        while b" \n" in text:
-            text = text.replace(b" \n", b"\n")
-        if text.translate(None, _NO_MARKS) == (b" :" * self._num_pairs + b"\n") * block.num_lines:
+        text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
+        for several, one in ((b"  ", b" "), (b" \n", b"\n")):
+            while several in text:
+                text = text.replace(several, one)
+        marks, found = b" :" * self._num_pairs, text.translate(None, _NO_MARKS)
+        if found == (marks[1:] + b"\n") * block.num_lines:  # no labels
+            text, found = b" " + text[:-1].replace(b"\n", b"\n ") + b"\n", (marks + b"\n") * block.num_lines
+        if found == (marks + b"\n") * block.num_lines:
             return text, np.arange(block.line, block.line + block.num_lines), []
         regular, lines, bad = [], [], []
         for number, line in enumerate(text.split(b"\n"), start=block.line):
-            words = line.partition(b"#")[0].split()
+            if line.translate(None, _NO_MARKS) == marks:
+                lines.append(number)
+                regular.append(line)
+                continue
+            words = line.split()
             if not words:
                 continue
             label = b"" if b":" in words[0] else words.pop(0)
@@ -145,13 +162,8 @@ def _numbers(words: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return values, empty if unreadable is None else empty | unreadable
 
 
-def _integers(words: Any, may_be_hex: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """int64[R], and bool[R] where a word is not a decimal integer of 64 bits; Arrow reads 0x10 too."""
-    if not may_be_hex:
-        try:
-            return words.cast(pa.string()).cast(pa.int64()).to_numpy(), np.zeros(len(words), dtype=np.bool_)
-        except pa.ArrowInvalid:
-            pass
+def _integers(words: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """int64[R], and bool[R] where a word is not a decimal integer of 64 bits."""
     read = [int(word) if _INTEGER.fullmatch(word) else None for word in words.to_pylist()]
     wrong = [number is None or not -(1 << 63) <= number < 1 << 63 for number in read]
     integers = [0 if bad else number for number, bad in zip(read, wrong, strict=True)]
