@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.errors import ConfigError
-from girih.tables import positive_count
+from girih.config import checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,5 @@ class CheckpointOptions:
     def __post_init__(self) -> None:
         if self.dir is not None and (not isinstance(self.dir, str) or not self.dir):
             raise ConfigError(f"checkpoint: dir = {self.dir!r}: expected a directory or an fsspec address")
-        positive_count("checkpoint", "every_steps", self.every_steps)
-        if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
-            raise ConfigError(f"checkpoint: keep = {self.keep!r}: expected an integer of at least 1")
+        checks.integer("checkpoint: every_steps", self.every_steps, or_none=True)
+        checks.integer("checkpoint: keep", self.keep)

@@ -45,7 +45,7 @@ class Bags(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
     def bounds(self) -> NDArray[np.int64]:
@@ -54,7 +54,7 @@ class Bags(NamedTuple):
 
 
 @dataclass(slots=True)
-class Rows:
+class DecodedRows:
     """R decoded rows, yet to be cut into batches.
 
     Attributes:
@@ -70,9 +70,9 @@ class Rows:
     example_weights: NDArray[np.float32] | None = None
     kept: Any = None
 
-    def take(self, index: NDArray[np.int64]) -> Rows:
+    def take(self, index: NDArray[np.int64]) -> DecodedRows:
         """Some of the rows, in the order of ``index``, int64[B]."""
-        return Rows(
+        return DecodedRows(
             len(index),
             [bags.take(index) for bags in self.bags],
             self.numeric[index],
@@ -101,13 +101,13 @@ def joined_bags(parts: Sequence[Bags], buffers: Buffers) -> Bags:
     return Bags(ids, offsets, weights)
 
 
-def joined_others(parts: Sequence[Rows], buffers: Buffers) -> Rows:
+def joined_others(parts: Sequence[DecodedRows], buffers: Buffers) -> DecodedRows:
     """All but the ids of rows one below the other."""
     if len(parts) == 1:
         return replace(parts[0], bags=[])
     weights = [part.example_weights for part in parts if part.example_weights is not None]
     tables = [part.kept for part in parts if part.kept is not None]
-    return Rows(
+    return DecodedRows(
         sum(part.num_rows for part in parts),
         [],
         _joined([part.numeric for part in parts], buffers),

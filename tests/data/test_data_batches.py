@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.data import cut as cut_module
 from girih.data import read_csv, read_parquet
-from girih.data.cut import batch_of, cut
+from girih.data.decode import batches as batches_module
+from girih.data.decode.batches import batch_of, cut
+from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.position import permutation, sorted_places
-from girih.data.rows import Bags, Rows
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
@@ -43,7 +43,7 @@ def drawn_parts(draw, features):
             bags.append(Bags(flat, offsets if "bags" in kind else None, weights if weighted else None))
         matrix = np.stack([numbers, -numbers], axis=1)
         kept = pa.table({"row": numbers})
-        parts.append(Rows(num_rows, bags, matrix, numbers[:, None].copy(), numbers / 2, kept))
+        parts.append(DecodedRows(num_rows, bags, matrix, numbers[:, None].copy(), numbers / 2, kept))
     return table, parts
 
 
@@ -88,7 +88,7 @@ def test_batches_are_those_of_the_plain_twin(features, data):
 def test_groups_of_any_size_give_the_same_batches(monkeypatch):
     def batches():
         column = Bags(np.arange(50), np.arange(0, 51, 2))
-        rows = Rows(
+        rows = DecodedRows(
             25, [column, Bags(np.arange(25))], np.zeros((25, 0), np.float32), np.zeros((25, 1), np.float32)
         )
         return [
@@ -97,14 +97,14 @@ def test_groups_of_any_size_give_the_same_batches(monkeypatch):
 
     want = batches()
     for group_bytes in (1, 200, 300):
-        monkeypatch.setattr(cut_module, "GROUP_BYTES", group_bytes)
+        monkeypatch.setattr(batches_module, "GROUP_BYTES", group_bytes)
         assert batches() == want
 
 
 def test_too_many_ids_are_refused(monkeypatch):
-    monkeypatch.setattr(cut_module, "MAX_IDS", 7)
+    monkeypatch.setattr(batches_module, "MAX_IDS", 7)
     for offsets in (None, np.arange(9)):
-        rows = Rows(
+        rows = DecodedRows(
             8, [Bags(np.arange(8), offsets)], np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32)
         )
         with pytest.raises(DataError, match=r"batch of 8 rows has more than 2³¹ ids; lower batch_size"):

@@ -1,12 +1,12 @@
-"""What is read of each row: the columns that a schema, its labels and the kept columns need."""
+"""The columns that a schema, its labels and the kept columns need, and checks that files have them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from girih.data.columns import is_list, kind_of
-from girih.data.conditions import Condition, parse_condition
+from girih.data.decode.columns import is_list, kind_of
+from girih.data.decode.conditions import Condition, parse_condition
 from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Categorical, Numeric, Schema
 
@@ -14,7 +14,7 @@ _NUMBERS = ("integers", "floats", "booleans", "nulls")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """Which columns become what.
 
     Attributes:
@@ -121,7 +121,7 @@ class Plan:
             )
 
 
-def make_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> Plan:
+def make_read_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> ReadPlan:
     """Parses the schema's conditions.
 
     Raises:
@@ -135,7 +135,7 @@ def make_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> Plan:
                     f"feature {feature.name!r} reads {condition.column!r}, which label {name!r} is derived from:"
                     " the model would see the answer"
                 )
-    return Plan(schema, conditions, tuple(dict.fromkeys(keep)), with_labels)
+    return ReadPlan(schema, conditions, tuple(dict.fromkeys(keep)), with_labels)
 
 
 def _is_number(kind: str) -> bool:

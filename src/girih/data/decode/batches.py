@@ -1,4 +1,4 @@
-"""Rows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
+"""DecodedRows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
 
 Shapes: R rows, K batches of B examples each, F features.
 """
@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.rows import Bags, Rows, joined_bags, joined_others, sealed, take_rows
+from girih.data.decode.rows import Bags, DecodedRows, joined_bags, joined_others, sealed, take_rows
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
@@ -25,12 +25,14 @@ GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for 
 class Cut(NamedTuple):
     """The batches of some rows, and the rows before and after them (None where there are none)."""
 
-    before: Rows | None
+    before: DecodedRows | None
     batches: list[Batch]
-    after: Rows | None
+    after: DecodedRows | None
 
 
-def cut(parts: Sequence[Rows], order: NDArray[np.int64], first: int, size: int, buffers: Buffers) -> Cut:
+def cut(
+    parts: Sequence[DecodedRows], order: NDArray[np.int64], first: int, size: int, buffers: Buffers
+) -> Cut:
     """Cuts rows into batches of ``size``, from row ``first`` on.
 
     Args:
@@ -61,7 +63,7 @@ def cut(parts: Sequence[Rows], order: NDArray[np.int64], first: int, size: int, 
     return Cut(before, [batch for group in groups for batch in group.batches(others)], after)
 
 
-def batch_of(parts: Sequence[Rows], buffers: Buffers) -> Batch:
+def batch_of(parts: Sequence[DecodedRows], buffers: Buffers) -> Batch:
     """All rows as one batch; their ids are taken out."""
     size = sum(part.num_rows for part in parts)
     return cut(parts, np.arange(size), 0, size, buffers).batches[0]
@@ -142,7 +144,7 @@ class _Group:
             else:
                 kernels.take_bags(sealed(values), sealed(bags.offsets), self._index, self._starts[f], out)
 
-    def batches(self, others: Rows) -> Iterator[Batch]:
+    def batches(self, others: DecodedRows) -> Iterator[Batch]:
         """The batches, with what rows hold besides ids."""
         size = self._index.shape[1]
         rows = self._index.reshape(-1)

@@ -11,20 +11,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data import columns
-from girih.data.conditions import Condition
-from girih.data.plan import Plan
-from girih.data.rows import Bags, Rows
-from girih.data.units import BadRow, Findings, Unit
+from girih.data.decode import columns
+from girih.data.decode.conditions import Condition
+from girih.data.decode.rows import Bags, DecodedRows
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import BadRow, Findings, Unit
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
-from girih.kernels.cpu import strings
 from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
 
 
-def decode(unit: Unit, plan: Plan, buffers: Buffers) -> tuple[Rows, list[BadRow]]:
+def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
     """Decodes a unit; bad rows are left out and returned.
 
     Raises:
@@ -42,7 +41,7 @@ def decode(unit: Unit, plan: Plan, buffers: Buffers) -> tuple[Rows, list[BadRow]
     weight = plan.schema.labels.weight if plan.with_labels else None
     example_weights = reader.example_weights(weight) if weight else None
     kept = reader.kept(plan.keep) if plan.keep else None
-    rows = Rows(unit.table.num_rows, bags, numeric, labels, example_weights, kept)
+    rows = DecodedRows(unit.table.num_rows, bags, numeric, labels, example_weights, kept)
     drop, bad = findings.bad_rows()
     return rows if drop is None else rows.take(np.flatnonzero(~drop)), bad
 
@@ -66,7 +65,8 @@ class _Reader:
         offsets = None
         try:
             if feature.separator:
-                ids, offsets = columns.split_ids(_as_strings(array), feature.separator)
+                words, offsets = columns.split(array, feature.separator)
+                ids = columns.scalar_ids(words, empty_is_null=False)
             elif columns.is_list(array.type):
                 ids, offsets = columns.list_ids(array)
             else:
@@ -92,13 +92,12 @@ class _Reader:
         return ids
 
     def _weights(self, feature: Categorical, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32[M], one weight an id; rows whose weights do not match their ids are bad."""
+        """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
         name = str(feature.weights)
         array = self._column(name)
         if feature.separator:
-            data, starts, ends = columns.spans(columns.string_values(_as_strings(array)))
-            starts, ends, offsets = strings.split_strings(data, starts, ends, feature.separator.encode())
-            values, null, unreadable = columns.string_numbers(data, starts, ends)
+            words, offsets = columns.split(array, feature.separator)
+            values, null, unreadable = columns.string_numbers(words)
             bad = null if unreadable is None else null | unreadable
         else:
             inner = array.flatten() if columns.is_list(array.type) else array
@@ -148,7 +147,7 @@ class _Reader:
         """float32[R], 1 where the condition holds."""
         array = self._column(condition.column)
         if condition.on_strings:
-            words = columns.string_values(_as_strings(array))
+            words = columns.string_values(array)
             null = columns.null_mask(words)
             values = words.fill_null(b"").to_numpy(zero_copy_only=False)
             if self._is_text:
@@ -217,10 +216,6 @@ class _Reader:
             raise DataError(f"{self._unit.file}: {column!r}: {error}") from None
         self._findings.add(read.unreadable, column, expected)
         return read.values, read.null
-
-
-def _as_strings(array: Any) -> Any:
-    return array.cast(pa.large_binary()) if pa.types.is_null(array.type) else array
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[np.float32]:

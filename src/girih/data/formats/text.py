@@ -6,11 +6,19 @@ A block is a function of the byte at which it starts, so that reading can go on 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from girih.data.paths import File, one_line
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import Unit
 from girih.errors import DataError
 
 BLOCK_BYTES = 8 << 20
@@ -64,6 +72,45 @@ def read_head(file: File) -> Head:
         while rest and not rest.strip(b"\r\n"):
             rest = text.line()
     return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
+
+
+class TextSource(ABC):
+    """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
+
+    Args:
+        starts: the byte and the line, from 1, where the rows of each file begin.
+        block_bytes: size of a unit.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, files: tuple[File, ...], starts: list[tuple[int, int]], block_bytes: int) -> None:
+        self.files = files
+        self.num_parts = len(files)
+        self.num_rows: int | None = None  # nobody has counted the lines
+        sizes = ",".join(str(file.size) for file in files)
+        self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
+        self._starts = starts
+        self._block_bytes = block_bytes
+
+    @abstractmethod
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses files that lack a column."""
+
+    @abstractmethod
+    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+        """Splits a block of file ``number`` into columns."""
+
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+        """Yields the blocks of the files in the order given, from ``start`` on."""
+        for part in range(start.part, len(order)):
+            number = int(order[part])
+            byte, line = self._starts[number]
+            if part == start.part and start.line > 0:
+                byte, line = start.byte, start.line
+            for block in read_blocks(self.files[number], byte, line, self._block_bytes):
+                after = Cursor(part, block.byte + len(block.data), block.line + block.num_lines)
+                yield self.unit(number, block, plan, after)
 
 
 def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[Block]:

@@ -6,8 +6,8 @@ Values do not contain line breaks. Blank lines are passed over.
 from __future__ import annotations
 
 import csv
-import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
+from girih.data.formats.text import Block, TextSource, read_head
 from girih.data.paths import File, one_line
-from girih.data.plan import Plan
 from girih.data.position import Cursor
-from girih.data.text import Block, read_blocks, read_head
-from girih.data.units import BadRow, Unit
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import BadRow, Unit
 from girih.errors import ConfigError, DataError
+
+_NO_LINE_END = re.compile(rb"[^\r\n]")
 
 
 class _Layout(NamedTuple):
@@ -31,7 +33,55 @@ class _Layout(NamedTuple):
     line: int
 
 
-class DelimitedSource:
+def split_cells(
+    data: bytes,
+    names: Sequence[str],
+    columns: list[str],
+    separator: str,
+    quote: str,
+    address: str,
+    types: Mapping[str, Any] | None = None,
+) -> tuple[Any, list[Any]]:
+    """Splits lines into cells: some columns as a table, and the lines with more or fewer cells.
+
+    Args:
+        types: of columns, where not binary.
+
+    Raises:
+        DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
+    """
+    broken: list[Any] = []
+
+    def note(row: Any) -> str:
+        broken.append(row)
+        return "skip"
+
+    # Arrow tells columns apart by name; those that nobody reads may share one
+    unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
+    if not _NO_LINE_END.search(data):
+        return pa.table({name: pa.array([], type=pa.binary()) for name in columns}), []
+    try:
+        table = pacsv.read_csv(
+            pa.BufferReader(data),
+            read_options=pacsv.ReadOptions(
+                column_names=unique, use_threads=False, block_size=max(len(data) + 1, 64)
+            ),
+            parse_options=pacsv.ParseOptions(
+                delimiter=separator, quote_char=quote or False, invalid_row_handler=note
+            ),
+            convert_options=pacsv.ConvertOptions(
+                include_columns=columns,
+                column_types={name: pa.binary() for name in columns} | dict(types or {}),
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowException as error:
+        raise DataError(f"{address}: cannot be split into cells: {one_line(error)}") from None
+    return table, broken
+
+
+class DelimitedSource(TextSource):
     """Text files whose lines are cells between separators.
 
     Args:
@@ -46,6 +96,8 @@ class DelimitedSource:
         ConfigError: a separator or quote that is not one character.
         DataError: a file that is empty, damaged, or without a header; no rows at all.
     """
+
+    kind = "text"
 
     def __init__(
         self,
@@ -64,46 +116,18 @@ class DelimitedSource:
             raise ConfigError(
                 f"quote = {quote!r}: expected one ASCII character other than the separator, or ''"
             )
-        self.files = files
         self._separator = separator
         self._quote = quote
-        self._block_bytes = block_bytes
         self._has_rows = False
         self._layouts = [self._layout(file, columns) for file in files]
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
+        super().__init__(files, [(layout.byte, layout.line) for layout in self._layouts], block_bytes)
 
-    @property
-    def num_parts(self) -> int:
-        """The files."""
-        return len(self.files)
-
-    @property
-    def num_rows(self) -> None:
-        """Unknown: nobody has counted the lines."""
-        return None
-
-    @property
-    def identity(self) -> str:
-        """Digest of the sizes of all files, and of the blocks they are cut into."""
-        sizes = ",".join(str(file.size) for file in self.files)
-        return f"text/{self._block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
-
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
         for file, layout in zip(self.files, self._layouts, strict=True):
             plan.check_names(list(layout.names), file.address)
-
-    def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
-        """Yields the blocks of the files in the order given, from ``start`` on."""
-        columns = list(plan.columns)
-        for part in range(start.part, len(order)):
-            file, layout = self.files[order[part]], self._layouts[order[part]]
-            resumes = part == start.part and start.line > 0
-            byte, line = (start.byte, start.line) if resumes else (layout.byte, layout.line)
-            for block in read_blocks(file, byte, line, self._block_bytes):
-                after = Cursor(part, block.byte + len(block.data), block.line + block.num_lines)
-                yield self._unit(file, layout, block, columns, after)
 
     def _layout(self, file: File, columns: Sequence[Sequence[str]] | None) -> _Layout:
         head = read_head(file)
@@ -133,14 +157,16 @@ class DelimitedSource:
             return tuple(line.split(self._separator))
         return tuple(next(csv.reader([line], delimiter=self._separator, quotechar=self._quote)))
 
-    def _unit(self, file: File, layout: _Layout, block: Block, columns: list[str], after: Cursor) -> Unit:
-        table, broken = self._split(file, layout.names, block.data, columns)
+    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+        """Splits a block into cells; lines that cannot be split are bad rows."""
+        file, layout, columns = self.files[number], self._layouts[number], list(plan.columns)
+        table, broken = self._split(block.data, layout, columns, file)
         numbers = None
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
             data, lines, bad = self._without_open_quotes(block)
             if bad or table.num_rows + len(broken) != len(lines):
-                table, broken = self._split(file, layout.names, data, columns)
+                table, broken = self._split(data, layout, columns, file)
             if table.num_rows + len(broken) != len(lines):
                 raise DataError(
                     f"{file.address}: lines {block.line} to {after.line - 1} do not all end in \\n or \\r\\n"
@@ -160,39 +186,8 @@ class DelimitedSource:
     def _expected(self, layout: _Layout) -> str:
         return f"expected {len(layout.names)}, separated by {self._separator!r}"
 
-    def _split(
-        self, file: File, names: tuple[str, ...], data: bytes, columns: list[str]
-    ) -> tuple[Any, list[Any]]:
-        """A table of binary columns, and the lines that do not have the right number of cells."""
-        broken: list[Any] = []
-
-        def note(row: Any) -> str:
-            broken.append(row)
-            return "skip"
-
-        # Arrow tells columns apart by name; those that nobody reads may share one
-        unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
-        if not data.strip(b"\r\n"):
-            return pa.table({name: pa.array([], type=pa.binary()) for name in columns}), []
-        try:
-            table = pacsv.read_csv(
-                pa.BufferReader(data),
-                read_options=pacsv.ReadOptions(
-                    column_names=unique, use_threads=False, block_size=max(len(data) + 1, 64)
-                ),
-                parse_options=pacsv.ParseOptions(
-                    delimiter=self._separator, quote_char=self._quote or False, invalid_row_handler=note
-                ),
-                convert_options=pacsv.ConvertOptions(
-                    include_columns=columns,
-                    column_types={name: pa.binary() for name in columns},
-                    null_values=[],
-                    strings_can_be_null=False,
-                ),
-            )
-        except pa.ArrowException as error:
-            raise DataError(f"{file.address}: cannot be split into cells: {one_line(error)}") from None
-        return table, broken
+    def _split(self, data: bytes, layout: _Layout, columns: list[str], file: File) -> tuple[Any, list[Any]]:
+        return split_cells(data, layout.names, columns, self._separator, self._quote, file.address)
 
     def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
         """The lines that are not blank and close their quotes, the number of each, and those that do not."""

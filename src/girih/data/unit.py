@@ -1,8 +1,8 @@
-"""What a source hands over: one unit, a row group or a block of lines, as columns."""
+"""Sources and their units: a row group or a block of lines, as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.paths import File
-from girih.data.plan import Plan
 from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
 
 
 class BadRow(NamedTuple):
@@ -55,28 +55,23 @@ class Unit:
 
 
 class Source(Protocol):
-    """Files of one format, opened as far as their headers."""
+    """Files of one format, opened as far as their headers.
 
-    @property
-    def files(self) -> Sequence[File]:
-        """What is read."""
+    Attributes:
+        num_parts: row groups, or text files: an epoch's order permutes them.
+        num_rows: rows of all files, where that is known without reading them.
+        identity: changes when positions in these files would lose their meaning.
+    """
 
-    @property
-    def num_parts(self) -> int:
-        """What an epoch's order permutes: row groups, or text files."""
+    files: tuple[File, ...]
+    num_parts: int
+    num_rows: int | None
+    identity: str
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of all files, where that is known without reading them."""
-
-    @property
-    def identity(self) -> str:
-        """Changes when positions in these files would lose their meaning."""
-
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ReadPlan) -> None:
         """Refuses files whose columns do not serve the plan."""
 
-    def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the units of the parts ``order``, beginning at ``start``."""
 
 

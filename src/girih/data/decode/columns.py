@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.errors import DataError
-from girih.kernels.cpu import jagged, strings
+from girih.kernels.cpu import strings, take
 
 NULL_ID: Final = 3308892442114646408
 """The id of a missing value: XXH64 of ``girih.null``."""
@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 def kind_of(kind: Any) -> str:
-    """What a column holds, in words that two files can be compared by: ``integers``, ``lists of strings``…"""
+    """The kind of a column's values, a word by which two files can be compared: ``integers``, ``lists of strings``…"""
     types = pa.types
     if types.is_dictionary(kind):
         return kind_of(kind.value_type)
@@ -124,11 +124,19 @@ def list_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return scalar_ids(array.flatten(), empty_is_null=False), list_offsets(array)
 
 
-def split_ids(array: Any, separator: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A string column split at a separator, as int64[M] and offsets int64[R+1]."""
-    data, starts, ends = spans(_plain(array))
-    starts, ends, offsets = strings.split_strings(data, starts, ends, separator.encode())
-    return strings.ids_of_strings(data, starts, ends), offsets
+def split(array: Any, separator: str) -> tuple[Any, NDArray[np.int64]]:
+    """Splits R strings at a separator, leaving out empty pieces.
+
+    Returns:
+        M strings, and offsets int64[R+1] into them.
+    """
+    lists = pc.split_pattern(string_values(array), separator)
+    pieces, offsets = lists.flatten(), list_offsets(lists)
+    kept = pc.binary_length(pieces).to_numpy() > 0
+    if not kept.all():
+        pieces = pieces.filter(pa.array(kept))
+        offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+    return pieces, offsets
 
 
 def list_offsets(array: Any) -> NDArray[np.int64]:
@@ -149,7 +157,7 @@ def keep_last(
     short = np.zeros_like(offsets)
     np.cumsum(np.minimum(lengths, max_length), out=short[1:])
     kept = np.empty(short[-1], dtype=values.dtype)
-    jagged.copy_tails(values, offsets, short, kept)
+    take.copy_tails(values, offsets, short, kept)
     return kept, short
 
 
@@ -167,7 +175,7 @@ def numbers(array: Any, *, from_strings: bool = False, keep_float32: bool = Fals
         return Numbers(np.zeros(len(array)), np.ones(len(array), dtype=np.bool_), None)
     null = null_mask(array)
     if is_string(kind) and from_strings:
-        values, empty, unreadable = string_numbers(*spans(array))
+        values, empty, unreadable = string_numbers(array)
         null = empty if null is None else null | empty
         return Numbers(values, null if null.any() else None, unreadable)
     if pa.types.is_decimal(kind):
@@ -183,24 +191,28 @@ def numbers(array: Any, *, from_strings: bool = False, keep_float32: bool = Fals
 
 
 def string_numbers(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    words: Any,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_] | None]:
-    """Strings as float64[R], bool[R] where empty, bool[R] where not a number (None: all are)."""
-    values, status = strings.numbers_of_strings(data, starts, ends)
-    rows = np.flatnonzero(status == strings.UNDECIDED)
-    unreadable = None
-    if rows.size:
-        joined, offsets = strings.join_strings(data, starts[rows], ends[rows])
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
-        words = pa.Array.from_buffers(pa.large_binary(), len(rows), buffers)
+    """Decimal numbers, correctly rounded; spaces around them do not count.
+
+    Args:
+        words: R strings, none of them null.
+
+    Returns:
+        float64[R], 0 where there is no number; bool[R] where a string is empty; bool[R] where it is anything
+        else than a number, None if that is nowhere.
+    """
+    text = words.cast(pa.large_string(), safe=False)  # whatever is no UTF-8 is no number either
+    for trim in (False, True):
+        text = pc.ascii_trim(text, " \t\r") if trim else text
+        empty = pc.binary_length(text).to_numpy() == 0
+        filled = pc.if_else(pa.array(empty), "0", text) if empty.any() else text
         try:
-            values[rows] = words.cast(pa.large_string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
-        except pa.ArrowInvalid:  # at least one is not a number: look at each
-            read = [_number(word) for word in words.to_pylist()]
-            unreadable = np.zeros(len(values), dtype=np.bool_)
-            unreadable[rows] = [number is None for number in read]
-            values[rows] = [number or 0.0 for number in read]
-    return values, status == strings.EMPTY, unreadable
+            return filled.cast(pa.float64()).to_numpy(), empty, None
+        except pa.ArrowInvalid:
+            continue
+    read = [_number(word) for word in filled.cast(pa.large_binary()).to_pylist()]
+    return np.array([number or 0.0 for number in read]), empty, np.array([number is None for number in read])
 
 
 def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from girih.data.columns import is_string, kind_of
+from girih.data.decode.columns import is_string, kind_of
 from girih.data.paths import File, one_line
-from girih.data.plan import Plan
 from girih.data.position import Cursor
-from girih.data.units import Unit
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import Unit
 from girih.errors import DataError, UserError
 
 OPEN_FILES = 16
@@ -51,24 +51,12 @@ class ParquetSource:
                 first += num_rows
         if not self._groups:
             raise DataError(f"{files[0].address}: no rows in {_count(len(files))}; expected at least one")
-
-    @property
-    def num_parts(self) -> int:
-        """The row groups of all files."""
-        return len(self._groups)
-
-    @property
-    def num_rows(self) -> int:
-        """The rows of all files, bad ones included."""
-        return sum(group.num_rows for group in self._groups)
-
-    @property
-    def identity(self) -> str:
-        """Digest of the row counts of all row groups."""
+        self.num_parts = len(self._groups)
+        self.num_rows: int | None = sum(group.num_rows for group in self._groups)
         counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
-        return "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
+        self.identity = "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
         kinds: dict[str, tuple[str, str]] = {}
         for file, schema in zip(self.files, self._schemas, strict=True):
@@ -85,7 +73,7 @@ class ParquetSource:
                         f"{file.address}: column {name!r} has {kind}, but {first} in {where}; cast one"
                     )
 
-    def read(self, plan: Plan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the row groups in the order given, from ``start.part`` on."""
         names = list(plan.columns)
         opened: OrderedDict[Any, Any] = OrderedDict()  # of this pass alone: passes may overlap
@@ -131,7 +119,7 @@ class ParquetSource:
                 f"{self.files[number].address}: its schema is not readable: {one_line(error)}"
             ) from None
 
-    def _dictionaries(self, group: _RowGroup, plan: Plan) -> tuple[str, ...]:
+    def _dictionaries(self, group: _RowGroup, plan: ReadPlan) -> tuple[str, ...]:
         """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
         footer = self._footers[group.file].row_group(group.group)
         schema = self._schemas[group.file]
@@ -146,7 +134,7 @@ class ParquetSource:
                 names.append(name)
         return tuple(names)
 
-    def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: Plan) -> Any:
+    def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: ReadPlan) -> Any:
         """The reader of a row group's file; the one unused for longest is closed when there are too many."""
         key = (group.file, self._dictionaries(group, plan))
         if key not in opened:
