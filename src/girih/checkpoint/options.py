@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from girih.config import checks
+from girih.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
