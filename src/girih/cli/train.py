@@ -106,7 +106,7 @@ def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
         newest = ranks.broadcast(None)
     with settings.trainer(cluster=cluster) as trainer:
         if newest is not None:
-            trainer.load(newest.url, train=datasets["train"])
+            trainer.load(newest, train=datasets["train"])
         trainer.check(datasets["train"], datasets.get("valid"))
         with stopping(trainer, only_heard=STARTED_BY_GIRIH in os.environ):
             metrics, stopped = _fit(settings, datasets, trainer)
