@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,6 +69,7 @@ class AllReducedReplica(SynchronousReplica):
             )  # of an option whose successor does not do the same
             parallel = DistributedDataParallel(
                 self.module,
+                process_group=self.ranks.process_group,
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_MB,
                 find_unused_parameters=unused,
@@ -95,7 +95,7 @@ class AllReducedReplica(SynchronousReplica):
         self.sent_bytes += (
             2 * (self.ranks.size - 1) * buffer.numel() * buffer.element_size() // self.ranks.size
         )
-        work = dist.all_reduce(buffer, async_op=True)
+        work = self.ranks.all_reduce(buffer, async_op=True)
 
         def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
             if self.spans is not None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -190,7 +189,7 @@ class SubstitutedReplica(SynchronousReplica):
             return
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         with nullcontext() if self.spans is None else self.spans("allreduce"):
-            dist.all_reduce(flat)
+            self.ranks.all_reduce(flat)
         self.sent_bytes += 2 * (self.ranks.size - 1) * flat.numel() * 4 // self.ranks.size
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
             gradient.copy_(part.view_as(gradient))
@@ -209,7 +208,9 @@ class SubstitutedReplica(SynchronousReplica):
     def state(self) -> dict[str, Any]:
         """As of :class:`Replica`, with every parameter whole. All trainers call it together."""
         state = super().state()
-        return state if self.ranks.size == 1 else self._splits.whole(state, self.module, self.optimizer)
+        return state if self.ranks.size == 1 else self._splits.whole(
+            state, self.module, self.optimizer, self.ranks
+        )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As of :class:`Replica`; each trainer takes its part."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from girih.comm.group import TrainerGroup
@@ -38,7 +37,7 @@ class SynchronousReplica(Replica):
         self._embeddings: Embeddings | None = None
         if ranks.size > 1:
             for tensor in (*module.parameters(), *module.buffers(), *begin_alike):
-                dist.broadcast(tensor.detach(), 0)
+                ranks.broadcast_tensor(tensor.detach())
 
     @property
     def counts_loss(self) -> bool:

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
@@ -69,7 +68,7 @@ class Aggregation:
             return self.gather(self.sum_share(values), num_examples)
         values = values.contiguous().clone()
         with _Timed(self.spans):
-            dist.all_reduce(values)
+            self.ranks.all_reduce(values)
         self.sent_bytes += 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size
         return values
 

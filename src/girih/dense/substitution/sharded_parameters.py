@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from girih.comm.group import TrainerGroup
 from girih.models.operators import Split
 
 Change = Callable[[Tensor, Split], Tensor]
@@ -17,12 +18,14 @@ Change = Callable[[Tensor, Split], Tensor]
 class ShardedParameters(dict[str, Split]):
     """Parameter name → the part of it that is here."""
 
-    def whole(self, state: Mapping[str, Any], module: nn.Module, optimizer: Any) -> dict[str, Any]:
+    def whole(
+        self, state: Mapping[str, Any], module: nn.Module, optimizer: Any, ranks: TrainerGroup
+    ) -> dict[str, Any]:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
 
         All trainers call it together.
         """
-        return self._changed(state, module, optimizer, _joined, lambda shape, own: shape)
+        return self._changed(state, module, optimizer, partial(_joined, ranks), lambda shape, own: shape)
 
     def part(self, state: Mapping[str, Any], module: nn.Module, optimizer: Any) -> dict[str, Any]:
         """The inverse of :meth:`whole`, for this trainer."""
@@ -83,10 +86,10 @@ def _wide(shape: list[int], own: Split) -> list[int]:
     return [own.size if dim == own.dim else size for dim, size in enumerate(shape)]
 
 
-def _joined(part: Tensor, own: Split) -> Tensor:
+def _joined(ranks: TrainerGroup, part: Tensor, own: Split) -> Tensor:
     whole = part.new_zeros(_wide(list(part.shape), own))
     whole.index_copy_(own.dim, own.places.to(part.device), part)
-    dist.all_reduce(whole)  # of numbers beside zeros: exact
+    ranks.all_reduce(whole)  # of numbers beside zeros: exact
     return whole
 
 

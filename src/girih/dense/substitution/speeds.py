@@ -7,7 +7,6 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
 from girih.comm.group import TrainerGroup
 from girih.planner.traffic import Speeds, ring_bytes
@@ -21,7 +20,7 @@ def measure_speeds(ranks: TrainerGroup) -> Speeds:
     All compute and send at the same time, as they do in training.
     """
     buffer, matrix = torch.zeros(NUMBERS), torch.ones(SIDE, SIDE)
-    sending_s = _seconds(lambda: dist.all_reduce(buffer), ranks)
+    sending_s = _seconds(lambda: ranks.all_reduce(buffer), ranks)
     computing_s = _seconds(lambda: torch.mm(matrix, matrix), ranks)
     found = [ring_bytes(4 * NUMBERS, ranks.size) / sending_s, 2 * SIDE**3 / computing_s]
     bytes_per_s, flops_per_s = ranks.broadcast(found)
