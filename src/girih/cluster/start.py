@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.loader import Loader
+from girih.cluster.roles import RoleName
 from girih.data import Dataset
 from girih.sparse.halves.remote import SERVER, WORKER
 from girih.sparse.options import StoreOptions
@@ -15,7 +16,8 @@ from girih.sparse.service.embedding_worker import EmbeddingWorker
 from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
 from girih.strategies.remote import RemoteStrategy
-from girih.training.feeds import LOADER
+
+LOADER = RoleName.LOADER
 
 
 def start_roles(cluster: Cluster, strategy: Strategy, spec: SparseSpec) -> None:

@@ -266,6 +266,7 @@ class RemoteRegistry:
         self.address = address
         self._secret = secret
         self._idle: list[socket.socket] = []
+        self._busy: set[socket.socket] = set()
         self._closed = False
 
     def __reduce__(self) -> tuple[type[RemoteRegistry], tuple[str, bytes]]:
@@ -309,8 +310,11 @@ class RemoteRegistry:
         return bool(self._ask("delete", key))
 
     def close(self) -> None:
-        """Ends idle connections; those in use end with their call."""
+        """Ends all connections: whoever waits gets ``WireError``."""
         self._closed = True
+        for connection in list(self._busy):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         while self._idle:
             self._idle.pop().close()
 
@@ -330,6 +334,7 @@ class RemoteRegistry:
             connection = self._idle.pop() if self._idle else self._connect()
         except IndexError:  # another thread took the last one
             connection = self._connect()
+        self._busy.add(connection)
         try:
             yield connection
         except (OSError, ValueError) as error:
@@ -338,6 +343,8 @@ class RemoteRegistry:
         except BaseException:
             connection.close()
             raise
+        finally:
+            self._busy.discard(connection)
         if self._closed:
             connection.close()
         else:

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from girih.cluster.roles import RoleName
 from girih.comm.context import RunContext
-from girih.comm.rpc import Client, Frame, Reply, connect
+from girih.comm.rpc import Client, Frame, Reply
 from girih.data import Batch, Dataset, NormalizationStats, Position, read_ahead
 from girih.data.batch import Share
 from girih.data.shares import share_of
 from girih.errors import GirihError
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 
-LOADER = "loader"
+LOADER = RoleName.LOADER
 END_S = 5.0
 
 
@@ -92,7 +93,7 @@ class LoaderFeed:
         self._data, self._moments, self._ranks = data, moments, context.ranks
         loaders = context.addresses[LOADER]
         self._num_loaders = len(loaders)
-        self._loader = connect(loaders[context.ranks.rank % len(loaders)], secret=context.secret)
+        self._loader = context.connect(LOADER, context.ranks.rank % len(loaders))
         self._num_passes = 0
 
     def stream(self, epoch: int, position: Position | None) -> Stream:

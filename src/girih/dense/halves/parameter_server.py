@@ -116,7 +116,7 @@ class ParameterServerReplica(Replica):
                 self._listening = listen(self._handle, address=address, secret=context.secret)
         found = self._ranks.broadcast(None if self._listening is None else self._listening.address)
         if not self._ranks.first:
-            self._client = connect(found, secret=context.secret)
+            self._client = context.tracked(connect(found, secret=context.secret))
         self.refresh()
 
     @property

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from girih.cluster.roles import RoleName
 from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Frame, Reply, connect
+from girih.comm.rpc import Client, Frame, Reply
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.errors import ConfigError
@@ -28,7 +29,7 @@ from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_text, from_text, writable
 from girih.sparse.spec import SparseSpec
 
-SERVER, WORKER = "embedding-server", "embedding-worker"
+SERVER, WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
 SAVE_S = 1800.0
 
 
@@ -127,9 +128,10 @@ class RemoteSparse:
         self._number = 0
         self._turn = 0
         self._pending: deque[RemotePending] = deque()
-        self._workers = [connect(a, secret=context.secret) for a in context.addresses[WORKER]]
+        self._workers = [context.connect(WORKER, index) for index in range(len(context.addresses[WORKER]))]
         self._servers = [
-            connect(a, secret=context.secret) for a in context.addresses[SERVER] if context.ranks.first
+            context.connect(SERVER, index)
+            for index in range(len(context.addresses[SERVER]) if context.ranks.first else 0)
         ]
 
     def columns_of(self, data: Dataset) -> Dataset:

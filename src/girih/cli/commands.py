@@ -1,7 +1,0 @@
-"""All commands; importing this registers them."""
-
-from __future__ import annotations
-
-from girih.cli import bench, evaluate, info, inspect, predict, report, train
-
-__all__ = ["bench", "evaluate", "info", "inspect", "predict", "report", "train"]
