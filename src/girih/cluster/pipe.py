@@ -21,7 +21,8 @@ class Pipe:
     """One end: a descriptor to read, one to write."""
 
     def __init__(self, readable: int, writable: int) -> None:
-        self._readable, self._writable = os.fdopen(readable, "rb"), os.fdopen(writable, "wb")
+        self._readable: int | None = readable
+        self._writable: int | None = writable
         self._lock = threading.Lock()
 
     @classmethod
@@ -44,9 +45,10 @@ class Pipe:
     def send(self, message: dict[str, Any], content: bytes = b"") -> None:
         """Sends a frame; silently where nobody reads any more."""
         text = json.dumps(message).encode()
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._writable.write(_HEAD.pack(len(text), len(content)) + text + content)
-            self._writable.flush()
+        frame = memoryview(_HEAD.pack(len(text), len(content)) + text + content)
+        with self._lock, contextlib.suppress(OSError):
+            while frame and self._writable is not None:
+                frame = frame[os.write(self._writable, frame) :]
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """The next frame.
@@ -61,12 +63,18 @@ class Pipe:
             raise EOFError(str(error)) from None
 
     def close(self) -> None:
-        """Closes the end that is written to; the reader's ends with the other side."""
-        with self._lock, contextlib.suppress(OSError):
-            self._writable.close()
+        """Closes this end; no thread may be reading from it, unless the other side is gone."""
+        with self._lock:
+            for descriptor in (self._readable, self._writable):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._readable = self._writable = None
 
     def _read(self, num_bytes: int) -> bytes:
-        content = self._readable.read(num_bytes)
-        if len(content) < num_bytes:
-            raise EOFError("the other side is gone")
-        return content
+        content = bytearray()
+        while len(content) < num_bytes:
+            part = b"" if self._readable is None else os.read(self._readable, num_bytes - len(content))
+            if not part:
+                raise EOFError("the other side is gone")
+            content += part
+        return bytes(content)
