@@ -27,7 +27,16 @@ def together(function, size=2, *, barrier=True):
     here = os.pathsep.join([str(Path(file).parent), str(Path(__file__).parent), *sys.path])
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, file, function.__name__, str(rank), str(size), server.address, *(["barrier"] * barrier)],
+            [
+                sys.executable,
+                __file__,
+                file,
+                function.__name__,
+                str(rank),
+                str(size),
+                server.address,
+                *(["barrier"] * barrier),
+            ],
             env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,  # apart: what torch says at its end would come behind the answer

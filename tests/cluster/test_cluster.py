@@ -90,7 +90,9 @@ def calling(alone):
         client.close()
 
 
-def test_a_call_in_progress_raises_when_a_process_is_gone_and_nothing_of_the_users_process_is_changed(alone, calling):
+def test_a_call_in_progress_raises_when_a_process_is_gone_and_nothing_of_the_users_process_is_changed(
+    alone, calling
+):
     before = (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT), sys.unraisablehook)
     reply = calling.call(1)
     threading.Timer(0.2, kill, (alone._supervisor.handles[0].process,)).start()

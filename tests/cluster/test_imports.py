@@ -15,7 +15,9 @@ print(*(name for name in ("torch", "numba") if name in sys.modules))
 
 
 def loaded_with(module):
-    done = subprocess.run([sys.executable, "-c", SAY.format(module)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SAY.format(module)], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 

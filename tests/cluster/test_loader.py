@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from girih.comm.context import RunContext
 
 import girih
 from girih import models
 from girih.cluster import Cluster, start_loaders
 from girih.cluster.loader import Loader
-from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import connect, listen
 from girih.data import NormalizationStats

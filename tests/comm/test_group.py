@@ -55,7 +55,13 @@ def part(ranks):
     other = ranks.split([0, 1])
     whole = ranks.sum([1.0])
     return [
-        [own.rank, own.size, own.sum([ranks.rank]), own.broadcast(f"of {ranks.rank}"), own.gather(ranks.rank)],
+        [
+            own.rank,
+            own.size,
+            own.sum([ranks.rank]),
+            own.broadcast(f"of {ranks.rank}"),
+            own.gather(ranks.rank),
+        ],
         other and other.sum([10.0 * ranks.rank + 1]),
         whole,
     ]

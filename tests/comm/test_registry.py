@@ -93,7 +93,9 @@ def test_whoever_does_not_know_the_secret_is_refused(server):
     assert server.num_refused == 1
 
 
-@pytest.mark.parametrize("said", [b"", b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\4null", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "said", [b"", b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\4null", b"GET / HTTP/1.1\r\n\r\n"]
+)
 def test_a_stranger_who_proves_nothing_is_dropped_in_time(server, said):
     server._proof_s = 0.2
     host, port = server.address.split(":")

@@ -11,13 +11,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from girih.runs.spans import Spans
 
 import girih
 from girih import models
 from girih.data import Batch
 from girih.dense.halves.replica import Replica
 from girih.models import Block, Embeddings, Jagged, bce_with_logits, needs_of
-from girih.runs.spans import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.training.schedules import in_step

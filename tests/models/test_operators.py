@@ -215,7 +215,7 @@ def test_interests_are_made_where_their_history_is():
         pairs,
         nn.ModuleList(Attention(DIM, (4,)) for _ in pairs),
     ).double()
-    assert operator.together == pairs
+    assert operator.colocated_features == pairs
     vectors = {name: torch.randn(EXAMPLES, DIM, dtype=torch.double) for name in ("item", "shop", "city")}
     bounds = torch.tensor([0, 2, 2, 3, 6, 6, 9, 10])
     histories = {

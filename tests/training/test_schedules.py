@@ -1,9 +1,9 @@
 import numpy as np
 import torch
+from girih.runs.spans import Spans
 
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Replica
-from girih.runs.spans import Spans
 from girih.training.schedules import in_step
 
 

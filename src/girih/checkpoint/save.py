@@ -20,9 +20,10 @@ from torch import Tensor
 from girih.checkpoint import trees
 from girih.checkpoint.directory import WRITING, name_of, retire
 from girih.checkpoint.manifest import Manifest
+from girih.dense.half import DenseHalf
 from girih.errors import CheckpointError, StorageFullError
 from girih.schema import Schema
-from girih.training.halves import DenseHalf, SparseHalf
+from girih.sparse.half import SparseHalf
 
 DENSE = "dense.safetensors"
 
@@ -101,7 +102,7 @@ class SaveBeside:
     """
 
     def __init__(self, content: Content, *, rows: bool = True) -> None:
-        content.dense.state(), content.sparse.rows()  # as rank 0 asks for the manifest
+        content.dense.state(), content.sparse.stats()  # as rank 0 asks for the manifest
         self._rows = content.sparse.begin_save(Path()) if rows else None
 
     def write(self) -> None:
@@ -141,7 +142,9 @@ def load(path: Path, *, schema: Schema, sparse: SparseHalf, dense: DenseHalf) ->
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path / DENSE}: does not fit this model: {reason}") from None
-    sparse.load(path, {name: facts for name, facts in manifest.files.items() if name != DENSE})
+    run = state["run"]
+    files = {name: facts for name, facts in manifest.files.items() if name != DENSE}
+    sparse.load(path, files, step=run["step"] - run["refused"])
     return state
 
 
@@ -182,7 +185,7 @@ def _begin(content: Content) -> tuple[Manifest, dict[str, Tensor]]:
         fingerprint=content.schema.fingerprint(),
         state=tree["state"],
         dense=tree["dense"],
-        rows=dict(content.sparse.rows()),
+        rows=dict(content.sparse.stats().rows),
         files={},
     )
     return manifest, tensors

@@ -19,7 +19,7 @@ UNUSABLE = (
 """What the system says of a path that is the user's to mend."""
 
 
-COMMANDS = ("bench", "evaluate", "info", "inspect", "predict", "report", "train")
+COMMANDS = ("bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
 
 
 class LazyGroup(click.Group):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from girih import config
+from girih import config, strategies
 from girih.cli import cli
 from girih.cluster.launch import launch
 from girih.cluster.options import ClusterOptions
+from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
-from girih.planner.processes import count_processes
 
 
 @cli.command()
@@ -34,10 +34,14 @@ def train(
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
     if "RANK" not in os.environ:
         written = config.with_overrides(config_file, overrides, strategy)
-        mapping = config.expand({n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file))
-        counts = count_processes(mapping.get("strategy", {}))
+        mapping = config.expand(
+            {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
+        )
+        where, directory = str(config_file), config_file.resolve().parent
+        chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
+        counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
         if sum(counts.values()) > 1:
-            options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{config_file}: [cluster]")
+            options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
             words = ["train", str(config_file), *spelled(overrides, strategy)]
             words += [] if run_path is None else ["--run", str(run_path)]
             return launch([*words, *(["--resume"] if resume else [])], counts, options)

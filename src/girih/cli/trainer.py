@@ -25,7 +25,6 @@ from girih.kernels.cpu.jit import is_compiled
 from girih.metrics import Metrics
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
-from girih.strategies import Local
 from girih.trainer import Trainer
 
 
@@ -38,7 +37,7 @@ def train(
             signal.signal(number, signal.SIG_IGN)
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     datasets = _open_data(settings)
-    if int(os.environ.get("RANK", "0")) and not isinstance(settings.strategy, Local):
+    if int(os.environ.get("RANK", "0")):
         return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
@@ -51,7 +50,7 @@ def train(
             return 0
         cluster = _cluster(settings)
         with _closed_on_error(cluster), cluster.explaining():
-            ranks = cluster.context.ranks
+            ranks = cluster.ranks
             if not ranks.broadcast(why is None):
                 cluster.close()
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
@@ -62,10 +61,7 @@ def train(
 
 def _cluster(settings: RunConfig) -> Cluster:
     """The trainers that the launcher, or torchrun, started; or this one alone."""
-    strategy = settings.strategy
-    if isinstance(strategy, Local):
-        return Cluster()
-    return Cluster.join(strategy.trainers, lockstep=strategy.lockstep, options=settings.cluster)
+    return Cluster.join(settings.strategy.trainers, options=settings.cluster)
 
 
 @contextmanager
@@ -82,14 +78,14 @@ def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
     """What trainers other than the first do: the same, but they write and say nothing."""
     cluster = _cluster(settings)
     with _closed_on_error(cluster), cluster.explaining():
-        ranks = cluster.context.ranks
+        ranks = cluster.ranks
         if not ranks.broadcast(None):
             cluster.close()
             return 0
         newest = ranks.broadcast(None)
         with settings.trainer(cluster=cluster) as trainer:
             if newest is not None:
-                trainer.load(newest)
+                trainer.load(newest, train=datasets["train"])
             trainer.check(datasets["train"], datasets.get("valid"))
             with stopping(trainer, cluster):
                 metrics, stopped = _fit(settings, datasets, trainer)
@@ -124,7 +120,7 @@ def _train(
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
-            trainer.load(newest)
+            trainer.load(newest, train=datasets["train"])
         trainer.check(datasets["train"], datasets.get("valid"))
         changes = [] if newest is None else changed(run, settings)
         run.remove_summary()  # of what is gone on with

@@ -9,17 +9,14 @@ if TYPE_CHECKING:
     from girih.cluster.cluster import Cluster
     from girih.cluster.hosts import Hosts, HostSpec
     from girih.cluster.options import ClusterOptions
-    from girih.cluster.start import start_loaders, start_roles
 
-__all__ = ["Cluster", "ClusterOptions", "HostSpec", "Hosts", "start_loaders", "start_roles"]
+__all__ = ["Cluster", "ClusterOptions", "HostSpec", "Hosts"]
 
 _HOMES = {
     "Cluster": "cluster",
     "ClusterOptions": "options",
     "HostSpec": "hosts",
     "Hosts": "hosts",
-    "start_loaders": "start",
-    "start_roles": "start",
 }
 
 

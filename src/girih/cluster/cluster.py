@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,9 +25,9 @@ from girih.cluster.pipe import Pipe
 from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor
-from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
-from girih.comm.registry import Entry, LocalRegistry, RegistryServer, RemoteRegistry, register
+from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, RemoteRegistry, register
+from girih.comm.rpc import abort_clients
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
 
 GRACE_S = 1.0
@@ -39,16 +38,24 @@ _MEETINGS = itertools.count()  # of this process's trainers: the same on all ran
 
 
 class Cluster:
-    """This trainer's context, and what it takes to end it.
+    """The run's processes as this trainer has them, and what it takes to end them.
 
     Made by :meth:`join`, or of one trainer alone; to be closed.
+
+    Attributes:
+        ranks: this trainer among all.
+        registry: where roles are found, see :func:`girih.comm.registry.resolve`.
+        secret: what every connection proves to know.
+        segment: begins the names of the shared memory of all roles of the run.
     """
 
     def __init__(self, ranks: TrainerGroup | None = None, *, hosts: Hosts | None = None) -> None:
         self._hosts = hosts or {}
+        self.ranks = ranks or TrainerGroup()
+        self.registry: Registry = LocalRegistry()
+        self.secret = secrets.token_hex(16).encode()
         self.segment = new_prefix()
-        """Begins the names of the shared memory of all roles of the run."""
-        self.context = RunContext(ranks=ranks or TrainerGroup(), secret=secrets.token_hex(16).encode())
+        self._bind = LOOPBACK
         self._roles: Roles | None = None
         self._supervisor: Supervisor | None = None
         self._server: RegistryServer | None = None
@@ -59,14 +66,11 @@ class Cluster:
         self._heed_stop: Callable[[], None] | None = None
 
     @classmethod
-    def join(
-        cls, trainers: int = 1, *, lockstep: bool = True, options: ClusterOptions | None = None
-    ) -> Cluster:
-        """The context of a trainer that a launcher or ``torchrun`` has started; or of one alone.
+    def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
+        """The cluster of a trainer that a launcher or ``torchrun`` has started; or of one alone.
 
         Args:
             trainers: how many there are, by the strategy; 1 takes as many as were started.
-            lockstep: whether trainers do every step together.
 
         Raises:
             ConfigError: another number was started.
@@ -83,18 +87,15 @@ class Cluster:
             raise ConfigError(
                 f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
             )
-        bind = (options or ClusterOptions()).bind
-        cluster.context = replace(cluster.context, host=bind)
+        cluster._bind = (options or ClusterOptions()).bind
         if pipe is not None:
-            cluster._join_launcher(pipe, lockstep=lockstep)
+            cluster._join_launcher(pipe)
         elif size is not None and size > 1:
-            cluster._join_torchrun(int(os.environ["RANK"]), size, bind, lockstep=lockstep)
+            cluster._join_torchrun(int(os.environ["RANK"]), size)
         return cluster
 
     @classmethod
-    def found(
-        cls, trainers: int, command: Sequence[str], *, lockstep: bool = True, hosts: Hosts | None = None
-    ) -> Cluster:
+    def found(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
         """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
 
         Args:
@@ -102,14 +103,14 @@ class Cluster:
             hosts: where all processes of the run live; this one must be in that of trainer 0 already.
         """
         cluster = cls(hosts=hosts)
-        cluster.context = replace(cluster.context, host=cluster.host(RoleName.TRAINER, 0))
+        cluster._bind = cluster.host(RoleName.TRAINER, 0)
         threads = max(1, torch.get_num_threads() // trainers)
         torch.set_num_threads(threads)
         supervisor = cluster._supervise(trainers, [sys.executable, "-m", "girih", *command])
         try:
             for rank in range(1, trainers):
                 supervisor.start_trainer(rank)
-            cluster._meet(0, trainers, lockstep=lockstep)
+            cluster._meet(0, trainers)
         except BaseException:
             cluster.close(failed=True)
             raise
@@ -117,7 +118,7 @@ class Cluster:
 
     def host(self, name: str, index: int) -> str:
         """Where a process listens."""
-        return host_of(self._hosts, name, index).host if self._hosts else self.context.host
+        return host_of(self._hosts, name, index).host if self._hosts else self._bind
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Has processes started that :meth:`start` will give roles."""
@@ -130,13 +131,11 @@ class Cluster:
         Raises:
             RoleError: one could not begin.
         """
-        ranks, found = self.context.ranks, None
+        found = None
         if self._first:
             starter = self._starter()  # before roles are made: they may be given the registry
             found = starter.start(name, [pickle.dumps(role) for role in roles()])
-        addresses: tuple[str, ...] = tuple(ranks.broadcast(found))
-        self.context = replace(self.context, addresses={**self.context.addresses, name: addresses})
-        return addresses
+        return tuple(self.ranks.broadcast(found))
 
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""
@@ -193,14 +192,14 @@ class Cluster:
             if not failed:
                 failed = True  # unless all come
                 with self.explaining():
-                    self.context.ranks.barrier()
+                    self.ranks.barrier()
                 failed = False
         finally:
             self._closed.set()
             self._end_all(failed=failed)
 
     def _end_all(self, *, failed: bool) -> None:
-        ranks, registry = self.context.ranks, self.context.registry
+        ranks, registry = self.ranks, self.registry
         if self._supervisor is not None:
             self._supervisor.expect_end()
         if not failed and self._under_torchrun:
@@ -219,71 +218,72 @@ class Cluster:
         if self._server is not None:
             self._server.close()
 
-    def _join_launcher(self, pipe: Pipe, *, lockstep: bool) -> None:
+    def _join_launcher(self, pipe: Pipe) -> None:
         control = LauncherControl(pipe, self._lose, self._stop)
         hello, rank, size = control.hello, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
         self._roles, self._first, self.segment = control, rank == 0, hello["segments"]
-        secret = hello["secret"].encode()
-        registry = RemoteRegistry(hello["registry"], secret)
-        self.context = replace(self.context, secret=secret, registry=registry, host=hello["bind"])
+        self.secret, self._bind = hello["secret"].encode(), hello["bind"]
+        self.registry = RemoteRegistry(hello["registry"], self.secret)
         with self.explaining():
-            self._meet(rank, size, lockstep=lockstep)
+            self._meet(rank, size)
 
-    def _join_torchrun(self, rank: int, size: int, bind: str, *, lockstep: bool) -> None:
+    def _join_torchrun(self, rank: int, size: int) -> None:
         """Rank 0 offers a registry; torchrun's own store tells the others where."""
         from torch._C._distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        if bind == LOOPBACK and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
+        if self._bind == LOOPBACK and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
             raise ConfigError(
                 "trainers on several hosts listen where the others can reach them: set cluster.bind to the address of"
                 ' each host, as bind = "${HOST_IP}"'
             )
         met, _, _ = next(rendezvous("env://"))
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"girih/{life}/{next(_MEETINGS)}", met)  # an earlier trainer of a script left its own
+        store = PrefixStore(
+            f"girih/{life}/{next(_MEETINGS)}", met
+        )  # an earlier trainer of a script left its own
         self._first, self._under_torchrun = rank == 0, True
         if self._first:
             self._serve_registry()
             store.set("hello", json.dumps(self._hello()))
         hello = json.loads(store.get("hello"))
-        secret = hello["secret"].encode()
-        registry = RemoteRegistry(hello["registry"], secret)
-        self.context = replace(self.context, secret=secret, registry=registry)
+        self.secret = hello["secret"].encode()
+        self.registry = RemoteRegistry(hello["registry"], self.secret)
         self.segment = hello["segments"]
-        self._meet(rank, size, lockstep=lockstep)
+        self._meet(rank, size)
 
-    def _meet(self, rank: int, size: int, *, lockstep: bool) -> None:
+    def _meet(self, rank: int, size: int) -> None:
         """Forms the group of all trainers."""
-        registry, host = self.context.registry, self.context.host
-        register(registry, RoleName.TRAINER, rank, Entry("", 0, os.getpid(), socket.gethostname()))
-        ranks = TrainerGroup(rank, size, registry, lockstep=lockstep, host=host)
-        self.context = replace(self.context, ranks=ranks)
+        register(self.registry, RoleName.TRAINER, rank, Entry("", 0, os.getpid(), socket.gethostname()))
+        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
 
     def _hello(self) -> dict[str, str]:
         address = "" if self._server is None else self._server.address
         return {
             "registry": address,
-            "secret": self.context.secret.decode(),
+            "secret": self.secret.decode(),
             "segments": self.segment,
-            "bind": self.context.host,
+            "bind": self._bind,
         }
 
     def _serve_registry(self) -> LocalRegistry:
         if self._server is None:
-            self._server = RegistryServer(LocalRegistry(), self.context.secret, self.context.host)
-            registry = RemoteRegistry(self._server.address, self.context.secret)
-            self.context = replace(self.context, registry=registry)
+            self._server = RegistryServer(LocalRegistry(), self.secret, self._bind)
+            self.registry = RemoteRegistry(self._server.address, self.secret)
         return self._server.registry
 
     def _starter(self) -> Roles:
-        return self._roles or self._supervise(self.context.ranks.size)
+        return self._roles or self._supervise(self.ranks.size)
 
     def _supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
         registry = self._serve_registry()
         launcher = LocalLauncher(
-            self._hosts, segments=self.segment, trainer=trainer, num_trainers=num_trainers, hello=self._hello()
+            self._hosts,
+            segments=self.segment,
+            trainer=trainer,
+            num_trainers=num_trainers,
+            hello=self._hello(),
         )
         supervisor = Supervisor(launcher, registry, self._lose, num_trainers=num_trainers)
         self._roles = self._supervisor = supervisor
@@ -295,11 +295,12 @@ class Cluster:
     def _lose(self, error: Exception) -> None:
         """Takes note that a process is gone, and ends what waits for it. Called by a thread."""
         self._error = self._error or error
-        self.context.ranks.lost.set()
+        self.ranks.lost.set()
         if not self._closed.wait(GRACE_S):
-            self.context.abort()
-            if not self.context.ranks.size > 1:
-                self.context.registry.close()
+            self.ranks.abort()
+            abort_clients(self.secret)
+            if self.ranks.size == 1:  # it may wait for the others still
+                self.registry.close()
 
     def _stop(self) -> None:
         if self._heed_stop is not None:

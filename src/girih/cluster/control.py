@@ -94,7 +94,9 @@ class LauncherControl:
         """Says whether a stop is heeded now; else the launcher ends the run at once."""
         self._pipe.send({"do": "stoppable", "flag": flag})
 
-    def _ask(self, message: dict[str, Any], content: bytes = b"", timeout_s: float = 3 * TOLD_S) -> dict[str, Any]:
+    def _ask(
+        self, message: dict[str, Any], content: bytes = b"", timeout_s: float = 3 * TOLD_S
+    ) -> dict[str, Any]:
         with self._asking:
             self._pipe.send(message, content)
             try:

@@ -105,8 +105,8 @@ class _Run:
             if self._stoppable:
                 self._tell_first({"stop": True})
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, heed)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            previous[each] = signal.signal(each, heed)
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ Shapes: B examples of a share.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,7 @@ import numpy as np
 from girih.comm.rpc import Client, Request, connect, listen
 from girih.data import Batch, Dataset, Position, read_ahead
 from girih.data.shares import share_of
-from girih.runs.spans import Spans
+from girih.runs.stats import Stats
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, as_text, from_text
 
@@ -38,7 +38,7 @@ class Loader:
     """
 
     data: Dataset
-    packets: Codec
+    codec: Codec
     index: int
     trainers: tuple[int, ...]
     num_trainers: int
@@ -177,8 +177,7 @@ class _Work:
         self.role = role
         self._workers = workers
         self._pass: _Pass | None = None
-        self._sent: Counter[str] = Counter()
-        self._spans = Spans()
+        self._stats = Stats()
 
     def handle(self, request: Request, pool: ThreadPoolExecutor) -> None:
         """Takes a request in."""
@@ -192,8 +191,8 @@ class _Work:
 
     def dispatch(self, share: Batch, after: Position, worker: int, number: int, trainer: int) -> Answer:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
-        with self._spans("dispatch"):
-            ids = self.role.packets.pack_ids(share)
+        with self._stats.spans("dispatch"):
+            ids = self.role.codec.pack_ids(share)
             kept = (
                 self._workers[worker].call(Verb.STORE_IDS, (number, trainer, share.num_examples), ids).wait()
             )
@@ -203,13 +202,13 @@ class _Work:
         if share.example_weights is not None:
             arrays.append(share.example_weights)
         arrays = [np.ascontiguousarray(array) for array in arrays]
-        self._sent["ids"] += sum(array.nbytes for array in ids)
-        self._sent["dense"] += sum(array.nbytes for array in arrays)
+        self._stats.sent("ids", sum(array.nbytes for array in ids))
+        self._stats.sent("dense", sum(array.nbytes for array in arrays))
         fields = (1, worker, kept.fields[0], whole)
         return lambda request: request.reply(fields, arrays)
 
     def _do(self, request: Request) -> None:
-        verbs = {Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.COUNT: self._count}
+        verbs = {Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._count}
         try:
             verbs[Verb(request.frame.kind)](request)
         except Exception as error:
@@ -237,4 +236,4 @@ class _Work:
         request.reply()
 
     def _count(self, request: Request) -> None:
-        request.reply((), (as_text({"wire": dict(self._sent), "spans": self._spans.events()}),))
+        request.reply((), (as_text(self._stats.snapshot()),))

@@ -179,7 +179,9 @@ class RegistryServer:
         try:
             self._listener = socket.create_server((bind, 0), family=family, backlog=1024)
         except OSError as error:
-            raise WireError(f"cannot listen at {bind!r}: {error}; set cluster.bind to an address of this host") from error
+            raise WireError(
+                f"cannot listen at {bind!r}: {error}; set cluster.bind to an address of this host"
+            ) from error
         self.address = f"{bind}:{self._listener.getsockname()[1]}"
         self._connections: set[socket.socket] = set()
         self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
@@ -207,7 +209,9 @@ class RegistryServer:
                 if self._closing.wait(0.1):  # out of descriptors: later there may be some
                     return
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="girih-registry", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="girih-registry", daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, ValueError):
@@ -233,7 +237,9 @@ class RegistryServer:
         challenge = secrets.token_hex(32)
         _send(connection, {"challenge": challenge})
         told = _receive(connection, _MOST_STRANGER_BYTES, until)
-        if not hmac.compare_digest(told["proof"], prove(self._secret, "client", challenge, told["challenge"])):
+        if not hmac.compare_digest(
+            told["proof"], prove(self._secret, "client", challenge, told["challenge"])
+        ):
             return False
         _send(connection, {"proof": prove(self._secret, "server", told["challenge"], challenge)})
         connection.settimeout(None)
@@ -365,7 +371,9 @@ class RemoteRegistry:
                 raise ValueError("it does not know the secret")
         except (OSError, ValueError, KeyError, TypeError) as error:
             connection.close()
-            raise WireError(f"the registry at {self.address}: no proof of the run's secret: {error}") from None
+            raise WireError(
+                f"the registry at {self.address}: no proof of the run's secret: {error}"
+            ) from None
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from girih import config, models
+from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
 from girih.cluster import Cluster, ClusterOptions
 from girih.config.train import TrainOptions
@@ -21,11 +21,16 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
+from girih.planner.plan import Plan
 from girih.runs.directory import RunDirectory
+from girih.runs.stats import Stats
 from girih.schema import Schema
+from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
-from girih.strategies import BY_NAME, Local, Strategy
+from girih.strategies import Strategy
+from girih.strategies.planning import facts_of
 from girih.trainer import Trainer
+from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
     "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
@@ -102,7 +107,7 @@ class RunConfig:
             train=section("train", TrainOptions, TrainOptions()),
             checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
             store=store,
-            strategy=_strategy(mapping.get("strategy", {}), f"{where}: [strategy]"),
+            strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             cluster=section("cluster", ClusterOptions, ClusterOptions()),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
@@ -122,6 +127,8 @@ class RunConfig:
                 mapping["data"][split] = [self._absolute(path) for path in paths]
         if ".py:" in self.model_options["name"]:
             mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
+        if isinstance(mapping.get("strategy"), dict) and ".py:" in str(mapping["strategy"].get("name")):
+            mapping["strategy"]["name"] = self._absolute(mapping["strategy"]["name"])
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         return mapping
@@ -156,12 +163,28 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
+    def planned(self) -> Plan:
+        """The plan of this configuration; rank 0's part of it is done here: the first batches are measured."""
+        model = self.model()
+        sparse = sparse_spec(
+            model, self.schema, self.train, self.store, self.sparse_optimizer, self.first_order_optimizer
+        )
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        try:
+            facts = facts_of(sparse, dense, self.strategy.trainers)
+            data = self.dataset("train")
+            profile = measure_access(data, sparse, facts.num_trainers)
+            return self.strategy.plan(replace(facts, batch_size=data.batch_size, profile=profile))
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
+
     def trainer(
         self,
         *,
         run: Path | RunDirectory | None = None,
         callbacks: Sequence[Any] = (),
         cluster: Cluster | None = None,
+        plan: Plan | None = None,
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
         model = self.model()
@@ -179,17 +202,7 @@ class RunConfig:
                 run=run,
                 callbacks=callbacks,
                 cluster=cluster,
+                plan=plan,
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
-
-
-def _strategy(options: Any, where: str) -> Strategy:
-    options = {"name": options} if isinstance(options, str) else options
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{where} = {options!r}: expected a table of options")
-    name = options.get("name", Local.name)
-    if name not in BY_NAME:
-        raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
-    built: Strategy = config.build(BY_NAME[name], options, where)
-    return built

@@ -1,21 +1,28 @@
-"""Models: plain torch modules of ``forward(numeric[B, X], embeddings) -> logits[B, T]``."""
+"""Models: plain torch modules of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
+
+Names are loaded on first use: what a model needs of a feature is read by processes that have no torch.
+"""
 
 from __future__ import annotations
 
-from girih.models.dcn import DCN
-from girih.models.dcnv2 import DCNv2
-from girih.models.deepfm import DeepFM
-from girih.models.din import DIN
-from girih.models.dlrm import DLRM
-from girih.models.dnn import DNN
-from girih.models.embeddings import Block, Embeddings, Jagged
-from girih.models.fm import FM
-from girih.models.loss import bce_with_logits
-from girih.models.lr import LR
-from girih.models.mmoe import MMoE
-from girih.models.needs import needs_of
-from girih.models.wide_deep import WideDeep
-from girih.models.zoo import BY_NAME, create
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from girih.models.dcn import DCN
+    from girih.models.dcnv2 import DCNv2
+    from girih.models.deepfm import DeepFM
+    from girih.models.din import DIN
+    from girih.models.dlrm import DLRM
+    from girih.models.dnn import DNN
+    from girih.models.embeddings import Block, Embeddings, Jagged
+    from girih.models.fm import FM
+    from girih.models.loss import bce_with_logits
+    from girih.models.lr import LR
+    from girih.models.mmoe import MMoE
+    from girih.models.needs import needs_of
+    from girih.models.wide_deep import WideDeep
+    from girih.models.zoo import BY_NAME, create
 
 __all__ = [
     "BY_NAME",
@@ -36,3 +43,22 @@ __all__ = [
     "create",
     "needs_of",
 ]
+
+_HOMES = {
+    "embeddings": ("Block", "Embeddings", "Jagged"),
+    "loss": ("bce_with_logits",),
+    "needs": ("needs_of",),
+    "wide_deep": ("WideDeep",),
+    "zoo": ("BY_NAME", "create"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(f"girih.models.{_HOME_OF.get(name, name.lower())}"), name)
+    raise AttributeError(f"module 'girih.models' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

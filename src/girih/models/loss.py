@@ -1,26 +1,51 @@
-"""Losses with their gradients: the cut needs the gradient of the logits, so no graph is built for it."""
+"""Losses. A model owns its loss: a method ``loss(outputs, batch)``, binary cross-entropy of logits where it has none.
+
+Shapes: B examples, T labels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from girih.errors import ConfigError
 
 
-@torch.no_grad()
-def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+class Targets(NamedTuple):
+    """What a model's ``loss(outputs, batch)`` gets as its batch.
+
+    ``labels`` is float32[B, T], ``example_weights`` float32[B], or None where all are 1.
+    """
+
+    labels: Tensor
+    example_weights: Tensor | None
+
+
+Loss = Callable[[Tensor, Targets], Tensor]
+"""(outputs[B, T], targets) → the mean loss, 0-d."""
+
+
+def loss_of(module: nn.Module) -> Loss:
+    """The model's own loss, or binary cross-entropy of logits."""
+    own = getattr(module, "loss", None)
+    return own if callable(own) else lambda outputs, batch: bce_with_logits(outputs, *batch)
+
+
+def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Binary cross-entropy, the mean over examples and labels: Σ w_b · l_bt / (T · Σ w_b).
 
     Args:
         logits: [B, T].
         labels: float32[B, T], each in [0, 1].
-        weights: float32[B], one an example; None where all are 1.
+        weights: float32[B], one per example; None where all are 1.
 
     Returns:
-        The mean loss, float32[], and its gradient [B, T] in the logits' dtype. Both are 0 where the
-        weights sum to 0 or the batch is empty.
+        The mean loss, float32[], with its gradient in the logits' dtype. Both are 0 where the weights sum to 0 or
+        the batch is empty.
 
     Raises:
         ConfigError: logits and labels differ in shape.
@@ -28,15 +53,29 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     if logits.shape != labels.shape:
         raise ConfigError(
             f"the model returned logits of shape {list(logits.shape)}; expected {list(labels.shape)}: "
-            "a row an example, a column a label"
+            "a row per example, a column per label"
         )
-    z, y = logits.float(), labels.float()
-    num_examples, num_labels = labels.shape
-    if weights is None:
-        share = z.new_full((num_examples, 1), 1.0 / max(1, z.numel()))
-    else:
-        total = weights.float().sum()
-        share = torch.where(total > 0, weights.float() / (total * num_labels), 0.0)[:, None]
-    loss = (F.binary_cross_entropy_with_logits(z, y, reduction="none") * share).sum()
-    gradient = (z.sigmoid() - y) * share
-    return loss, gradient.to(logits.dtype)
+    loss: Tensor = _BinaryCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _BinaryCrossEntropy(torch.autograd.Function):
+    """The gradient is computed with the loss, so that no graph of elementwise operations is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        z, y = logits.float(), labels.float()
+        num_examples, num_labels = labels.shape
+        if weights is None:
+            share = z.new_full((num_examples, 1), 1.0 / max(1, z.numel()))
+        else:
+            total = weights.float().sum()
+            share = torch.where(total > 0, weights.float() / (total * num_labels), 0.0)[:, None]
+        loss = (F.binary_cross_entropy_with_logits(z, y, reduction="none") * share).sum()
+        ctx.save_for_backward(((z.sigmoid() - y) * share).to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return outer * gradient, None, None

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from pathlib import Path
-from types import ModuleType
 
 from torch import nn
 
-from girih.errors import ConfigError, nearest
+from girih.config import user_code
 from girih.schema import Schema
 
 
 def load_class(name: str, where: str, directory: Path | None = None) -> type[nn.Module]:
-    """The class that ``file.py:Class`` or ``package.module:Class`` names.
-
-    The file runs as ``python file.py`` would: with its own directory on the import path, at its end.
-
-    Args:
-        where: names the value in errors, as in ``config.toml: [model]``.
-        directory: what a relative path is relative to, and where packages are looked for too.
-
-    Raises:
-        ConfigError: no such file, module or class, one that fails to load, or not an ``nn.Module``.
-    """
-    source, _, class_name = name.rpartition(":")
-    where = f"{where}.name = {name!r}"
-    if not source or not class_name:
-        raise ConfigError(f"{where}: expected path/to/file.py:Class or package.module:Class")
-    if source.endswith(".py"):
-        module = _from_file((directory or Path()) / Path(source).expanduser(), where)
-    else:
-        module = _from_package(source, where, directory)
-    found = getattr(module, class_name, None)
-    if found is None:
-        classes = {key: value for key, value in vars(module).items() if _is_model(value)}
-        own = [key for key, value in classes.items() if value.__module__ == module.__name__]
-        raise ConfigError(f"{where}: {source} has no class {class_name!r}{nearest(class_name, own)}")
-    if not _is_model(found):
-        raise ConfigError(f"{where}: {class_name} is not a class derived from torch.nn.Module")
-    return found  # type: ignore[no-any-return]
+    """The model that ``file.py:Class`` or ``package.module:Class`` names; see ``user_code.load_class``."""
+    return user_code.load_class(
+        name, where, directory, accepts=_is_model, expected="a class derived from torch.nn.Module"
+    )
 
 
 def takes_schema(cls: type[nn.Module]) -> bool:
@@ -58,55 +29,5 @@ def takes_schema(cls: type[nn.Module]) -> bool:
     return first.name == "schema" or first.annotation in (Schema, "Schema", "girih.Schema")
 
 
-def blame(error: Exception, file: str | None = None) -> str:
-    """One line about an error in the user's code: type, text, and the last line of ``file`` on the way."""
-    text = " ".join(str(error).split())
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {text}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file]
-    frame = next(reversed(own or frames), None)
-    place = f" at {frame.filename}:{frame.lineno}" if frame else ""
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
-
-
 def _is_model(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
-
-
-def _from_file(path: Path, where: str) -> ModuleType:
-    file = path.resolve()
-    if not file.is_file():
-        raise ConfigError(f"{where}: no such file: {path}")
-    # a name of its own, so that two files model.py of two directories do not meet in sys.modules
-    name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: {path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    _search(file.parent)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"{where}: {path} failed to load: {blame(error, str(file))}") from error
-    return module
-
-
-def _from_package(source: str, where: str, directory: Path | None) -> ModuleType:
-    _search((directory or Path()).resolve())
-    try:
-        return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name and (source == error.name or source.startswith(f"{error.name}.")):
-            hint = "; a file is named with its ending, as in models.py:Class" if "/" in source else ""
-            raise ConfigError(f"{where}: no module {source!r} on the import path{hint}") from None
-        raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
-    except Exception as error:
-        raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
-
-
-def _search(directory: Path) -> None:
-    if str(directory) not in sys.path:
-        sys.path.append(str(directory))

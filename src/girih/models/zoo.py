@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from girih.config import check_call
+from girih.config.user_code import blame
 from girih.errors import ConfigError, nearest
 from girih.models.dcn import DCN
 from girih.models.dcnv2 import DCNv2
@@ -20,7 +21,7 @@ from girih.models.dnn import DNN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
-from girih.models.user import blame, load_class, takes_schema
+from girih.models.user import load_class, takes_schema
 from girih.models.wide_deep import WideDeep
 from girih.schema import Schema
 

@@ -15,7 +15,7 @@ from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.models.needs import EMBEDDING
 from girih.optim import Adagrad, SparseOptimizer
-from girih.sparse.groups.group import EmbeddingGroup, GroupPulled
+from girih.sparse.groups.group import CpuGroup, GroupRead
 from girih.sparse.groups.pack import POOLING_MODES, Group, Output
 from girih.sparse.options import StoreOptions
 from girih.store import read_snapshot, shard_of, write_snapshot
@@ -41,7 +41,7 @@ class Rows:
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
         self.spec = spec
-        num_shards = options.num_shards([spec])
+        num_shards = options.num_shards([spec], torch.get_num_threads())
         self.stores = options.open_stores(spec, num_shards)
         self.pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
         self.step = 0
@@ -51,10 +51,10 @@ class _Apply(torch.autograd.Function):
     """The pooled rows as a node of autograd: backward pushes their gradients to the store."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: Growing, tile: EmbeddingGroup, batch: Batch) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, module: Growing, tile: CpuGroup, batch: Batch) -> Tensor:
         pulled = tile.read(batch, module.rows.step + 1, train=True)
         ctx.module, ctx.tile, ctx.batch, ctx.pulled = module, tile, batch, pulled
-        return pulled.leaves[0].detach()
+        return torch.from_numpy(pulled.outputs[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -102,7 +102,7 @@ class Growing(nn.Module):
         self.dim = dim
         self.lr_scale = 1.0
 
-    def tile(self, mode: str, *, whole: bool) -> EmbeddingGroup:
+    def tile(self, mode: str, *, whole: bool) -> CpuGroup:
         """A way to the rows: bags pooled by ``mode``, or every id's vector."""
         output = Output(
             segment=self.rows.spec.segments[0],
@@ -113,7 +113,7 @@ class Growing(nn.Module):
             whole=whole,
         )
         group = Group(self.rows.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
-        return EmbeddingGroup(group, self.rows.stores, self.rows.pool)
+        return CpuGroup(group, self.rows.stores, self.rows.pool)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
@@ -123,14 +123,14 @@ class Growing(nn.Module):
         """Rows so far."""
         return sum(store.num_rows for store in self.rows.stores)
 
-    def push(self, tile: EmbeddingGroup, pulled: GroupPulled, batch: Batch, gradient: Tensor) -> None:
+    def push(self, tile: CpuGroup, pulled: GroupRead, batch: Batch, gradient: Tensor) -> None:
         """Applies the gradient of one output; called by autograd.
 
         Raises:
             NonFiniteError: it has a NaN or an infinity; nothing was applied.
         """
-        pulled.leaves[0].grad = gradient.float()
-        gradients = tile.gradients(pulled, batch)
+        given = gradient.float().contiguous().view(-1, gradient.shape[-1]).numpy()
+        gradients = tile.gradients(pulled, [given], batch)
         if gradients is None:
             return
         if gradients.nonfinite_key >= 0:
@@ -154,9 +154,7 @@ class Growing(nn.Module):
             part = np.flatnonzero(shards == number)
             store.assign(keys[part], tables[part], values[part])
 
-    def read(
-        self, tile: EmbeddingGroup, ids: Tensor, bounds: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
+    def read(self, tile: CpuGroup, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
         offsets = bounds.to(torch.int32).numpy()
         batch = Batch(
             ids=np.ascontiguousarray(ids.numpy()),
@@ -169,7 +167,7 @@ class Growing(nn.Module):
             anchor = torch.zeros(0, requires_grad=True)  # autograd comes back to nodes that it leads to
             out: Tensor = _Apply.apply(anchor, self, tile, batch)  # type: ignore[no-untyped-call]
         else:
-            out = tile.read(batch, self.rows.step + 1, train=False).leaves[0]
+            out = torch.from_numpy(tile.read(batch, self.rows.step + 1, train=False).outputs[0])
         return out
 
     def get_extra_state(self) -> dict[str, Any]:

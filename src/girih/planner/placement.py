@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from girih.errors import ConfigError
 from girih.schema import Schema
 
-Together = Sequence[Sequence[str]]
+Colocated = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Placement:
         return total
 
 
-def modulo(schema: Schema, num_ranks: int, together: Together = ()) -> Placement:
+def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placement:
     """Table t on rank t mod N, numeric feature x on rank x mod N (DES §5: field f on node f mod N).
 
     Args:
-        together: features that must be on one rank, whose tables then count as one.
+        colocated: features that must be on one rank, whose tables then count as one.
 
     Raises:
         ConfigError: fewer tables than ranks.
     """
-    units = _units(schema, num_ranks, together)
+    units = _units(schema, num_ranks, colocated)
     rank_of = {table: number % num_ranks for number, unit in enumerate(units) for table in unit}
     return _placed(schema, rank_of, [number % num_ranks for number in range(len(schema.numeric))], num_ranks)
 
 
 def balanced(
-    schema: Schema, num_ranks: int, loads: Mapping[str, float], together: Together = ()
+    schema: Schema, num_ranks: int, loads: Mapping[str, float], colocated: Colocated = ()
 ) -> Placement:
     """Heaviest table first, each to the rank with the least so far (Graham's rule: at most 4/3 of the best).
 
@@ -58,7 +58,7 @@ def balanced(
 
     Others, and errors, are those of :func:`modulo`.
     """
-    units = _units(schema, num_ranks, together)
+    units = _units(schema, num_ranks, colocated)
     total, num_units = [0.0] * num_ranks, [0] * num_ranks
     rank_of: dict[str, int] = {}
     weighed = sorted(
@@ -81,11 +81,11 @@ def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int], 
     return Placement(owners, num_ranks)
 
 
-def _units(schema: Schema, num_ranks: int, together: Together) -> list[list[str]]:
+def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[str]]:
     """Tables in their order, those that must be together as one."""
     table_of = {feature.name: feature.table_name for feature in schema.sparse}
     units = [[table.name] for table in schema.tables]
-    for features in together:
+    for features in colocated:
         tables = {table_of[name] for name in features}
         joined = [unit for unit in units if tables & set(unit)]
         if len(joined) > 1:

@@ -95,18 +95,20 @@ class Progress(Callback):
 
     def on_plan(self, plan: Record) -> None:
         """Says who owns what and what a step sends; and where another strategy would send less."""
+        predicted, most = plan["predicted"], 6
+        if not plan["placement"] or not predicted:
+            return
         owners: dict[int, list[str]] = {}
-        for feature, rank in plan["owners"].items():
+        for feature, rank in plan["placement"].items():
             owners.setdefault(rank, []).append(feature)
-        most = 6
         shown = [
             f"{rank} {', '.join(names[:most])}"
             + (f" and {len(names) - most} more" if len(names) > most else "")
             for rank, names in sorted(owners.items())
         ]
-        self.message(f"features by trainer: {'; '.join(shown)}; upper network: {plan['dense']}")
-        own, other = plan["bytes_per_step"], plan.get("synchronous_bytes_per_step")
-        text = f"a trainer sends {size(own)} a step"
+        self.message(f"features by trainer: {'; '.join(shown)}; upper network: {predicted['dense']}")
+        own, other = predicted["bytes_per_step"], predicted.get("synchronous_bytes_per_step")
+        text = f"a trainer sends {size(own)} per step"
         if other is not None:
             text += f"; strategy 'synchronous' would send {size(other)}"
             if own > other:

@@ -20,7 +20,7 @@ class Callback(Protocol):
     """
 
     def on_plan(self, plan: Record) -> None:
-        """Before the first step, of strategies that plan: ``summary.json``'s ``plan``."""
+        """Before the first step: the plan, as ``plan.json`` has it."""
         return
 
     def on_metrics(self, record: Record) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from girih import checkpoint
 from girih.checkpoint import Content
-from girih.runs.background import BackgroundTasks
 from girih.comm.group import TrainerGroup
-from girih.runs.spans import Spans
+from girih.runs.background import BackgroundTasks
+from girih.runs.stats import Spans
 
 
 class RunCheckpoints:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
-from girih.metrics import Metrics
 from girih.training.schedules import Step
 from girih.training.state import RunState
 

@@ -18,34 +18,30 @@ def summarize(
     counters: Mapping[str, int],
     num_rows: int,
     phases_s: Mapping[str, float],
-    wire_bytes: Mapping[str, int],
-    staleness: tuple[int, float],
+    totals: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Puts the summary together.
 
     Args:
-        metrics: of the final weights, on test (else valid) data; None where there is neither.
+        metrics: those of the final weights, on test (else valid) data; None where there is neither.
         counters: of the store. phases_s: seconds of each phase of the loop. facts: what else is known.
-        wire_bytes: sent by all processes, by kind.
-        staleness: the largest of all trainers, and the mean of all batches.
+        totals: sums over all processes: see ``girih.runs.totals``.
 
     Returns:
-        Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's;
-        ``wire_bytes`` and staleness are zero where nothing crosses a wire. ``lost_updates`` is 0 in every run that
-        ends: an update that cannot be delivered ends the run.
+        Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
+    totals = dict(totals)
+    first = {name: totals.pop(name) for name in ("staleness_max", "staleness_mean", "lost_updates", "wire_bytes")}
     return {
         "auc": None if metrics is None else metrics.auc,
         "logloss": None if metrics is None else metrics.logloss,
         "samples_per_s": state.examples / state.train_s if state.train_s else None,
         "num_examples": state.examples,
         "num_rows": num_rows,
-        "staleness_max": staleness[0],
-        "staleness_mean": staleness[1],
-        "lost_updates": 0,
-        "wire_bytes": {kind: int(wire_bytes.get(kind, 0)) for kind in WIRE_KINDS},
+        **first,
         **facts,
+        **totals,
         "steps": state.step,
         "epochs": state.epoch,
         "stopped_early": state.stopped_early,

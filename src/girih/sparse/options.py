@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from girih.errors import ConfigError, StorageFullError
 from girih.runs.files import named
 from girih.store import File, GroupSpec, Heap, Shared, Store
@@ -25,7 +23,7 @@ class StoreOptions:
     Attributes:
         shards: parts of every table, by key, one thread each. Results do not depend on their number, except
             where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
-            None takes as many as torch has threads, at most 8; and one where rows are bounded, by ``max_rows``
+            None takes as many as torch has threads in a trainer, or as there are cores, at most 8; and one where rows are bounded, by ``max_rows``
             or ``reserve_rows``.
         arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory;
             "shared" is shared memory, for embedding servers: it outlives a process that is killed. None takes
@@ -54,14 +52,14 @@ class StoreOptions:
         """How many shards all these groups have in one process.
 
         Args:
-            threads: for shards, where their number is free; None are those of torch.
+            threads: for shards, where their number is free; None takes the cores of this process.
         """
         if self.shards is not None:
             return self.shards
         rules = [table.eviction for spec in specs for table in spec.tables]
         if self.reserve_rows is not None or any(getattr(rule, "max_rows", None) for rule in rules):
             return 1
-        return min(threads or torch.get_num_threads(), MOST_THREADS)
+        return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 
     def open_stores(
         self,

@@ -1,6 +1,6 @@
 """``asynchronous``: no trainer waits for another (the baseline of Persia's Table 2 and Figures 7 to 9).
 
-| sparse half                      | schedule         | dense half        |
+| sparse half                      | schedule         | dense half               |
 | ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``ParameterServerReplica`` |
 
 Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradients are of old parameters.
@@ -9,14 +9,16 @@ Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradient
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
-
-from girih.comm.context import RunContext
-from girih.dense.halves.parameter_server import ParameterServerReplica
-from girih.dense.options import OptimizerFactory
+from girih.errors import ConfigError
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
 from girih.strategies.remote import RemoteStrategy
+
+if TYPE_CHECKING:
+    from girih.training.context import RunContext
+    from girih.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +30,34 @@ class Asynchronous(RemoteStrategy):
     """
 
     name: ClassVar[str] = "asynchronous"
-    lockstep: ClassVar[bool] = False
-    together: ClassVar[bool] = False
 
-    def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
-    ) -> ParameterServerReplica:
-        """This trainer's copy."""
-        address = self.address(context.host)
-        return ParameterServerReplica(
-            module, optimizer, context=context, staleness=self.staleness, address=address, **options
+    def plan(self, facts: Facts) -> Plan:
+        """Keys are hashed to servers, whatever the data."""
+        if facts.device != "cpu":
+            raise ConfigError("strategy 'asynchronous' computes on CPUs only; set train.device = 'cpu'")
+        return self.remote_plan(facts, in_step=False)
+
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """The way to the embedding workers, and this trainer's copy of the dense half."""
+        from girih.dense.halves.parameter_server import ParameterServerReplica
+        from girih.training.schedules import Pipelined
+        from girih.training.session import Session
+
+        context.ranks.step_apart()
+        staleness = plan.schedule["staleness"]
+        processes = context.processes
+        dense = ParameterServerReplica(
+            context.dense,
+            context.ranks,
+            staleness=staleness,
+            address=self.address(processes.host("trainer", 0)),
+            secret=processes.secret,
+        )
+        sparse, feed = self.remote_halves(plan, context, num_contributors=1)
+        return Session(
+            sparse=sparse,
+            dense=dense,
+            schedule=Pipelined(staleness),
+            feed=feed,
+            optimizer=dense.optimizer,
         )

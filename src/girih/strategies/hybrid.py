@@ -10,14 +10,15 @@ what was read is older. Equal to ``synchronous`` at τ = 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
-
-from girih.comm.context import RunContext
-from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.options import OptimizerFactory
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
 from girih.strategies.remote import RemoteStrategy
+
+if TYPE_CHECKING:
+    from girih.training.context import RunContext
+    from girih.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +26,18 @@ class Hybrid(RemoteStrategy):
     """Trains on several trainers in step, with tables in processes of their own; see ``RemoteStrategy``."""
 
     name: ClassVar[str] = "hybrid"
-    lockstep: ClassVar[bool] = True
-    together: ClassVar[bool] = True
 
-    def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
-    ) -> AllReducedReplica:
-        """This trainer's copy."""
-        return AllReducedReplica(module, optimizer, ranks=context.ranks, **options)
+    def plan(self, facts: Facts) -> Plan:
+        """Keys are hashed to servers, whatever the data."""
+        return self.remote_plan(facts, in_step=True)
+
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """The way to the embedding workers, and this trainer's copy of the dense half."""
+        from girih.dense.halves.allreduced import AllReducedReplica
+        from girih.training.schedules import Pipelined
+        from girih.training.session import Session
+
+        dense = AllReducedReplica(context.dense, context.ranks)
+        sparse, feed = self.remote_halves(plan, context, num_contributors=context.ranks.size)
+        schedule = Pipelined(plan.schedule["staleness"])
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

@@ -6,19 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.planner.traffic import Traffic
+from girih.strategies.strategy import base_plan, predicted_bytes
 
-from girih.comm.context import RunContext
-from girih.dense.halves.replica import Replica
-from girih.dense.options import OptimizerFactory
-from girih.sparse.halves.local import LocalSparse
-from girih.sparse.spec import SparseSpec
-from girih.training.feeds import ExampleFeed
-from girih.training.schedules import Schedule, in_step
+if TYPE_CHECKING:
+    from girih.training.context import RunContext
+    from girih.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +25,25 @@ class Local:
 
     name: ClassVar[str] = "local"
     trainers: ClassVar[int] = 1
-    lockstep: ClassVar[bool] = True
-    together: ClassVar[bool] = True
-    roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[ExampleFeed]] = ExampleFeed
-    schedule: ClassVar[Schedule] = staticmethod(in_step)
 
-    def sparse_half(self, spec: SparseSpec, context: RunContext) -> LocalSparse:
-        """All tables, here."""
-        return LocalSparse.of(spec)
+    def plan(self, facts: Facts) -> Plan:
+        """One trainer has everything."""
+        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
 
-    def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
-    ) -> Replica:
-        """The only copy."""
-        return Replica(module, optimizer, **options)
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """All tables and the only copy of the dense half, here."""
+        from girih.dense.halves.replica import Replica
+        from girih.sparse.halves.local import LocalSparse
+        from girih.training.feeds import ExampleFeed
+        from girih.training.schedules import in_step
+        from girih.training.session import Session
+
+        dense = Replica(context.dense)
+        devices = {group["name"]: group["device"] for group in plan.groups}
+        return Session(
+            sparse=LocalSparse(context.sparse, devices=devices),
+            dense=dense,
+            schedule=in_step(),
+            feed=ExampleFeed(context.ranks),
+            optimizer=dense.optimizer,
+        )

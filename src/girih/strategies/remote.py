@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from girih.comm.context import RunContext
-from girih.errors import ConfigError
-from girih.sparse.halves.remote import SERVER, WORKER, RemoteSparse
-from girih.sparse.service.codec import Codec
-from girih.sparse.spec import SparseSpec
-from girih.strategies.counts import check_counts
-from girih.training.feeds import LOADER, LoaderFeed
-from girih.training.schedules import Pipelined, Schedule
+from girih.planner import traffic
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.strategies.strategy import base_plan, check_choices, check_counts, predicted_bytes
 
-TRANSPORTS = ("shared", "tcp")
-PRECISIONS = ("float32", "float16")
+if TYPE_CHECKING:
+    from girih.data import Dataset
+    from girih.sparse.halves.remote import RemoteSparse
+    from girih.sparse.service.codec import Codec
+    from girih.sparse.spec import SparseSpec
+    from girih.training.context import RunContext
+    from girih.training.feeds import LoaderFeed
+
+SERVER, WORKER, LOADER = "embedding-server", "embedding-worker", "loader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class RemoteStrategy:
             a loss of up to 2⁻¹² of the largest number of each vector (Persia §4.2.3).
     """
 
-    feed: ClassVar[type[LoaderFeed]] = LoaderFeed
+    name: ClassVar[str]
     staleness: int = 4
     trainers: int = 1
     embedding_workers: int = 1
@@ -47,37 +51,162 @@ class RemoteStrategy:
     def __post_init__(self) -> None:
         check_counts(self, ("trainers", "embedding_workers", "embedding_servers", "loaders"))
         check_counts(self, ("staleness",), least=0)
-        for name, valid in (
-            ("transport", TRANSPORTS), ("wire_embeddings", PRECISIONS), ("wire_gradients", PRECISIONS),
-            ("compress_ids", (True, False)),
-        ):  # fmt: skip
-            if getattr(self, name) not in valid:
-                raise ConfigError(f"strategy: {name} = {getattr(self, name)!r}: expected one of {valid}")
+        precisions = ("float32", "float16")
+        check_choices(
+            self,
+            {
+                "transport": ("shared", "tcp"),
+                "wire_embeddings": precisions,
+                "wire_gradients": precisions,
+                "compress_ids": (True, False),
+            },
+        )
 
     @property
     def roles(self) -> Mapping[str, int]:
         """Processes beside the trainers."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
-    @property
-    def schedule(self) -> Schedule:
-        """Lookups and updates beside dense compute."""
-        return Pipelined(self.staleness)
+    def remote_plan(self, facts: Facts, *, in_step: bool) -> Plan:
+        """What does not depend on the dense half."""
+        decided: dict[str, Any] = {
+            "schedule": {"name": "pipelined", "staleness": self.staleness},
+            "feed": {"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
+            "wire": {
+                "transport": self.transport,
+                "compress_ids": self.compress_ids,
+                "embeddings": self.wire_embeddings,
+                "gradients": self.wire_gradients,
+            },
+        }
+        profile = facts.profile
+        if profile is not None and facts.batch_size is not None:
+            share, keys = facts.batch_size / facts.num_trainers, profile.rows_of_share
+            sent = traffic.remote(
+                facts.num_trainers,
+                ids=profile.ids / facts.num_trainers,
+                keys=sum(keys.values()),
+                numbers=sum(count * profile.widths[name] for name, count in keys.items()),
+                outputs=share * sum(group.output_numbers for group in facts.groups),
+                parameters=facts.model.num_parameters,
+                in_step=in_step,
+            )
+            decided["predicted"] = predicted_bytes(sent)
+        return base_plan(self, facts, **decided)  # type: ignore[arg-type]
 
     def address(self, host: str) -> str:
         """Where a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
         return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
-    def packets(self, spec: SparseSpec) -> Codec:
-        """How ids and vectors travel."""
-        return Codec.of(
-            spec.schema,
-            spec.needs,
+    def remote_halves(
+        self, plan: Plan, context: RunContext, *, num_contributors: int
+    ) -> tuple[RemoteSparse, LoaderFeed]:
+        """Starts servers and workers; returns the way to them, and the feed.
+
+        Args:
+            num_contributors: trainers whose gradients of a step are applied as one.
+        """
+        from girih.sparse.halves.remote import RemoteSparse
+        from girih.sparse.service.codec import Codec
+        from girih.training.feeds import LoaderFeed
+
+        processes = context.processes
+        codec = Codec.of(
+            context.sparse.schema,
+            context.sparse.needs,
             compress_ids=self.compress_ids,
             half_embeddings=self.wire_embeddings == "float16",
             half_gradients=self.wire_gradients == "float16",
         )
+        servers = self._start_servers(plan, context, num_contributors)
+        workers = self._start_workers(plan, context, codec, servers)
+        sparse = RemoteSparse(
+            context.sparse,
+            codec,
+            context.ranks,
+            workers=workers,
+            servers=servers,
+            secret=processes.secret,
+            stats=context.stats,
+        )
+        feed = LoaderFeed(
+            context.ranks,
+            lambda data: self._start_loaders(plan, context, codec, workers, data),
+            lambda: processes.end(LOADER),
+            processes.secret,
+        )
+        return sparse, feed
 
-    def sparse_half(self, spec: SparseSpec, context: RunContext) -> RemoteSparse:
-        """The way to the embedding workers."""
-        return RemoteSparse(spec, self.packets(spec), context)
+    def _start_servers(self, plan: Plan, context: RunContext, num_contributors: int) -> Sequence[str]:
+        from girih.sparse.service.embedding_server import EmbeddingServer
+
+        processes, count = context.processes, plan.roles[SERVER]
+        spec = _spec_of_servers(context.sparse, count)
+        return processes.start(
+            SERVER,
+            lambda: [
+                EmbeddingServer(
+                    spec,
+                    index,
+                    count,
+                    num_contributors,
+                    self.address(processes.host(SERVER, index)),
+                    processes.secret,
+                    processes.segment,
+                )
+                for index in range(count)
+            ],
+        )
+
+    def _start_workers(
+        self, plan: Plan, context: RunContext, codec: Codec, servers: Sequence[str]
+    ) -> Sequence[str]:
+        from girih.sparse.service.embedding_worker import EmbeddingWorker
+
+        processes = context.processes
+        spec = _spec_of_servers(context.sparse, len(servers))
+        return processes.start(
+            WORKER,
+            lambda: [
+                EmbeddingWorker(
+                    spec,
+                    codec,
+                    index,
+                    tuple(servers),
+                    spec.store.shards or 1,
+                    self.address(processes.host(WORKER, index)),
+                    processes.secret,
+                )
+                for index in range(plan.roles[WORKER])
+            ],
+        )
+
+    def _start_loaders(
+        self, plan: Plan, context: RunContext, codec: Codec, workers: Sequence[str], data: Dataset
+    ) -> Sequence[str]:
+        from girih.cluster.loader import Loader
+
+        processes, size = context.processes, context.ranks.size
+        count = plan.feed["loaders"]
+        return processes.start(
+            LOADER,
+            lambda: [
+                Loader(
+                    data,
+                    codec,
+                    index,
+                    tuple(range(index, size, count)),
+                    size,
+                    tuple(workers),
+                    self.address(processes.host(LOADER, index)),
+                    processes.secret,
+                )
+                for index in range(count)
+            ],
+        )
+
+
+def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:
+    """As many shards as a server has cores, if all are on this machine, unless it is said."""
+    spec = replace(spec, threads=max(1, (os.cpu_count() or 1) // num_servers))
+    return replace(spec, store=spec.resolved_store())

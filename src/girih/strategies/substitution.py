@@ -1,6 +1,6 @@
 """``substitution``: weights never leave their trainer, partial results are aggregated (DES, Algorithm 1).
 
-| sparse half                           | schedule | dense half             |
+| sparse half                               | schedule | dense half             |
 | ``FeatureParallelSparse``, fed by columns | in step  | ``SubstitutedReplica`` |
 
 Equal to ``local`` on the same batches, to the order of sums. For models made of substitutable operators.
@@ -10,29 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import nn
-
-from girih.comm.context import RunContext
-from girih.dense.halves.substituted import SubstitutedReplica
-from girih.dense.options import OptimizerFactory
-from girih.dense.substitution.speeds import measure_speeds
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError
 from girih.planner import traffic
-from girih.planner.placement import balanced, modulo
-from girih.sparse.access_profile import AccessProfile
-from girih.sparse.halves.feature_parallel import FeatureParallelSparse
-from girih.sparse.spec import SparseSpec
-from girih.strategies.counts import check_counts
-from girih.training.feeds import FeatureFeed
-from girih.training.schedules import Schedule, in_step
+from girih.planner.facts import Facts, ModelFacts
+from girih.planner.placement import Placement, balanced, modulo
+from girih.planner.plan import Plan
+from girih.strategies.strategy import base_plan, check_choices, check_counts, predicted_bytes
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {
+if TYPE_CHECKING:
+    from girih.training.context import RunContext
+    from girih.training.session import Session
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
     "dense": ("auto", "replicated", "split"),
     "placement": ("balanced", "modulo"),
     "wire_partials": ("float32", "bfloat16"),
 }
+ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
+)  # fmt: skip
+"""Optimizers that move a part of a parameter as they would move it within the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +47,7 @@ class Substitution:
     """
 
     name: ClassVar[str] = "substitution"
-    lockstep: ClassVar[bool] = True
-    together: ClassVar[bool] = True
-    roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[FeatureFeed]] = FeatureFeed
-    schedule: ClassVar[Schedule] = staticmethod(in_step)
+    measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
     trainers: int = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
@@ -60,90 +55,114 @@ class Substitution:
 
     def __post_init__(self) -> None:
         check_counts(self, ("trainers",))
-        for name, valid in OPTIONS.items():
-            if getattr(self, name) not in valid:
-                hint = nearest(str(getattr(self, name)), valid)
-                raise ConfigError(f"strategy: {name} = {getattr(self, name)!r}{hint}")
+        check_choices(self, CHOICES)
 
-    def sparse_half(self, spec: SparseSpec, context: RunContext) -> FeatureParallelSparse:
-        """This trainer's tables, still to be placed."""
-        return FeatureParallelSparse(spec, context.ranks)
-
-    def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
-    ) -> SubstitutedReplica:
-        """This trainer's operators and its copy of the upper network, still to be placed."""
-        half = self.wire_partials == "bfloat16"
-        return SubstitutedReplica(module, optimizer, ranks=context.ranks, half=half, **options)
-
-    def place(
-        self,
-        sparse: FeatureParallelSparse,
-        dense: SubstitutedReplica,
-        spec: SparseSpec,
-        touched: AccessProfile | None,
-    ) -> None:
-        """Decides who owns what; all trainers call it together.
-
-        Args:
-            touched: what a step touches, where that is known; else tables go by number.
-        """
-        if touched is None or self.placement == "modulo":
-            placement = modulo(spec.schema, sparse.ranks.size, dense.together)
-        else:
-            placement = balanced(spec.schema, sparse.ranks.size, touched.loads(), dense.together)
-        sparse.place(placement)
-        dense.place(placement, spec.schema)
-
-    def divide(self, dense: SubstitutedReplica, batch_size: int, decided: bool | None) -> None:
-        """Decides who computes what; all trainers call it together.
-
-        Args:
-            decided: what "auto" was found to be before, where this is a run that goes on.
-        """
-        if self.dense == "auto":
-            dense.split = _split_pays(dense, batch_size) if decided is None else decided
-        else:
-            dense.split = self.dense == "split"
-
-    def plan(
-        self, dense: SubstitutedReplica, touched: AccessProfile | None, batch_size: int
-    ) -> dict[str, Any]:
-        """Who owns what, and the bytes that a trainer sends a step, by this strategy and by ``synchronous``."""
-        placement = dense.placement
-        own = traffic.substitution(
-            batch_size,
-            placement.num_ranks,
-            summed=dense.num_columns("sum"),
-            concatenated=dense.num_columns("concat"),
-            shared_parameters=sum(p.numel() for p in dense.shared),
-            split=dense.split,
-            partial_bytes=dense.partial_bytes,
+    def plan(self, facts: Facts) -> Plan:
+        """Who owns which features, and who computes the upper network."""
+        _refuse(facts.model)
+        placement = self._place(facts)
+        split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
+        return base_plan(
+            self,
+            facts,
+            placement=dict(placement.owners),
+            schedule={"name": "in_step", "upper_network": "split" if split else "replicated"},
+            feed={"name": "features"},
+            wire={"partials": self.wire_partials},
+            seeds={"run": facts.seed, "dropout": "per_rank" if split else "alike"},
+            predicted=self._predicted(facts, placement, split=split),
         )
-        plan: dict[str, Any] = {
-            "dense": "split" if dense.split else "replicated",
+
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """This trainer's tables and operators, and its copy of the upper network."""
+        from girih.dense.halves.substituted import SubstitutedReplica
+        from girih.sparse.halves.feature_parallel import FeatureParallelSparse
+        from girih.training.feeds import FeatureFeed
+        from girih.training.schedules import in_step
+        from girih.training.session import Session
+
+        placement = Placement(plan.placement, context.ranks.size)
+        dense = SubstitutedReplica(
+            context.dense,
+            context.ranks,
+            schema=context.sparse.schema,
+            placement=placement,
+            split=plan.schedule["upper_network"] == "split",
+            half=plan.wire["partials"] == "bfloat16",
+        )
+        return Session(
+            sparse=FeatureParallelSparse(context.sparse, context.ranks, placement),
+            dense=dense,
+            schedule=in_step(),
+            feed=FeatureFeed(context.ranks, placement.features_of(context.ranks.rank)),
+            optimizer=dense.optimizer,
+        )
+
+    def _place(self, facts: Facts) -> Placement:
+        colocated = [names for operator in facts.model.operators for names in operator.colocated_features]
+        if facts.profile is None or self.placement == "modulo":
+            return modulo(facts.schema, facts.num_trainers, colocated)
+        return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
+
+    def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
+        """Who owns what, and the bytes that a trainer sends per step, by this strategy and by ``synchronous``."""
+        if facts.num_trainers == 1 or facts.batch_size is None:
+            return {}
+        operators = facts.model.operators
+        own = traffic.substitution(
+            facts.batch_size,
+            facts.num_trainers,
+            summed=sum(o.columns for o in operators if o.aggregation == "sum"),
+            concatenated=sum(o.columns for o in operators if o.aggregation == "concat"),
+            shared_parameters=facts.model.upper_parameters,
+            split=split,
+            partial_bytes=2 if self.wire_partials == "bfloat16" else 4,
+        )
+        predicted = {
+            "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),
-            "bytes_per_step": round(own.total),
-            "bytes": asdict(own),
+            **predicted_bytes(own),
         }
-        if touched is not None:
-            keys = touched.rows_of_share
+        if facts.profile is not None:
+            keys = facts.profile.rows_of_share
             other = traffic.synchronous(
-                placement.num_ranks,
+                facts.num_trainers,
                 keys=sum(keys.values()),
-                numbers=sum(count * touched.widths[name] for name, count in keys.items()),
-                parameters=dense.num_parameters,
+                numbers=sum(count * facts.profile.widths[name] for name, count in keys.items()),
+                parameters=facts.model.num_parameters,
             )
-            plan |= {"synchronous_bytes_per_step": round(other.total), "synchronous_bytes": asdict(other)}
-        return plan
+            predicted |= {
+                "synchronous_bytes_per_step": round(other.total),
+                "synchronous_bytes": asdict(other),
+            }
+        return predicted
 
 
-def _split_pays(dense: SubstitutedReplica, batch_size: int) -> bool:
-    flops = 6 * sum(p.numel() for p in dense.shared if p.dim() > 1)  # two products backward for one forward
+def _refuse(model: ModelFacts) -> None:
+    """Refuses a model whose weight-rich input does not go through operators alone, or an optimizer of whole tensors."""
+    if model.not_substitutable is not None:
+        raise ConfigError(f"strategy: substitution: {model.name}: {model.not_substitutable}")
+    if not model.operators:
+        raise ConfigError(
+            f"strategy: substitution: {model.name} has no substitutable operator; build it of those in"
+            " girih.models.operators, or use strategy 'synchronous'"
+        )
+    module, _, kind = model.optimizer.rpartition(".")
+    if model.optimizer and not (kind in ELEMENTWISE and module.startswith("torch.optim")):
+        raise ConfigError(
+            f"strategy: substitution: the dense optimizer {kind} may need parameters whole; expected one of"
+            f" {', '.join(ELEMENTWISE)}"
+        )
+
+
+def _split_pays(facts: Facts) -> bool:
+    """Whether to split, by what was measured; not where nothing was."""
+    if facts.num_trainers == 1 or facts.speeds is None or facts.batch_size is None:
+        return False
     return traffic.split_pays(
-        batch_size,
-        dense.ranks.size,
-        shared_parameters=sum(p.numel() for p in dense.shared),
-        flops_per_example=flops,
-        speeds=measure_speeds(dense.ranks),
+        facts.batch_size,
+        facts.num_trainers,
+        shared_parameters=facts.model.upper_parameters,
+        flops_per_example=6 * facts.model.upper_weights,  # two products backward for one forward
+        speeds=facts.speeds,
     )

@@ -8,20 +8,17 @@ Equal to ``local`` on the same batches, to the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from girih.planner import traffic
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.strategies.strategy import base_plan, check_counts, predicted_bytes
 
-from girih.comm.context import RunContext
-from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.options import OptimizerFactory
-from girih.sparse.halves.collective import CollectiveSparse
-from girih.sparse.spec import SparseSpec
-from girih.strategies.counts import check_counts
-from girih.training.feeds import ExampleFeed
-from girih.training.schedules import Schedule, in_step
+if TYPE_CHECKING:
+    from girih.training.context import RunContext
+    from girih.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +30,38 @@ class Synchronous:
     """
 
     name: ClassVar[str] = "synchronous"
-    lockstep: ClassVar[bool] = True
-    together: ClassVar[bool] = True
     trainers: int = 1
-    roles: ClassVar[Mapping[str, int]] = {}
-    feed: ClassVar[type[ExampleFeed]] = ExampleFeed
-    schedule: ClassVar[Schedule] = staticmethod(in_step)
 
     def __post_init__(self) -> None:
         check_counts(self, ("trainers",))
 
-    def sparse_half(self, spec: SparseSpec, context: RunContext) -> CollectiveSparse:
-        """This trainer's part of all tables."""
-        return CollectiveSparse(spec, context.ranks)
+    def plan(self, facts: Facts) -> Plan:
+        """Keys are hashed to trainers, whatever the data."""
+        profile = facts.profile
+        if profile is None:
+            return base_plan(self, facts)
+        keys = profile.rows_of_share
+        sent = traffic.synchronous(
+            facts.num_trainers,
+            keys=sum(keys.values()),
+            numbers=sum(count * profile.widths[name] for name, count in keys.items()),
+            parameters=facts.model.num_parameters,
+        )
+        return base_plan(self, facts, predicted=predicted_bytes(sent))
 
-    def dense_half(
-        self, module: nn.Module, optimizer: OptimizerFactory, context: RunContext, **options: Any
-    ) -> AllReducedReplica:
-        """This trainer's copy."""
-        return AllReducedReplica(module, optimizer, ranks=context.ranks, **options)
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """This trainer's part of all tables, and its copy of the dense half."""
+        from girih.dense.halves.allreduced import AllReducedReplica
+        from girih.sparse.halves.collective import CollectiveSparse
+        from girih.training.feeds import ExampleFeed
+        from girih.training.schedules import in_step
+        from girih.training.session import Session
+
+        dense = AllReducedReplica(context.dense, context.ranks)
+        return Session(
+            sparse=CollectiveSparse(context.sparse, context.ranks, context.stats),
+            dense=dense,
+            schedule=in_step(),
+            feed=ExampleFeed(context.ranks),
+            optimizer=dense.optimizer,
+        )

@@ -8,65 +8,45 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.data import NULL_ID, Batch, Dataset, NormalizationStats, read_ahead
-from girih.data.shares import share_of
+from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
 from girih.errors import ConfigError, nearest
 from girih.metrics import Scores
 from girih.schema import Categorical, Schema
-from girih.training.halves import DenseHalf, SparseHalf
+from girih.training.session import Session
 
 
 def logits_of(
-    data: Dataset,
-    sparse: SparseHalf,
-    dense: DenseHalf,
-    moments: NormalizationStats,
-    part: tuple[int, int] = (0, 1),
+    data: Dataset, session: Session, normalization: NormalizationStats, *, whole: bool = False
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch in order, or one trainer's share of each, with its logits float32[B, T].
+    """This trainer's share of each batch in order, with its logits float32[B, T].
 
     Args:
-        part: which trainer of how many; trainers that read columns of their own take all examples.
+        whole: all examples on every trainer.
     """
-    data = sparse.columns_of(data)
-    moments = moments.narrowed(data.schema)
-    if sparse.by_columns:
-        part = (0, 1)
-    shares = (batch if part[1] == 1 else share_of(batch, *part) for batch, _ in data.batches(0))
-    batches = read_ahead((moments.apply(batch) for batch in shares), data.read_ahead)
-    try:
-        for batch in batches:
-            yield batch, dense.forward(batch, sparse.peek(batch).wait(), train=False).cpu()
-    finally:
-        batches.close()
+    for batch in session.feed.evaluate(data.in_order(), normalization, whole=whole):
+        embeddings = session.sparse.peek(batch).wait()
+        yield batch, session.dense.predict(batch, embeddings).cpu()
 
 
 def score(
     data: Dataset,
-    sparse: SparseHalf,
-    dense: DenseHalf,
-    moments: NormalizationStats,
+    session: Session,
+    normalization: NormalizationStats,
     *,
     gauc_by: str | None = None,
-    part: tuple[int, int] = (0, 1),
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Scores:
-    """Scores a dataset with the weights as they are; only what was read so far, once a stop is requested.
+    """Scores this trainer's share of a dataset; only what was read so far, once a stop is requested.
 
     Args:
-        part: which trainer of how many: only its share of every batch is scored. Of trainers that read columns of
-            their own, one scores everything: the first, or the one that has ``gauc_by``.
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
     """
     scores = Scores()
-    own = sparse.columns_of(data).schema
-    scoring = not sparse.by_columns or part[0] == 0
-    if sparse.by_columns and gauc_by is not None:
-        scoring = any(feature.name == gauc_by for feature in own.sparse)
-    feature = feature_index(own, gauc_by) if gauc_by is not None and scoring else None
-    for batch, logits in logits_of(data.in_order(), sparse, dense, moments, part):
-        groups = None if feature is None else first_ids(batch, feature)
+    scoring = session.feed.scores(gauc_by)
+    feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
+    for batch, logits in logits_of(data, session, normalization):
         if batch.num_examples and scoring:
+            groups = None if feature is None else first_ids(batch, feature)
             scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
         if stop_requested():
             break

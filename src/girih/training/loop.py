@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,14 +13,13 @@ from girih.config.train import EarlyStopping, TrainOptions
 from girih.data import Batch, Position, read_ahead
 from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
-from girih.models import bce_with_logits
 from girih.runs.background import BackgroundTasks
 from girih.runs.log import RunLog
-from girih.runs.spans import Spans
-from girih.training.feeds import Feed, Stream
-from girih.training.halves import DenseHalf, SparseHalf
+from girih.runs.stats import Spans
+from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
-from girih.training.schedules import Schedule, Step
+from girih.training.schedules import Step
+from girih.training.session import Session
 from girih.training.state import RunState
 
 
@@ -36,22 +35,20 @@ class Loop:
         ranks: this trainer among all; each step ends with what all agree on.
     """
 
-    sparse: SparseHalf
-    dense: DenseHalf
-    schedule: Schedule
+    session: Session
+    feed: TrainingFeed
     learning_rate: LearningRate
     options: TrainOptions
     state: RunState
-    feed: Feed
     log: RunLog
     save: Callable[[], None]
     settle_saves: Callable[[], None]
     score: Callable[[], Scores | None] | None
     label_names: Sequence[str]
+    ranks: TrainerGroup
+    spans: Spans
     save_every_steps: int | None = None
-    ranks: TrainerGroup = field(default_factory=TrainerGroup)
-    spans: Spans = field(default_factory=Spans)
-    _telling: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
+    _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
     def run(self, until_epoch: int) -> None:
         """Trains until so many epochs are done.
@@ -61,7 +58,7 @@ class Loop:
         """
         while self.state.epoch < until_epoch and not self._finished():
             with closing(self._batches()) as batches:
-                self._pay_evaluation()  # one that a stop left undone
+                self._evaluate_if_due()  # one that a stop left undone
                 try:
                     self._train_on(batches)
                 except BaseException:
@@ -74,7 +71,7 @@ class Loop:
         with closing(self._steps(batches)) as steps:
             for step in steps:
                 self._account(step)
-                self._pay_evaluation()
+                self._evaluate_if_due()
                 if self._every(self.save_every_steps):
                     self._save()
                 if self._finished():
@@ -83,7 +80,7 @@ class Loop:
     def close(self) -> None:
         """Waits for the metrics that are still being computed, and tells them."""
         try:
-            self._telling.close()
+            self._metrics.close()
         finally:
             self.feed.close()
 
@@ -98,12 +95,15 @@ class Loop:
         return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
-        timed = self.spans.each("read", batches)
-        with closing(
-            self.schedule(
-                timed, self.sparse, self.dense, bce_with_logits, self.learning_rate.scale, self.spans
-            )
-        ) as steps:
+        schedule = self.session.schedule(
+            self.spans.each("read", batches),
+            self.session.sparse,
+            self.session.dense,
+            num_updates=self.state.num_updates,
+            lr_scale=self.learning_rate.scale,
+            spans=self.spans,
+        )
+        with closing(schedule) as steps:
             while True:
                 start = time.perf_counter()
                 step = next(steps, None)
@@ -127,9 +127,12 @@ class Loop:
                 )
             state.refused += 1
         self.learning_rate.after_step()
-        self._telling.settle()
+        self._metrics.settle()
         self.settle_saves()
-        self.log.step(step, state, self.learning_rate.scale(), self.sparse.counters)
+        self.log.step(step, state, self.learning_rate.scale(), self._store_counters)
+
+    def _store_counters(self) -> Mapping[str, int]:
+        return self.session.sparse.stats().store
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()
@@ -138,11 +141,11 @@ class Loop:
         self.state.epoch += 1
         self.state.position = None
         self.learning_rate.after_epoch()
-        self._judge(scores)
+        self._record_metrics(scores)
 
-    def _pay_evaluation(self) -> None:
+    def _evaluate_if_due(self) -> None:
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
-            self._judge(self._measure())
+            self._record_metrics(self._measure())
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
@@ -154,7 +157,7 @@ class Loop:
             return None
         return Scores() if scores is None else scores  # of no examples, beside the rank that has all
 
-    def _judge(self, scores: Scores | None) -> None:
+    def _record_metrics(self, scores: Scores | None) -> None:
         """Computes metrics from scores: at once where training depends on them, else while it goes on."""
         if scores is None:
             return
@@ -162,7 +165,7 @@ class Loop:
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
         if self.options.early_stopping is None and self.learning_rate.metric is None:
             if self.ranks.first:
-                self._telling.submit(partial(scores.result, self.label_names), tell)
+                self._metrics.submit(partial(scores.result, self.label_names), tell)
             return
         with self.spans("evaluate"):
             own = scores.result(self.label_names).as_dict() if self.ranks.first else None
@@ -170,14 +173,14 @@ class Loop:
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:
-            self._watch(self.options.early_stopping, metrics)
+            self._update_early_stopping(self.options.early_stopping, metrics)
 
     def _save(self) -> None:
-        self._telling.settle(wait=True)  # what a resumed run does not compute again must be on disk
+        self._metrics.settle(wait=True)  # what a resumed run does not compute again must be on disk
         if self.ranks.rendezvous():
             self.save()
 
-    def _watch(self, stopping: EarlyStopping, metrics: Metrics) -> None:
+    def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         state, value = self.state, getattr(metrics.first, stopping.metric)
         sign = DIRECTIONS[stopping.metric]
         if value is not None and (

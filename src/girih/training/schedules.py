@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from torch import Tensor
-
 from girih.data.batch import Batch
+from girih.dense.half import DenseHalf
 from girih.errors import NonFiniteError, WireError
-from girih.models.embeddings import Embeddings
-from girih.runs.spans import Spans
-from girih.training.halves import DenseHalf, Loss, Pending, Pulled, SparseHalf
+from girih.runs.stats import Spans
+from girih.sparse.half import Pending, Pulled, SparseHalf
 
 Token = TypeVar("Token")
 
@@ -49,38 +46,26 @@ class Schedule(Protocol):
         batches: Iterable[tuple[Batch, Token]],
         sparse: SparseHalf,
         dense: DenseHalf,
-        loss: Loss,
+        *,
+        num_updates: int,
         lr_scale: Callable[[], float],
         spans: Spans,
     ) -> Generator[Step[Token], None, None]:
-        """``lr_scale`` multiplies the sparse learning rates, asked once a step."""
+        """Trains.
+
+        Args:
+            num_updates: applied so far.
+            lr_scale: multiplies the sparse learning rates; asked once per step.
+        """
         ...
-
-
-def in_step(
-    batches: Iterable[tuple[Batch, Token]],
-    sparse: SparseHalf,
-    dense: DenseHalf,
-    loss: Loss,
-    lr_scale: Callable[[], float],
-    spans: Spans,
-) -> Generator[Step[Token], None, None]:
-    """Pull, forward, backward, push: each batch sees all updates before it; staleness is 0."""
-    for batch, token in batches:
-        with spans("pull"):
-            pulled = sparse.pull(batch)
-        step, pending = _train(batch, token, pulled, sparse, dense, loss, lr_scale, spans)
-        with spans("wait for update"):
-            pending.wait()
-        yield step
 
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
     """Up to ``staleness`` batches are pulled before the gradients of earlier ones are applied.
 
-    So lookups of later batches and updates of earlier ones go on beside dense compute (Persia §3, §4.2.1). With
-    0 it is :func:`in_step`.
+    So lookups of later batches and updates of earlier ones go on beside dense compute (Persia §3, §4.2.1). With 0,
+    each batch sees all updates before it.
     """
 
     staleness: int
@@ -90,7 +75,8 @@ class Pipelined:
         batches: Iterable[tuple[Batch, Token]],
         sparse: SparseHalf,
         dense: DenseHalf,
-        loss: Loss,
+        *,
+        num_updates: int,
         lr_scale: Callable[[], float],
         spans: Spans,
     ) -> Generator[Step[Token], None, None]:
@@ -108,9 +94,11 @@ class Pipelined:
                     if item is None:
                         ended = True
                     else:
-                        ahead.append((*item, sparse.pull(item[0])))
+                        with spans("pull"):
+                            ahead.append((*item, sparse.pull(item[0])))
                 if ahead:
-                    step, pending = _train(*ahead.popleft(), sparse, dense, loss, lr_scale, spans)
+                    step, pending = _train(*ahead.popleft(), dense, num_updates + 1, lr_scale, spans)
+                    num_updates += step.refused is None
                     under_way.append(pending)
                     yield step
                 elif under_way:
@@ -121,54 +109,44 @@ class Pipelined:
         finally:
             for _, _, pulled in ahead:
                 with suppress(WireError):  # what broke off the connection has been raised, or will be
-                    sparse.drop(pulled)
+                    pulled.discard(refused=False)
+
+
+def in_step() -> Pipelined:
+    """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
+    return Pipelined(0)
 
 
 def _train(
     batch: Batch,
     token: Token,
     pulled: Pulled,
-    sparse: SparseHalf,
     dense: DenseHalf,
-    loss: Loss,
+    number: int,
     lr_scale: Callable[[], float],
     spans: Spans,
 ) -> tuple[Step[Token], Pending]:
-    """One batch whose rows are on their way: forward, backward, push."""
-    value, refused = math.nan, None
+    """One batch whose rows are on their way: compute, push, apply."""
     with spans("wait for rows"):
         embeddings = pulled.wait()
-    try:
-        with spans("forward"):
-            logits = dense.forward(batch, embeddings)
-            targets = dense.targets(batch)
-            mean_loss, gradient = loss(logits, targets.labels, targets.weights)
-            value = mean_loss.item()
-        with spans("backward"):
-            value = _backward(dense, targets.share, embeddings, value, gradient)
-        with spans("push"):
-            pending = sparse.push(pulled, lr_scale())
+    computed = dense.compute(batch, embeddings)
+    refused = computed.reason if computed.refused else None
+    if refused is None:
+        try:
+            with spans("push"):
+                pending = pulled.push(number, lr_scale())
+        except NonFiniteError as error:
+            refused = error
+    if refused is None:
         with spans("apply"):
-            dense.apply()
-    except NonFiniteError as error:
-        dense.discard()
-        refused, pending = error, sparse.refuse(pulled)
-    return Step(token, num_examples_of(batch), value, pulled.staleness, refused), pending
+            computed.apply()
+    else:
+        computed.discard()
+        pending = pulled.discard()
+    loss = computed.loss.item()
+    return Step(token, num_examples_of(batch), loss, pulled.staleness, refused), pending
 
 
 def num_examples_of(batch: Batch) -> int:
-    """Of the step's batch, over all trainers."""
+    """Examples of the step's batch, over all trainers."""
     return batch.num_examples if batch.share is None else batch.share.num_examples
-
-
-def _backward(
-    dense: DenseHalf, share: float, embeddings: Embeddings, value: float, gradient: Tensor
-) -> float:
-    """Weighs this trainer's mean loss and its gradient; returns the step's mean loss."""
-    refused = None
-    if not math.isfinite(value):
-        feature = embeddings.first_nonfinite()
-        refused = NonFiniteError(
-            f"the loss is {value}" + (f", and so is feature {feature!r}" if feature else "")
-        )
-    return dense.backward(gradient * share, value * share, refused)

@@ -38,6 +38,11 @@ class RunState:
     staleness_max: int = 0
     staleness_sum: int = 0
 
+    @property
+    def num_updates(self) -> int:
+        """Steps that moved something."""
+        return self.step - self.refused
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)

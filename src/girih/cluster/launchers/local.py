@@ -144,7 +144,9 @@ class LocalLauncher:
 
     def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> LocalProcess:
         """Starts a process; trainer 0 has the terminal, all others are silent."""
-        environment = {variable: value for variable, value in os.environ.items() if variable not in RENDEZVOUS}
+        environment = {
+            variable: value for variable, value in os.environ.items() if variable not in RENDEZVOUS
+        }
         environment[SEGMENTS] = self._segments
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
@@ -178,12 +180,18 @@ class LocalLauncher:
         return LocalProcess(RoleName.TRAINER, index, incarnation, process, errors, pipe)
 
     def _spawn(
-        self, name: RoleName, index: int, command: Sequence[str], environment: Mapping[str, str], **options: Any
+        self,
+        name: RoleName,
+        index: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        **options: Any,
     ) -> subprocess.Popen[bytes]:
         host_spec = host_of(self._hosts, name, index)
         return subprocess.Popen(
             [*host_spec.command, *command],
             env={**environment, **host_spec.environment},
-            start_new_session=title(name, index) != "trainer 0",  # the terminal's signals are for the one that has it
+            start_new_session=title(name, index)
+            != "trainer 0",  # the terminal's signals are for the one that has it
             **options,
         )

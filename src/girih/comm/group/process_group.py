@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a trainer waits for the others: as long as the slowest may evaluate or save."""
@@ -34,7 +34,7 @@ class AbortableGroup:
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, host: str | None, name: str) -> None:
-        options = ProcessGroupGloo._Options()
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         before = set(_listening())
         if host is None:
             device = ProcessGroupGloo.create_default_device()
@@ -51,9 +51,9 @@ class AbortableGroup:
         if torch.cuda.is_available() and dist.is_nccl_available():
             nccl_options = dist.ProcessGroupNCCL.Options()
             nccl_options._timeout = PATIENCE
-            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, nccl_options)
+            self._nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
             self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
-        self.process_group._set_group_name(name)
+        self.process_group._set_group_name(name)  # type: ignore[arg-type]
         store.set(f"ports/{rank}", " ".join(map(str, own_ports)))
         told = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
         self._own_ports = set(own_ports)

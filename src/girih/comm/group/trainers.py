@@ -35,7 +35,6 @@ class TrainerGroup:
     Args:
         rank, size: which of how many.
         registry: where they meet; one that is alone needs none.
-        lockstep: whether all do every step together; else each goes at its own pace between two saves.
         host: where this one listens for the others; None leaves it to gloo.
         name: tells groups that meet in the same registry apart; the same on all ranks, used once.
 
@@ -50,7 +49,6 @@ class TrainerGroup:
         size: int = 1,
         registry: Registry | None = None,
         *,
-        lockstep: bool = True,
         host: str | None = LOOPBACK,
         name: str = "trainers",
     ) -> None:
@@ -61,12 +59,13 @@ class TrainerGroup:
         self._number, self._num_splits = 0, 0
         self._parts: weakref.WeakSet[TrainerGroup] = weakref.WeakSet()
         self._group: AbortableGroup | None = None
-        self.votes: SynchronousVotes
-        self.set_pace(lockstep=lockstep)
+        self.votes = SynchronousVotes(self)
         if size > 1:
             store = RegistryStore(self.registry, f"{name}/group")
             self._group = AbortableGroup(store, rank, size, host=host, name=name)
-            watch = threading.Thread(target=_watch, args=(weakref.ref(self),), name="girih-abort", daemon=True)
+            watch = threading.Thread(
+                target=_watch, args=(weakref.ref(self),), name="girih-abort", daemon=True
+            )
             watch.start()
 
     @property
@@ -79,9 +78,9 @@ class TrainerGroup:
         """Whether this one writes the run's files."""
         return self.rank == 0
 
-    def set_pace(self, *, lockstep: bool) -> None:
-        """Chooses how they agree: in every step, or at their own pace; all alike, and before they train."""
-        self.votes = SynchronousVotes(self) if lockstep else AsynchronousVotes(self)
+    def step_apart(self) -> None:
+        """From here on each trainer goes at its own pace between two saves; else all do every step together."""
+        self.votes = AsynchronousVotes(self)
 
     def split(self, members: Sequence[int]) -> TrainerGroup | None:
         """A group of some ranks, in this order; None for who is not of them. All ranks call it, each for its own part.
@@ -92,10 +91,8 @@ class TrainerGroup:
         if self.rank not in members:
             return None
         name = f"{self.name}/{self._num_splits}.{members[0]}"
-        lockstep = not isinstance(self.votes, AsynchronousVotes)
-        part = TrainerGroup(
-            list(members).index(self.rank), len(members), self.registry, lockstep=lockstep, host=self._host, name=name
-        )  # fmt: skip
+        rank = list(members).index(self.rank)
+        part = TrainerGroup(rank, len(members), self.registry, host=self._host, name=name)
         self._parts.add(part)
         return part
 
@@ -112,10 +109,9 @@ class TrainerGroup:
         Args:
             generation: the same on all ranks, larger than any before.
         """
-        lockstep = not isinstance(self.votes, AsynchronousVotes)
         name = f"{self.name.partition('@')[0]}@{generation}"
         self.close()
-        return TrainerGroup(rank, size, self.registry, lockstep=lockstep, host=self._host, name=name)
+        return TrainerGroup(rank, size, self.registry, host=self._host, name=name)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks of each value, in float64."""

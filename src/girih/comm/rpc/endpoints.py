@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable
 
 from girih.comm.rpc.channel import Channel
@@ -13,8 +15,10 @@ from girih.comm.transports.inproc import InprocClient, InprocServer
 from girih.comm.transports.shared import SharedClient, SharedServer
 from girih.comm.transports.socket_client import SocketClient
 from girih.comm.transports.socket_server import SocketServer
-from girih.errors import WireError
+from girih.errors import GirihError, WireError
 from girih.testing.faults import Faults, FaultyChannel
+
+_SECRETS: weakref.WeakKeyDictionary[Client, bytes] = weakref.WeakKeyDictionary()
 
 
 def listen(
@@ -86,7 +90,7 @@ def connect(
         raise _unknown(address)
     if faults is not None:
         channel = FaultyChannel(channel, faults)
-    return Client(
+    client = Client(
         channel,
         address,
         secret=secret,
@@ -95,6 +99,16 @@ def connect(
         retries=retries,
         checksums=checksums,
     )
+    _SECRETS[client] = secret
+    return client
+
+
+def abort_clients(secret: bytes) -> None:
+    """Closes the clients of this process that know a secret, the run's: calls in progress raise ``WireError``."""
+    for client, known in list(_SECRETS.items()):
+        if known == secret:
+            with contextlib.suppress(GirihError, OSError):
+                client.close()
 
 
 def _unknown(address: str) -> WireError:

@@ -17,38 +17,38 @@ from torch.nn.parallel import DistributedDataParallel
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
-from girih.dense.halves.replica import to_device
+from girih.dense.halves.replica import ReplicaComputed, to_device
 from girih.dense.halves.synchronous import SynchronousReplica
-from girih.dense.options import OptimizerFactory
+from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Block, Embeddings, Jagged
 
 BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
 
 
 class AllReducedReplica(SynchronousReplica):
-    """One copy of the dense parameters among equal ones; arguments as of :class:`SynchronousReplica`.
+    """One copy of the dense parameters among equal ones.
 
-    Gradients are summed, not averaged: each trainer's are of its part of the
-    step's mean loss. Batch norm sees each trainer's own examples, and rank 0's running means are those saved.
+    Gradients are summed, not averaged: each trainer's are of its part of the step's mean loss. Batch norm sees each
+    trainer's own examples, and rank 0's running means are those saved.
     """
 
-    def __init__(
-        self, module: nn.Module, optimizer: OptimizerFactory, *, ranks: TrainerGroup, **options: Any
-    ) -> None:
-        super().__init__(module, optimizer, ranks=ranks, **options)
+    def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
+        super().__init__(spec, ranks)
         self._parallel: nn.Module | None = None
 
-    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
-        """Logits, float32[B, T]; a trainer whose share is empty takes part with an example that counts nothing."""
-        if train and self._parallel is None and self.ranks.size > 1 and self.parameters:
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None
+    ) -> ReplicaComputed:
+        """See :class:`Replica`; the first call finds out which parameters a loss depends on."""
+        if self._parallel is None and self.ranks.size > 1 and self.parameters:
             self._parallel = self._distributed(batch, embeddings)
+        return super().compute(batch, embeddings, onto)
+
+    def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
+        """A trainer whose share is empty takes part with an example that counts nothing."""
         if batch.num_examples:
-            return super().forward(batch, embeddings, train=train)
-        super().forward(_one_example(batch), _one_example_of(embeddings), train=train)
-        self._embeddings = embeddings if train else None
-        if self._logits is not None:
-            self._logits = self._logits[:0]
-        return torch.empty(0, batch.labels.shape[1], device=self.device)
+            return super()._outputs(batch, embeddings, train=train)
+        return super()._outputs(_one_example(batch), _one_example_of(embeddings), train=train)[:0]
 
     def close(self) -> None:
         """Lets go of what refers to the group of trainers."""
@@ -92,14 +92,12 @@ class AllReducedReplica(SynchronousReplica):
     def _sum(self, bucket: Any) -> Any:
         start, buffer = time.perf_counter(), bucket.buffer()
         # a ring passes each part on to the next rank, once to sum it and once to tell it
-        self.sent_bytes += (
-            2 * (self.ranks.size - 1) * buffer.numel() * buffer.element_size() // self.ranks.size
-        )
+        stats, size = self.stats_of_process, self.ranks.size
+        stats.sent("dense", 2 * (size - 1) * buffer.numel() * buffer.element_size() // size)
         work = self.ranks.all_reduce(buffer, async_op=True)
 
         def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-            if self.spans is not None:
-                self.spans.add("allreduce", start, time.perf_counter() - start)
+            stats.spans.add("allreduce", start, time.perf_counter() - start)
             return future.value()[0]
 
         return work.get_future().then(done)

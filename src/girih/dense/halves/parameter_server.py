@@ -19,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from girih.comm.context import RunContext
+from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Reply, Request, Server, connect, listen
-from girih.data.batch import Batch
-from girih.dense.halves.replica import Replica, made_by
+from girih.dense.halves.replica import Gradients, Replica, made_by
+from girih.dense.halves.synchronous import nonfinite_gradient
 from girih.dense.options import OptimizerFactory
-from girih.errors import ConfigError
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, NonFiniteError
 from girih.models.embeddings import Embeddings
 
 STEP, NEWEST = 1, 2
@@ -75,101 +76,65 @@ class DenseServer:
 
 
 class ParameterServerReplica(Replica):
-    """A copy of the dense parameters that a dense server moves; arguments as of :class:`Replica`.
+    """A copy of the dense parameters that a dense server moves.
 
     Args:
         staleness: gradients that may be on their way to the server when a batch is computed.
         address: where the server listens, see :func:`girih.comm.rpc.listen`.
+        secret: proves that a peer belongs to the run.
 
     Attributes:
         optimizer: on rank 0 the server's; on the others one that carries the learning rate schedule alone.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer: OptimizerFactory,
-        *,
-        context: RunContext,
-        staleness: int,
-        address: str = "shm://",
-        precision: str = "float32",
-        device: torch.device | str = "cpu",
-        clip_norm: float | None = None,
+        self, spec: DenseSpec, ranks: TrainerGroup, *, staleness: int, address: str, secret: bytes
     ) -> None:
-        super().__init__(module, optimizer, precision=precision, device=device, clip_norm=clip_norm)
-        if self.device.type != "cpu":
-            raise ConfigError("strategy 'asynchronous' computes on CPUs only; set train.device = 'cpu'")
-        self._ranks, self._staleness = context.ranks, staleness
+        super().__init__(spec)
+        self._ranks, self._staleness = ranks, staleness
         self._version = 0
-        self._embeddings: Embeddings | None = None
         self._under_way: deque[Reply] = deque()
         self._server: DenseServer | None = None
         self._listening: Server | None = None
         self._client: Client | None = None
         self._pool: ThreadPoolExecutor | None = None
-        if self._ranks.first:
-            self._server = DenseServer(copy.deepcopy(module), optimizer, clip_norm)
+        if ranks.first:
+            self._server = DenseServer(copy.deepcopy(self.module), spec.optimizer, spec.clip_norm)
             self.optimizer = self._server.optimizer
-            if self._ranks.size > 1:
+            if ranks.size > 1:
                 self._pool = ThreadPoolExecutor(1, "girih-dense-server")
-                self._listening = listen(self._handle, address=address, secret=context.secret)
-        found = self._ranks.broadcast(None if self._listening is None else self._listening.address)
-        if not self._ranks.first:
-            self._client = context.tracked(connect(found, secret=context.secret))
-        self.refresh()
+                self._listening = listen(self._handle, address=address, secret=secret)
+        found = ranks.broadcast(None if self._listening is None else self._listening.address)
+        if not ranks.first:
+            self._client = connect(found, secret=secret)
+        self._refresh()
 
-    @property
-    def staleness_max(self) -> int:
-        """On rank 0: steps of others between a gradient's parameters and its step, at most."""
-        return 0 if self._server is None else self._server.staleness_max
-
-    def forward(self, batch: Batch, embeddings: Embeddings, *, train: bool = True) -> Tensor:
-        """As of :class:`Replica`."""
-        self._embeddings = embeddings if train else None
-        return super().forward(batch, embeddings, train=train)
-
-    def backward(self, *arguments: Any) -> float:
-        """As of :class:`Replica`; the loss is of this trainer's share, as all shares are about equal."""
-        loss = super().backward(*arguments) * self._ranks.size
-        embeddings, self._embeddings = self._embeddings, None
-        if embeddings is not None:
-            embeddings.check_gradients()
-        return loss
-
-    def apply(self) -> None:
+    def move(self, gradients: Gradients) -> None:
         """Sends the gradients; waits where more than ``staleness`` steps are under way."""
         if not self.parameters:
             return
-        given = np.array([p.grad is not None for p in self.parameters], np.uint8)
-        gradient = torch.cat(
-            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.parameters]
-        ).numpy()
-        for parameter in self.parameters:
-            parameter.grad = None
+        given = np.array([gradient is not None for gradient in gradients], np.uint8)
+        pairs = zip(self.parameters, gradients, strict=True)
+        flat = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]).numpy()
         if self._server is not None:
-            self._take(*self._server.step(gradient, given, self._version))
+            self._take(*self._server.step(flat, given, self._version))
         elif self._client is not None:
-            self.sent_bytes += gradient.nbytes
-            self._under_way.append(self._client.call(STEP, (self._version,), (gradient, given)))
+            self.stats_of_process.sent("dense", flat.nbytes)
+            self._under_way.append(self._client.call(STEP, (self._version,), (flat, given)))
             self._take_arrived(self._staleness)
 
-    def drain(self) -> None:
-        """Returns when the server has taken all steps of this trainer."""
+    def sync(self) -> None:
+        """Returns when the server has taken all steps of all trainers, with the newest parameters here."""
         self._take_arrived(0)
+        self._ranks.barrier()
+        self._refresh()
 
-    def refresh(self) -> None:
-        """Takes the newest parameters."""
-        if not self.parameters:
-            return
-        if self._server is not None:
-            self._take(*self._server.newest())
-        elif self._client is not None:
-            frame = self._client.call(NEWEST).wait()
-            self._take(frame.arrays[0], frame.fields[0])
+    def stats(self) -> dict[str, int]:
+        """On rank 0: steps of others between a gradient's parameters and its step, at most."""
+        return {"staleness_max": 0 if self._server is None else self._server.staleness_max}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """As of :class:`Replica`."""
+        """See :class:`Replica`."""
         super().restore(state)
         if self._server is not None:
             self._server.module.load_state_dict(state["model"])
@@ -181,6 +146,29 @@ class ParameterServerReplica(Replica):
                 part.close()
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _differentiate(
+        self,
+        outputs: Tensor,
+        mean: Tensor | None,
+        value: float,
+        share: float,
+        embeddings: Embeddings,
+        reason: NonFiniteError | None,
+    ) -> tuple[float, NonFiniteError | None]:
+        """The backward pass; the loss is this trainer's share's, as all shares are about equal."""
+        value, reason = super()._differentiate(outputs, mean, value, share, embeddings, reason)
+        return value * self._ranks.size, reason or nonfinite_gradient(embeddings)
+
+    def _refresh(self) -> None:
+        """Takes the newest parameters."""
+        if not self.parameters:
+            return
+        if self._server is not None:
+            self._take(*self._server.newest())
+        elif self._client is not None:
+            frame = self._client.call(NEWEST).wait()
+            self._take(frame.arrays[0], frame.fields[0])
 
     def _take_arrived(self, most_under_way: int) -> None:
         newest = None
@@ -210,7 +198,7 @@ class ParameterServerReplica(Replica):
                 flat, version = server.step(gradient, given, request.frame.fields[0])
             else:
                 flat, version = server.newest()
-            self.sent_bytes += flat.nbytes
+            self.stats_of_process.sent("dense", flat.nbytes)
             request.reply((version,), (flat,))
         except Exception as error:
             request.fail(error)

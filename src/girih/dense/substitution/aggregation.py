@@ -9,7 +9,6 @@ Shapes: B examples, b of them this trainer's, W columns, w of them this trainer'
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,25 +17,20 @@ import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.runs.spans import Spans
+from girih.runs.stats import Stats
 
 
 class Aggregation:
-    """What trainers tell each other of partial results.
+    """Exchange of partial results between trainers.
 
     Args:
         half: partial results, and with "split" their gradients, travel as bfloat16; sums are float32's all the same.
-
-    Attributes:
-        sent_bytes: by this trainer.
-        spans: where it times itself, if anywhere.
+        stats: where time and bytes sent are counted.
     """
 
-    def __init__(self, ranks: TrainerGroup, *, half: bool = False) -> None:
-        self.ranks, self.half = ranks, half
+    def __init__(self, ranks: TrainerGroup, stats: Stats, *, half: bool = False) -> None:
+        self.ranks, self.half, self.stats = ranks, half, stats
         self.itemsize = 2 if half else 4
-        self.sent_bytes = 0
-        self.spans: Spans | None = None
 
     def summed(self, partial: Tensor, *, split: bool) -> Tensor:
         """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W]."""
@@ -67,9 +61,9 @@ class Aggregation:
             num_examples = len(values)
             return self.gather(self.sum_share(values), num_examples)
         values = values.contiguous().clone()
-        with _Timed(self.spans):
+        with self.stats.spans("aggregate"):
             self.ranks.all_reduce(values)
-        self.sent_bytes += 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size
+        self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
         return values
 
     def sum_share(self, values: Tensor) -> Tensor:
@@ -95,9 +89,9 @@ class Aggregation:
         if self.ranks.size == 1:
             return sent
         itemsize = self.itemsize
-        self.sent_bytes += itemsize * (sum(sent_sizes) - sent_sizes[rank])
+        self.stats.sent("partials", itemsize * (sum(sent_sizes) - sent_sizes[rank]))
         raw = sent.contiguous().to(torch.bfloat16 if self.half else torch.float32).view(torch.uint8)
-        with _Timed(self.spans):
+        with self.stats.spans("aggregate"):
             received = self.ranks.exchange(
                 raw, [itemsize * n for n in sent_sizes], [itemsize * n for n in received_sizes]
             )
@@ -108,18 +102,6 @@ def _on_the_way_back(partial: Tensor) -> Tensor:
     """Of a trainer that has nothing to learn from it, too: all take part in what crosses the wire backward."""
     needed = torch.is_grad_enabled() and not partial.requires_grad
     return partial.requires_grad_() if needed else partial
-
-
-class _Timed:
-    def __init__(self, spans: Spans | None) -> None:
-        self._spans = spans
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        if self._spans is not None:
-            self._spans.add("aggregate", self._start, time.perf_counter() - self._start)
 
 
 class _Sum(torch.autograd.Function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +17,16 @@ Change = Callable[[Tensor, Split], Tensor]
 class ShardedParameters(dict[str, Split]):
     """Parameter name → the part of it that is here."""
 
-    def whole(
-        self, state: Mapping[str, Any], module: nn.Module, optimizer: Any, ranks: TrainerGroup
-    ) -> dict[str, Any]:
+    def __init__(self, ranks: TrainerGroup) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def whole(self, state: Mapping[str, Any], module: nn.Module, optimizer: Any) -> dict[str, Any]:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
 
         All trainers call it together.
         """
-        return self._changed(state, module, optimizer, partial(_joined, ranks), lambda shape, own: shape)
+        return self._changed(state, module, optimizer, self._joined, lambda shape, own: shape)
 
     def part(self, state: Mapping[str, Any], module: nn.Module, optimizer: Any) -> dict[str, Any]:
         """The inverse of :meth:`whole`, for this trainer."""
@@ -69,6 +70,12 @@ class ShardedParameters(dict[str, Split]):
             found["state"] = moments
         return {**state, "model": model, "optimizer": found}
 
+    def _joined(self, part: Tensor, own: Split) -> Tensor:
+        whole = part.new_zeros(_wide(list(part.shape), own))
+        whole.index_copy_(own.dim, own.places.to(part.device), part)
+        self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
+        return whole
+
     def _by_index(
         self, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[int, tuple[nn.Parameter, Split]]:
@@ -84,13 +91,6 @@ class ShardedParameters(dict[str, Split]):
 
 def _wide(shape: list[int], own: Split) -> list[int]:
     return [own.size if dim == own.dim else size for dim, size in enumerate(shape)]
-
-
-def _joined(ranks: TrainerGroup, part: Tensor, own: Split) -> Tensor:
-    whole = part.new_zeros(_wide(list(part.shape), own))
-    whole.index_copy_(own.dim, own.places.to(part.device), part)
-    ranks.all_reduce(whole)  # of numbers beside zeros: exact
-    return whole
 
 
 def _taken(whole: Tensor, own: Split) -> Tensor:

@@ -48,7 +48,7 @@ class AttendedProjection(FieldProjection):
         return F.linear(self._inputs(numeric, embeddings), self.weight, self.bias)
 
     @property
-    def together(self) -> tuple[tuple[str, ...], ...]:
+    def colocated_features(self) -> tuple[tuple[str, ...], ...]:
         """Each history and its target."""
         return tuple(self.pairs.values())
 

@@ -48,7 +48,7 @@ class Operator(nn.Module):
     columns: int
 
     @property
-    def together(self) -> tuple[tuple[str, ...], ...]:
+    def colocated_features(self) -> tuple[tuple[str, ...], ...]:
         """Features that one place must have together, where there are such."""
         return ()
 

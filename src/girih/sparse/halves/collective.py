@@ -8,7 +8,6 @@ Shapes: R ranks, T tables of a group, U unique keys of this rank's batch, K keys
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
-from girih.sparse.groups.assemble import assemble, bounds_in
-from girih.sparse.groups.group import as_leaves, gradients_of
+from girih.runs.stats import Stats
+from girih.sparse.groups.group import bounds_in
+from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.half import SparseStats
+from girih.sparse.halves.done import Done
 from girih.sparse.halves.group_save import GroupSave
-from girih.sparse.halves.immediate import Done, ImmediateUpdates
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
 from girih.sparse.routing.shard_reader import LookupResult, ShardReader
 from girih.sparse.spec import SparseSpec
@@ -38,43 +38,63 @@ class _Traffic:
     """One group in one step: what this rank asks for, what it is asked for, and how many keys each way.
 
     Attributes:
-        asks, asked: keys for each rank, and keys of each rank.
-        leaves: the outputs, which collect gradients.
+        asks, asked: number of keys for each rank, and of each rank.
     """
 
     own: RoutedKeys
     served: LookupResult
     asks: list[int]
     asked: list[int]
-    leaves: list[Tensor]
 
 
-@dataclass
 class CollectivePulled:
     """A batch whose embeddings are here."""
 
-    batch: Batch
-    groups: list[_Traffic]
-    embeddings: Embeddings
-    staleness: int = 0
+    def __init__(
+        self,
+        half: CollectiveSparse,
+        batch: Batch,
+        traffic: list[_Traffic],
+        outputs: list[list[NDArray[np.float32]]],
+        *,
+        train: bool,
+    ) -> None:
+        self.staleness = 0
+        self._half, self._batch, self._traffic = half, batch, traffic
+        self._leaves = Leaves(half.groups, outputs, bounds_in(batch), train=train)
 
-    def wait(self) -> Embeddings:
+    def wait(self, examples: slice | None = None) -> Embeddings:
         """The embeddings."""
-        return self.embeddings
+        return self._leaves.embeddings(examples)
+
+    def push(self, step: int, lr_scale: float = 1.0) -> Done:
+        """Applies the gradients that the pulled embeddings of all trainers collected: one optimizer step.
+
+        Raises:
+            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
+        """
+        self._half.update(self._batch, self._traffic, self._leaves.gradients(), step, lr_scale)
+        return Done()
+
+    def discard(self, *, refused: bool = True) -> Done:
+        """No-op: nothing is kept for a batch elsewhere."""
+        return Done()
 
 
-class CollectiveSparse(ImmediateUpdates):
+class CollectiveSparse:
     """Tables whose shards are spread evenly over the trainers."""
 
-    def __init__(self, spec: SparseSpec, ranks: TrainerGroup) -> None:
-        self.step = 0
+    def __init__(self, spec: SparseSpec, ranks: TrainerGroup, stats: Stats | None = None) -> None:
         self.ranks = ranks
         self.groups = spec.groups()
-        self.wire_bytes: Counter[str] = Counter()
-        self._holding = LocalShards(self.groups, spec.store, place=ranks.rank, num_places=ranks.size)
-        places = ShardTopology(ranks.size, self._holding.shards_each)
-        self._askers = [KeyRouter(group, places) for group in self.groups]
-        self._owners = [ShardReader(stores, self._holding.pool) for stores in self._holding.stores]
+        self._stats = stats or Stats()
+        self._last_step = 0
+        self._shards = LocalShards(
+            self.groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size
+        )
+        topology = ShardTopology(ranks.size, self._shards.shards_each)
+        self._routers = [KeyRouter(group, topology) for group in self.groups]
+        self._readers = [ShardReader(stores, self._shards.pool) for stores in self._shards.stores]
 
     def pull(self, batch: Batch) -> CollectivePulled:
         """Reads a batch's rows for training."""
@@ -84,74 +104,77 @@ class CollectiveSparse(ImmediateUpdates):
         """Reads for evaluation; keys without a row give their initial value."""
         return self._read(batch, train=False)
 
-    def push(self, pulled: CollectivePulled, lr_scale: float = 1.0) -> Done:
-        """Applies the gradients that the pulled embeddings of all trainers collected: one optimizer step.
+    def update(
+        self,
+        batch: Batch,
+        traffic: list[_Traffic],
+        gradients: list[list[NDArray[np.float32] | None]],
+        step: int,
+        lr_scale: float,
+    ) -> None:
+        """Sends the gradients of rows to their owners, which apply the sum over all trainers.
 
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
         tables = [table.name for group in self.groups for table in group.spec.tables]
         took_part, bad, sums = [], 0, []
-        for asker, owner, traffic in zip(self._askers, self._owners, pulled.groups, strict=True):
-            given = gradients_of(traffic.leaves)
-            own, _ = asker.scatter(traffic.own, given, pulled.batch)
-            gradients = self._send("gradients", own, traffic.asks, traffic.asked)
-            totals, nonfinite = owner.sum_gradients(traffic.served, gradients)
+        for router, reader, each, given in zip(self._routers, self._readers, traffic, gradients, strict=True):
+            own, _ = router.scatter(each.own, given, batch)
+            received = self._send("gradients", own, each.asks, each.asked)
+            totals, nonfinite = reader.sum_gradients(each.served, received)
             took_part.append(float(any(gradient is not None for gradient in given)))
             bad = max(bad, 0 if nonfinite is None else 1 + tables.index(nonfinite))
             sums.append(totals)
         *all_took_part, worst = self.ranks.largest([*took_part, float(bad)])
         if worst:
             raise NonFiniteError(f"a gradient of table {tables[int(worst) - 1]!r} is NaN or infinite")
-        self.step += 1
-        for owner, traffic, totals, apply in zip(
-            self._owners, pulled.groups, sums, all_took_part, strict=True
-        ):
+        self._last_step = step
+        for reader, each, totals, apply in zip(self._readers, traffic, sums, all_took_part, strict=True):
             if apply:
-                owner.apply(traffic.served, totals, self.step, lr_scale)
-        return Done()
+                reader.apply(each.served, totals, step, lr_scale)
 
-    def counters(self) -> Mapping[str, int]:
+    def sync(self) -> None:
+        """No-op: nothing is ever in flight."""
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        return self.ranks.sum_by_name(self._holding.counters())
-
-    def rows(self) -> dict[str, int]:
-        """Rows of each table, on all ranks together."""
-        return self.ranks.sum_by_name(self._holding.rows())
+        return SparseStats(
+            self.ranks.sum_by_name(self._shards.counters()), self.ranks.sum_by_name(self._shards.rows())
+        )
 
     def begin_save(self, directory: Path) -> GroupSave:
         """All ranks take live snapshots of their shards, to be written below rank 0's directory."""
         directory = Path(self.ranks.broadcast(str(directory)))
-        return GroupSave(self.ranks, self._holding.begin_save(directory))
+        return GroupSave(self.ranks, self._shards.begin_save(directory))
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
         """Replaces all rows by those of any number of shards; each rank takes what belongs to it."""
-        self._holding.load(directory, files)
+        self._shards.load(directory, files)
+        self._last_step = step
 
     def close(self) -> None:
         """Gives the memory back."""
-        self._holding.close()
+        self._shards.close()
 
     def _read(self, batch: Batch, *, train: bool) -> CollectivePulled:
-        asked = [asker.ask(batch) for asker in self._askers]
+        asked = [router.ask(batch) for router in self._routers]
         received = self._send_keys(asked)
-        groups = []
+        traffic, outputs = [], []
         for number, own in enumerate(asked):
             lengths = np.stack([lengths[number] for lengths, _, _ in received])
-            served = self._owners[number].read(
+            served = self._readers[number].read(
                 np.concatenate([keys[number] for _, keys, _ in received]),
                 np.concatenate([counts[number] for _, _, counts in received]),
                 lengths,
-                self.step + 1,
+                self._last_step + 1,
                 train=train,
             )
             asks, is_asked = np.diff(own.bounds()).tolist(), lengths.sum(axis=1).tolist()
             values = self._send("embeddings", served.values, is_asked, asks)
-            leaves = as_leaves(self._askers[number].pool(own, values, batch), train=train)
-            groups.append(_Traffic(own, served, asks, is_asked, leaves))
-        return CollectivePulled(
-            batch, groups, assemble(self.groups, [g.leaves for g in groups], bounds_in(batch))
-        )
+            outputs.append(self._routers[number].pool(own, values, batch))
+            traffic.append(_Traffic(own, served, asks, is_asked))
+        return CollectivePulled(self, batch, traffic, outputs, train=train)
 
     def _send(
         self, kind: str, rows: NDArray[np.float32], sent: list[int], received: list[int]
@@ -159,7 +182,7 @@ class CollectiveSparse(ImmediateUpdates):
         """Rows, float32[·, W], to each rank its own; returns those that came."""
         width = rows.shape[1]
         flat = torch.from_numpy(rows.reshape(-1))
-        self.wire_bytes[kind] += 4 * width * (sum(sent) - sent[self.ranks.rank])
+        self._stats.sent(kind, 4 * width * (sum(sent) - sent[self.ranks.rank]))
         out = self.ranks.exchange(flat, [n * width for n in sent], [n * width for n in received])
         return out.numpy().reshape(-1, width)
 
@@ -169,7 +192,7 @@ class CollectiveSparse(ImmediateUpdates):
         sizes = [len(part) for part in parts]
         ones = [1] * self.ranks.size
         theirs = self.ranks.exchange(torch.tensor(sizes), ones, ones).tolist()
-        self.wire_bytes["ids"] += 8 * (sum(sizes) - sizes[self.ranks.rank])
+        self._stats.sent("ids", 8 * (sum(sizes) - sizes[self.ranks.rank]))
         flat = self.ranks.exchange(torch.from_numpy(np.concatenate(parts)), sizes, theirs).numpy()
         starts = np.cumsum([0, *theirs])
         return [

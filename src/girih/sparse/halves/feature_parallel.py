@@ -5,132 +5,106 @@ Rows never leave their trainer; what crosses the wire are partial results, in th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from girih.comm.group import TrainerGroup
-from girih.data import Dataset
 from girih.data.batch import Batch
-from girih.errors import ConfigError, GirihError, NonFiniteError
+from girih.errors import GirihError, NonFiniteError
+from girih.models.embeddings import Embeddings
 from girih.planner.placement import Placement
+from girih.sparse.half import SparseStats
+from girih.sparse.halves.done import Done
 from girih.sparse.halves.group_save import GroupSave
-from girih.sparse.halves.immediate import Done, ImmediateUpdates
 from girih.sparse.halves.local import LocalPulled, LocalSparse
 from girih.sparse.spec import SparseSpec
 
 
-class FeatureParallelSparse(ImmediateUpdates):
-    """The tables of this trainer's features; to be placed, once, before it reads.
+class FeatureParallelPulled:
+    """A batch whose embeddings, those of this trainer's features, are here."""
 
-    Methods but for ``pull``, ``peek`` and ``push`` are called by all trainers, in the same order.
+    def __init__(self, pulled: LocalPulled, ranks: TrainerGroup) -> None:
+        self.staleness = 0
+        self._pulled, self._ranks = pulled, ranks
 
-    Attributes:
-        schema: the features that are read here; all of them until they are placed.
-    """
+    def wait(self, examples: slice | None = None) -> Embeddings:
+        """The embeddings."""
+        return self._pulled.wait(examples)
 
-    by_columns = True
-
-    def __init__(self, spec: SparseSpec, ranks: TrainerGroup) -> None:
-        self.ranks, self.schema = ranks, spec.schema
-        self._spec = spec
-        self._tables: LocalSparse | None = None
-        self.wire_bytes: Counter[str] = Counter()
-
-    def place(self, placement: Placement) -> None:
-        """Opens this rank's tables."""
-        spec, ranks = self._spec, self.ranks
-        self.schema = placement.schema_of(ranks.rank, spec.schema)
-        here = {table.name for table in self.schema.tables}
-        # as many shards on all ranks, whatever tables each has: files are numbered by them
-        shards = spec.store.num_shards(group.spec for group in spec.groups())
-        self._tables = LocalSparse(
-            self.schema,
-            {name: kinds for name, kinds in spec.needs.items() if name in placement.features_of(ranks.rank)},
-            optimizer=spec.optimizer,
-            first_order_optimizer=spec.first_order_optimizer,
-            options=replace(spec.store, shards=shards),
-            seed=spec.seed,
-            place=ranks.rank,
-            elsewhere={table.name for table in spec.schema.tables} - here,
-        )
-
-    @property
-    def tables(self) -> LocalSparse:
-        """This rank's."""
-        if self._tables is None:
-            raise ConfigError("features are not placed yet; fit, load or evaluate first")
-        return self._tables
-
-    @property
-    def step(self) -> int:
-        """Steps applied."""
-        return self.tables.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.tables.step = step
-
-    def columns_of(self, data: Dataset) -> Dataset:
-        """This rank's features, and the labels.
-
-        Raises:
-            ConfigError: bad rows are to be skipped: each trainer would skip those that are bad in its own columns.
-        """
-        if self.ranks.size == 1:
-            return data
-        if data.on_bad_row != "error":
-            raise ConfigError(
-                f"data.on_bad_row = {data.on_bad_row!r}: with strategy 'substitution' each trainer sees its own columns"
-                " and cannot know what others skip; set it to 'error', or use 'synchronous'"
-            )
-        return data.select([feature.name for feature in self.schema.features], labels=True)
-
-    def pull(self, batch: Batch) -> LocalPulled:
-        """Reads a batch's rows for training."""
-        return self.tables.pull(batch)
-
-    def peek(self, batch: Batch) -> LocalPulled:
-        """Reads for evaluation; keys without a row give their initial value."""
-        return self.tables.peek(batch)
-
-    def push(self, pulled: LocalPulled, lr_scale: float = 1.0) -> Done:
-        """Applies the gradients that the pulled embeddings collected: one optimizer step, on each trainer.
+    def push(self, step: int, lr_scale: float = 1.0) -> Done:
+        """Applies the gradients: one optimizer step, on each trainer.
 
         Raises:
             GirihError: finite gradients whose sum is not: other trainers may have moved their rows already.
         """
         try:
-            return self.tables.push(pulled, lr_scale)
+            return self._pulled.push(step, lr_scale)
         except NonFiniteError as error:
-            if self.ranks.size == 1:
+            if self._ranks.size == 1:
                 raise
             raise GirihError(
-                f"trainer {self.ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"
+                f"trainer {self._ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"
                 " checkpoint, with a lower learning rate or train.clip_norm"
             ) from error
 
-    def counters(self) -> Mapping[str, int]:
-        """Sums over all shards of all ranks."""
-        return self.ranks.sum_by_name(self.tables.counters())
+    def discard(self, *, refused: bool = True) -> Done:
+        """No-op: nothing is kept for a batch elsewhere."""
+        return Done()
 
-    def rows(self) -> dict[str, int]:
-        """Rows of each table."""
-        none = {table.name: 0 for table in self._spec.schema.tables}
-        return self.ranks.sum_by_name(none | self.tables.rows())
+
+class FeatureParallelSparse:
+    """The tables of this trainer's features.
+
+    Args:
+        placement: which trainer owns which features.
+    """
+
+    def __init__(self, spec: SparseSpec, ranks: TrainerGroup, placement: Placement) -> None:
+        self._ranks = ranks
+        self._all_tables = [table.name for table in spec.schema.tables]
+        schema = placement.schema_of(ranks.rank, spec.schema)
+        here = {table.name for table in schema.tables}
+        # as many shards on all ranks, whatever tables each has: files are numbered by them
+        own = placement.features_of(ranks.rank)
+        self._tables = LocalSparse(
+            replace(
+                spec,
+                schema=schema,
+                needs={name: kinds for name, kinds in spec.needs.items() if name in own},
+                store=spec.resolved_store(),
+            ),
+            process=ranks.rank,
+            elsewhere=set(self._all_tables) - here,
+        )
+
+    def pull(self, batch: Batch) -> FeatureParallelPulled:
+        """Reads a batch's rows for training."""
+        return FeatureParallelPulled(self._tables.pull(batch), self._ranks)
+
+    def peek(self, batch: Batch) -> FeatureParallelPulled:
+        """Reads for evaluation; keys without a row give their initial value."""
+        return FeatureParallelPulled(self._tables.peek(batch), self._ranks)
+
+    def sync(self) -> None:
+        """No-op: nothing is ever in flight."""
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards of all ranks."""
+        own = self._tables.stats()
+        rows = dict.fromkeys(self._all_tables, 0) | dict(own.rows)
+        return SparseStats(self._ranks.sum_by_name(own.store), self._ranks.sum_by_name(rows))
 
     def begin_save(self, directory: Path) -> GroupSave:
         """All ranks take live snapshots of their tables, to be written below rank 0's directory."""
-        directory = Path(self.ranks.broadcast(str(directory)))
-        return GroupSave(self.ranks, self.tables.begin_save(directory))
+        directory = Path(self._ranks.broadcast(str(directory)))
+        return GroupSave(self._ranks, self._tables.begin_save(directory))
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
         """Replaces all rows by those of any number of shards; each rank takes its tables."""
-        self.tables.load(directory, files)
+        self._tables.load(directory, files, step=step)
 
     def close(self) -> None:
         """Gives the memory back."""
-        if self._tables is not None:
-            self._tables.close()
+        self._tables.close()

@@ -2,87 +2,89 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
-from girih.models.needs import Needs
-from girih.optim import SparseOptimizer
-from girih.schema import Schema
-from girih.sparse.groups.assemble import assemble, bounds_in
-from girih.sparse.groups.group import EmbeddingGroup, GroupPulled
+from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, bounds_in, feature_of
+from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
-from girih.sparse.groups.pack import pack
-from girih.sparse.halves.immediate import Done, ImmediateUpdates
-from girih.sparse.options import StoreOptions
+from girih.sparse.half import SparseStats
+from girih.sparse.halves.done import Done
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
 
 
-@dataclass
 class LocalPulled:
     """A batch whose embeddings are here already."""
 
-    batch: Batch
-    parts: list[GroupPulled]
-    embeddings: Embeddings
-    staleness: int = 0
+    def __init__(self, half: LocalSparse, batch: Batch, reads: list[GroupRead], *, train: bool) -> None:
+        self.staleness = 0
+        self._half, self._batch, self._reads = half, batch, reads
+        groups = [group.group for group in half.groups]
+        self._leaves = Leaves(groups, [read.outputs for read in reads], bounds_in(batch), train=train)
 
-    def wait(self) -> Embeddings:
+    def wait(self, examples: slice | None = None) -> Embeddings:
         """The embeddings."""
-        return self.embeddings
+        return self._leaves.embeddings(examples)
+
+    def push(self, step: int, lr_scale: float = 1.0) -> Done:
+        """Applies the gradients: one optimizer step.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; no row was moved.
+        """
+        updates = []
+        for group, read, given in zip(self._half.groups, self._reads, self._leaves.gradients(), strict=True):
+            gradients = group.gradients(read, given, self._batch)
+            if gradients is None:
+                continue
+            if gradients.nonfinite_key >= 0:
+                feature = feature_of(group.group, read.inverse, gradients.nonfinite_key, self._batch)
+                name = "?" if feature is None else self._half.schema.sparse[feature].name
+                raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
+            updates.append((group, read, gradients))
+        for group, read, gradients in updates:
+            group.apply(read, gradients, step, lr_scale)
+        self._half.last_step = step
+        return Done()
+
+    def discard(self, *, refused: bool = True) -> Done:
+        """No-op: nothing is kept for a batch elsewhere."""
+        return Done()
 
 
-class LocalSparse(ImmediateUpdates):
+class LocalSparse:
     """Tables in this process.
 
     Args:
-        schema: features and tables.
-        needs: feature name → what the model reads of it.
-        optimizer: of embeddings; first_order_optimizer: of first-order weights, the same where None.
-        options: shards, and where their memory lies.
-        seed: initial values are a function of it, the table's name, the id and the column.
-        place, elsewhere: which process this is, and what tables others hold: see ``LocalShards``.
+        spec: tables, and how they are kept.
+        process, elsewhere: which process this is, and what tables others hold: see ``LocalShards``.
+        devices: device of each group, by name; the CPU where a group is missing.
+
+    Attributes:
+        last_step: number of the last update.
     """
 
     def __init__(
         self,
-        schema: Schema,
-        needs: Needs,
+        spec: SparseSpec,
         *,
-        optimizer: SparseOptimizer,
-        first_order_optimizer: SparseOptimizer | None = None,
-        options: StoreOptions | None = None,
-        seed: int = 0,
-        place: int = 0,
+        process: int = 0,
         elsewhere: Collection[str] | None = None,
+        devices: Mapping[str, str] | None = None,
     ) -> None:
-        self.schema = schema
-        self.step = 0
-        self.wire_bytes: Counter[str] = Counter()
-        groups = pack(schema, needs, optimizer, first_order_optimizer, seed)
-        self._holding = LocalShards(groups, options or StoreOptions(), place=place, elsewhere=elsewhere)
-        self.tiles = [
-            EmbeddingGroup(group, stores, self._holding.pool)
-            for group, stores in zip(groups, self._holding.stores, strict=True)
+        self.schema = spec.schema
+        self.last_step = 0
+        groups = spec.groups()
+        self._shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
+        self.groups: list[EmbeddingGroup] = [
+            BY_DEVICE[(devices or {}).get(group.spec.name, "cpu")](group, stores, self._shards.pool)
+            for group, stores in zip(groups, self._shards.stores, strict=True)
         ]
-
-    @classmethod
-    def of(cls, spec: SparseSpec) -> LocalSparse:
-        """The tables of a spec."""
-        return cls(
-            spec.schema,
-            spec.needs,
-            optimizer=spec.optimizer,
-            first_order_optimizer=spec.first_order_optimizer,
-            options=spec.store,
-            seed=spec.seed,
-        )
 
     def pull(self, batch: Batch) -> LocalPulled:
         """Reads a batch's rows for training."""
@@ -92,56 +94,30 @@ class LocalSparse(ImmediateUpdates):
         """Reads for evaluation; keys without a row give their initial value."""
         return self._read(batch, train=False)
 
-    def push(self, pulled: LocalPulled, lr_scale: float = 1.0) -> Done:
-        """Applies the gradients that the pulled embeddings collected: one optimizer step.
+    def sync(self) -> None:
+        """No-op: nothing is ever in flight."""
 
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; no row was moved.
-        """
-        batch, step = pulled.batch, self.step + 1
-        updates = []
-        for tile, part in zip(self.tiles, pulled.parts, strict=True):
-            gradients = tile.gradients(part, batch)
-            if gradients is None:
-                continue
-            if gradients.nonfinite_key >= 0:
-                feature = tile.feature_of(part, gradients.nonfinite_key, batch)
-                name = "?" if feature is None else self.schema.sparse[feature].name
-                raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
-            updates.append((tile, part, gradients))
-        for tile, part, gradients in updates:
-            tile.apply(part, gradients, step, lr_scale)
-        self.step = step
-        return Done()
-
-    def counters(self) -> Mapping[str, int]:
-        """Sums over all shards, see ``Store.counters``, and ``rows``."""
-        return self._holding.counters()
-
-    def rows(self) -> dict[str, int]:
-        """Rows of each table."""
-        return self._holding.rows()
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards."""
+        return SparseStats(self._shards.counters(), self._shards.rows())
 
     def begin_save(self, directory: Path) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written below a directory."""
-        return self._holding.begin_save(directory)
+        return self._shards.begin_save(directory)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
         """Replaces all rows by those of any number of shards."""
-        self._holding.load(directory, files)
+        self._shards.load(directory, files)
+        self.last_step = step
 
     def stores(self) -> Iterator[tuple[Path, Store]]:
         """Every shard, and the place of its file in a checkpoint."""
-        return self._holding.files()
+        return self._shards.files()
 
     def close(self) -> None:
-        """Gives the memory back; the tile cannot be used after it."""
-        self._holding.close()
+        """Gives the memory back; the half cannot be used after it."""
+        self._shards.close()
 
     def _read(self, batch: Batch, *, train: bool) -> LocalPulled:
-        parts = [tile.read(batch, self.step + 1, train=train) for tile in self.tiles]
-        return LocalPulled(
-            batch,
-            parts,
-            assemble([tile.group for tile in self.tiles], [part.leaves for part in parts], bounds_in(batch)),
-        )
+        reads = [group.read(batch, self.last_step + 1, train=train) for group in self.groups]
+        return LocalPulled(self, batch, reads, train=train)

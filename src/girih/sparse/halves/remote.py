@@ -9,68 +9,78 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
-from girih.cluster.roles import RoleName
-from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Frame, Reply
-from girih.data import Dataset
+from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
-from girih.sparse.groups.assemble import assemble
-from girih.sparse.groups.group import as_leaves
+from girih.runs.stats import Stats
+from girih.sparse.groups.leaves import Leaves
+from girih.sparse.half import SparseStats
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_text, from_text, writable
 from girih.sparse.spec import SparseSpec
 
-SERVER, WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
+EMBEDDING_SERVER, EMBEDDING_WORKER = "embedding-server", "embedding-worker"
 SAVE_S = 1800.0
 
 
 class RemotePulled:
-    """Embeddings on their way from a worker."""
+    """Embeddings on their way from a worker, and the way back.
+
+    Args:
+        called: sample, trainer and number under which the worker and the servers know the batch.
+    """
 
     def __init__(
-        self,
-        batch: Batch,
-        number: int,
-        worker: Client | None,
-        reply: Reply,
-        half: RemoteSparse,
-        *,
-        train: bool,
+        self, half: RemoteSparse, worker: Client, reply: Reply, called: tuple[int, ...], *, train: bool
     ) -> None:
-        self.batch, self.number, self.worker = batch, number, worker
         self.staleness = 0
-        self.leaves: list[Tensor] = []
-        self._reply, self._groups, self._packets, self._train = reply, half.groups, half.packets, train
-        self._embeddings: Embeddings | None = None
+        self.called = called
+        self._half, self._worker, self._reply, self._train = half, worker, reply, train
+        self._leaves: Leaves | None = None
 
-    def wait(self) -> Embeddings:
+    def wait(self, examples: slice | None = None) -> Embeddings:
         """Blocks until they are here."""
-        if self._embeddings is None:
+        return self._arrived().embeddings(examples)
+
+    def push(self, step: int, lr_scale: float = 1.0) -> RemotePending:
+        """Sends the gradients that the embeddings collected to the worker they came from."""
+        half = self._half
+        half.settle()
+        gradients = half.codec.pack_gradients([g for group in self._arrived().gradients() for g in group])
+        half.count_sent("gradients", gradients)
+        half.last_step = step
+        fields = (*self.called, half.next_turn(), step, as_integer(lr_scale))
+        return half.send(self._worker, Verb.PUSH, fields, gradients)
+
+    def discard(self, *, refused: bool = True) -> RemotePending:
+        """Tells the worker, and the servers, that this batch moves nothing."""
+        turn = self._half.next_turn() if refused else NO_TURN
+        return self._half.send(self._worker, Verb.DROP, (*self.called, turn), ())
+
+    def _arrived(self) -> Leaves:
+        if self._leaves is None:
             frame = answer(self._reply)
             self.staleness = frame.fields[0]
-            self._embeddings = self._assemble(frame)
-        return self._embeddings
+            self._leaves = self._leaves_of(frame)
+        return self._leaves
 
-    def _assemble(self, frame: Frame) -> Embeddings:
-        whole = [o for group in self._groups for o in group.outputs if o.whole]
+    def _leaves_of(self, frame: Frame) -> Leaves:
+        groups = self._half.groups
+        whole = [output for group in groups for output in group.outputs if output.whole]
         count = len(frame.arrays) - len(whole)
-        outputs = [writable(array) for array in self._packets.unpack_embeddings(frame.arrays[:count])]
+        arrays = iter([writable(a) for a in self._half.codec.unpack_embeddings(frame.arrays[:count])])
+        outputs = [list(islice(arrays, len(group.outputs))) for group in groups]
         bounds = {int(o.features[0]): np.array(b) for o, b in zip(whole, frame.arrays[count:], strict=True)}
-        self.leaves = as_leaves(outputs, train=self._train)
-        leaves, first = [], 0
-        for group in self._groups:
-            leaves.append(self.leaves[first : first + len(group.outputs)])
-            first += len(group.outputs)
-        return assemble(self._groups, leaves, bounds.__getitem__)
+        return Leaves(groups, outputs, bounds.__getitem__, train=self._train)
 
 
 class RemotePending:
@@ -113,30 +123,32 @@ class RemoteSave:
 class RemoteSparse:
     """Tables in embedding servers, reached through embedding workers.
 
-    Methods but for ``pull``, ``peek``, ``push``, ``drop`` and ``drain`` speak to the servers on rank 0 alone.
+    Methods but for ``pull``, ``peek`` and ``sync`` speak to the servers on rank 0 alone.
+
+    Args:
+        workers, servers: where they listen.
     """
 
-    by_columns = False
-
-    def __init__(self, spec: SparseSpec, packets: Codec, context: RunContext) -> None:
-        self.step = 0
+    def __init__(
+        self,
+        spec: SparseSpec,
+        codec: Codec,
+        ranks: TrainerGroup,
+        *,
+        workers: Sequence[str],
+        servers: Sequence[str],
+        secret: bytes,
+        stats: Stats | None = None,
+    ) -> None:
         self.groups = spec.groups()
-        self.packets = packets
-        self.wire_bytes: Counter[str] = Counter()
-        self._ranks: TrainerGroup = context.ranks
-        self._schema = spec.schema
-        self._number = 0
-        self._turn = 0
+        self.codec = codec
+        self.last_step = 0
+        self._stats = stats or Stats()
+        self._ranks = ranks
+        self._number, self._turn = 0, 0
         self._pending: deque[RemotePending] = deque()
-        self._workers = [context.connect(WORKER, index) for index in range(len(context.addresses[WORKER]))]
-        self._servers = [
-            context.connect(SERVER, index)
-            for index in range(len(context.addresses[SERVER]) if context.ranks.first else 0)
-        ]
-
-    def columns_of(self, data: Dataset) -> Dataset:
-        """All of them."""
-        return data
+        self._workers = [connect(address, secret=secret) for address in workers]
+        self._servers = [connect(address, secret=secret) for address in servers if ranks.first]
 
     def pull(self, batch: Batch) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
@@ -147,74 +159,65 @@ class RemoteSparse:
         if batch.share is None or batch.share.sample is None:
             raise ConfigError("this batch has its ids with it; expected one that a loader dispatched")
         place, sample = batch.share.sample
+        called = (sample, self._ranks.rank, self._number)
+        self._number += 1
         worker = self._workers[place]
-        number, self._number = self._number, self._number + 1
-        reply = worker.call(Verb.PULL, (sample, self._ranks.rank, number, self.step + 1))
-        return RemotePulled(batch, number, worker, reply, self, train=True)
+        reply = worker.call(Verb.PULL, (*called, self.last_step + 1))
+        return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
         """Reads for evaluation; keys without a row give their initial value."""
         worker = self._workers[self._ranks.rank % len(self._workers)]
-        arrays = self.packets.pack_ids(batch)
-        self.wire_bytes["ids"] += sum(array.nbytes for array in arrays)
+        arrays = self.codec.pack_ids(batch)
+        self.count_sent("ids", arrays)
         reply = worker.call(Verb.PEEK, (batch.num_examples,), arrays)
-        return RemotePulled(batch, 0, None, reply, self, train=False)
+        return RemotePulled(self, worker, reply, (), train=False)
 
-    def push(self, pulled: RemotePulled, lr_scale: float = 1.0) -> RemotePending:
-        """Sends the gradients that the embeddings collected to the worker they came from."""
-        self.step += 1
+    def send(
+        self, worker: Client, verb: Verb, fields: tuple[int, ...], arrays: Sequence[Any]
+    ) -> RemotePending:
+        """Sends an update, or word that there is none."""
+        pending = RemotePending(worker.call(verb, fields, arrays))
+        self._pending.append(pending)
+        return pending
+
+    def settle(self) -> None:
+        """Raises what went wrong with updates that are answered."""
         while self._pending and self._pending[0].done():
             self._pending.popleft().wait()
-        gradients = self.packets.pack_gradients(
-            [None if leaf.grad is None else leaf.grad.contiguous().numpy() for leaf in pulled.leaves]
-        )
-        self.wire_bytes["gradients"] += sum(gradient.nbytes for gradient in gradients)
-        fields = (*self._called(pulled), self._next_turn(), self.step, as_integer(lr_scale))
-        return self._send(pulled, Verb.PUSH, fields, gradients)
 
-    def refuse(self, pulled: RemotePulled) -> RemotePending:
-        """Tells the worker, and the servers, that this step moves nothing."""
-        return self._send(pulled, Verb.DROP, (*self._called(pulled), self._next_turn()), [])
+    def next_turn(self) -> int:
+        """Number of this batch among those trained on or refused: the same on all trainers in step."""
+        turn, self._turn = self._turn, self._turn + 1
+        return turn
 
-    def drop(self, pulled: RemotePulled) -> RemotePending:
-        """Tells the worker, and the servers, that this batch will not be trained on."""
-        return self._send(pulled, Verb.DROP, (*self._called(pulled), NO_TURN), [])
+    def count_sent(self, kind: str, arrays: Sequence[NDArray[Any]]) -> None:
+        """Counts the bytes of some arrays."""
+        self._stats.sent(kind, sum(array.nbytes for array in arrays))
 
-    def drain(self) -> None:
+    def sync(self) -> None:
         """Returns when all that this trainer has sent is applied."""
         while self._pending:
             self._pending.popleft().wait()
 
-    def counters(self) -> Mapping[str, int]:
-        """Sums over all servers, see ``Store.counters``, and ``rows``."""
-        total: Counter[str] = Counter()
-        for told in self._told_by_servers():
-            total.update(told["store"])
-        return total
-
-    def rows(self) -> dict[str, int]:
-        """Rows of each table."""
-        total: Counter[str] = Counter()
-        for told in self._told_by_servers():
-            total.update(told["rows"])
-        return dict(total)
-
-    def told(self) -> dict[str, dict[str, Any]]:
-        """What servers and workers count, by title."""
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all servers, and the snapshots of servers and workers; empty but on rank 0."""
         if not self._ranks.first:
-            return {}
-        return {
-            f"{name} {number}": from_text(answer(reply).arrays[0])
-            for name, clients in ((SERVER, self._servers), (WORKER, self._workers))
-            for number, reply in enumerate([client.call(Verb.COUNT) for client in clients])
-        }
-
-    def _told_by_servers(self) -> list[dict[str, Any]]:
-        return [from_text(answer(r).arrays[0]) for r in [s.call(Verb.COUNT) for s in self._servers]]
+            return SparseStats()
+        store: Counter[str] = Counter()
+        rows: Counter[str] = Counter()
+        processes: dict[str, Any] = {}
+        for name, clients in ((EMBEDDING_SERVER, self._servers), (EMBEDDING_WORKER, self._workers)):
+            for number, reply in enumerate([client.call(Verb.STATS, (int(spans),)) for client in clients]):
+                snapshot = from_text(answer(reply).arrays[0])
+                store.update(snapshot.pop("store", {}))
+                rows.update(snapshot.pop("rows", {}))
+                processes[f"{name} {number}"] = snapshot
+        return SparseStats(dict(store), dict(rows), processes)
 
     def begin_save(self, directory: Path) -> RemoteSave:
         """All servers take live snapshots, while no trainer has anything in flight."""
-        self.drain()
+        self.sync()
         self._ranks.barrier()
         text = as_text(str(directory.resolve()))
         for reply in [server.call(Verb.SAVE, (), (text,)) for server in self._servers]:
@@ -222,8 +225,9 @@ class RemoteSparse:
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
+    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
         """Replaces all rows by those of any number of shards."""
+        self.last_step = step
         text = as_text([str(directory.resolve()), dict(files)])
         for reply in [server.call(Verb.LOAD, (), (text,), timeout_s=SAVE_S) for server in self._servers]:
             answer(reply)
@@ -233,21 +237,3 @@ class RemoteSparse:
         """Lets workers and servers go."""
         for client in (*self._workers, *self._servers):
             client.close()
-
-    def _next_turn(self) -> int:
-        """Batches trained on or refused before: the same on all trainers in step, however many each has read ahead."""
-        turn, self._turn = self._turn, self._turn + 1
-        return turn
-
-    def _called(self, pulled: RemotePulled) -> tuple[int, int, int]:
-        sample = pulled.batch.share.sample if pulled.batch.share is not None else None
-        return (0 if sample is None else sample[1], self._ranks.rank, pulled.number)
-
-    def _send(
-        self, pulled: RemotePulled, verb: Verb, fields: tuple[int, ...], arrays: Sequence[Any]
-    ) -> RemotePending:
-        if pulled.worker is None:
-            raise ConfigError("embeddings of an evaluation take no gradients")
-        pending = RemotePending(pulled.worker.call(verb, fields, arrays))
-        self._pending.append(pending)
-        return pending

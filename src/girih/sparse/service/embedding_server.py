@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from girih.comm.rpc import Request, listen
 from girih.errors import NonFiniteError
-from girih.runs.spans import Spans
+from girih.runs.stats import Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.routing.shard_reader import LookupResult, ShardReader
 from girih.sparse.service.protocol import NO_TURN, Verb, as_float, as_text, from_text
@@ -59,7 +59,7 @@ class EmbeddingServer:
     """One server of several, with as many shards of every table as each other.
 
     Attributes:
-        together: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
+        num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
         address: where to listen; see :func:`girih.comm.rpc.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
             them private to the process.
@@ -68,7 +68,7 @@ class EmbeddingServer:
     spec: SparseSpec
     index: int
     num_servers: int
-    together: int
+    num_contributors: int
     address: str
     secret: bytes
     segment: str | None = None
@@ -77,7 +77,7 @@ class EmbeddingServer:
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         segment = None if self.segment is None else f"{self.segment}-{self.index}"
-        holding = LocalShards(
+        shards = LocalShards(
             self.spec.groups(),
             self.spec.store,
             place=self.index,
@@ -85,7 +85,7 @@ class EmbeddingServer:
             segment=segment,
         )
         try:
-            work = _Work(holding, self.together)
+            work = _Work(shards, self.num_contributors)
             with (
                 ThreadPoolExecutor(1, "girih-serve") as pool,
                 ThreadPoolExecutor(1, "girih-write") as writing,
@@ -94,7 +94,7 @@ class EmbeddingServer:
                 ready(server.address)
                 stop.wait()
         finally:
-            holding.close()
+            shards.close()
             if segment is not None:
                 remove_segments(f"{segment}-")
 
@@ -102,22 +102,20 @@ class EmbeddingServer:
 class _Work:
     """What a server does, request by request."""
 
-    def __init__(self, holding: LocalShards, together: int) -> None:
-        self._holding = holding
-        self._together = together
-        self._owners = [ShardReader(stores, holding.pool) for stores in holding.stores]
+    def __init__(self, shards: LocalShards, num_contributors: int) -> None:
+        self._shards = shards
+        self._num_contributors = num_contributors
+        self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
         self._reads: dict[tuple[int, int], _Read] = {}
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
-        self._sent: Counter[str] = Counter()
-        self._served_keys = 0
+        self._stats = Stats()
         self._save: ShardsSave | None = None
-        self._spans = Spans()
 
     def handler(self, pool: ThreadPoolExecutor, writing: ThreadPoolExecutor) -> Callable[[Request], None]:
         """Takes requests in; those that write files are done beside the others."""
         verbs = {
-            Verb.LOOKUP: self._read, Verb.UPDATE: self._move, Verb.DROP: self._drop, Verb.COUNT: self._count,
+            Verb.LOOKUP: self._lookup, Verb.UPDATE: self._update, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
             Verb.SAVE: self._begin_save, Verb.LOAD: self._load, Verb.WRITE: self._write,
         }  # fmt: skip
 
@@ -132,29 +130,29 @@ class _Work:
 
         return handle
 
-    def _read(self, request: Request) -> None:
+    def _lookup(self, request: Request) -> None:
         ticket, trainer, number, step, train = request.frame.fields
         staleness = number - self._done[trainer] if train else 0
         read = _Read([], [], [])
-        with self._spans("lookup"):
-            for g, owner in enumerate(self._owners):
+        with self._stats.spans("lookup"):
+            for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
-                served = owner.read(
+                served = reader.read(
                     keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
                 )
                 read.keys.append(np.array(keys))
                 read.lengths.append(np.array(lengths))
                 read.served.append(served)
-                self._served_keys += len(keys)
+                self._stats.counters["served_keys"] += len(keys)
         values = [served.values for served in read.served]
-        self._sent["embeddings"] += sum(each.nbytes for each in values)
+        self._stats.sent("embeddings", sum(each.nbytes for each in values))
         if train:
             for served in read.served:
                 served.values = NO_VALUES  # they are sent, and not needed here again
             self._reads[request.client, ticket] = read
         request.reply((staleness,), values)
 
-    def _move(self, request: Request) -> None:
+    def _update(self, request: Request) -> None:
         ticket, trainer, _, turn, step, lr_scale = request.frame.fields
         read = self._reads.pop((request.client, ticket))
         gradients = [np.asarray(array) for array in request.frame.arrays]
@@ -174,12 +172,12 @@ class _Work:
         """Applies the gradients of a turn once all are here."""
         parts = self._parts[turn]
         parts[trainer] = part
-        if len(parts) < self._together:
+        if len(parts) < self._num_contributors:
             return
         del self._parts[turn]
         in_order = [parts[rank] for rank in sorted(parts)]
         try:
-            with self._spans("update"):
+            with self._stats.spans("update"):
                 dropped = self._apply([each for each in in_order if each.gradients is not None])
         except Exception as error:
             for each in in_order:
@@ -193,41 +191,35 @@ class _Work:
     def _apply(self, parts: list[_Part]) -> int:
         """Applies the sum of all parts, in the order of trainers; returns how many gradients had no row."""
         dropped, sums = 0, []
-        for g, owner in enumerate(self._owners):
+        for g, reader in enumerate(self._readers):
             given = [(p.read, p.gradients[g]) for p in parts if p.gradients is not None]
             if not any(gradient.shape[1] for _, gradient in given):  # no width: it took no part in the loss
                 continue
             gradients = [
-                gradient if gradient.size else np.zeros((len(read.keys[g]), owner.dim), np.float32)
+                gradient if gradient.size else np.zeros((len(read.keys[g]), reader.dim), np.float32)
                 for read, gradient in given
             ]
             served = given[0][0].served[g]
             if len(given) > 1:
-                served = owner.join(
+                served = reader.join(
                     np.concatenate([read.keys[g] for read, _ in given]),
                     np.stack([read.lengths[g] for read, _ in given]),
                 )
             joined = gradients[0] if len(gradients) == 1 else np.concatenate(gradients)
-            totals, table = owner.sum_gradients(served, joined)
+            totals, table = reader.sum_gradients(served, joined)
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
-            sums.append((owner, served, totals))
-        for owner, served, totals in sums:
-            dropped += owner.apply(served, totals, parts[0].step, parts[0].lr_scale)
+            sums.append((reader, served, totals))
+        for reader, served, totals in sums:
+            dropped += reader.apply(served, totals, parts[0].step, parts[0].lr_scale)
         return dropped
 
-    def _count(self, request: Request) -> None:
-        told = {
-            "store": self._holding.counters(),
-            "rows": self._holding.rows(),
-            "wire": dict(self._sent),
-            "served_keys": self._served_keys,
-            "spans": self._spans.events(),
-        }
-        request.reply((), (as_text(told),))
+    def _read_stats(self, request: Request) -> None:
+        store = {"store": self._shards.counters(), "rows": self._shards.rows()}
+        request.reply((), (as_text({**self._stats.snapshot(spans=bool(request.frame.fields[0])), **store}),))
 
     def _begin_save(self, request: Request) -> None:
-        self._save = self._holding.begin_save(Path(from_text(request.frame.arrays[0])))
+        self._save = self._shards.begin_save(Path(from_text(request.frame.arrays[0])))
         request.reply()
 
     def _write(self, request: Request) -> None:
@@ -243,5 +235,5 @@ class _Work:
 
     def _load(self, request: Request) -> None:
         directory, files = from_text(request.frame.arrays[0])
-        self._holding.load(Path(directory), files)
+        self._shards.load(Path(directory), files)
         request.reply()

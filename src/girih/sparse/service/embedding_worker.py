@@ -7,7 +7,6 @@ Shapes: B examples, G groups, U unique keys of a group, S servers, W columns of 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from girih.comm.rpc import Client, Frame, Reply, Request, connect, listen
 from girih.data.batch import Batch
 from girih.errors import GirihError
-from girih.runs.spans import Spans
-from girih.sparse.groups.assemble import bounds_in
+from girih.runs.stats import Stats
+from girih.sparse.groups.group import bounds_in
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text
@@ -53,7 +52,7 @@ class EmbeddingWorker:
     """
 
     spec: SparseSpec
-    packets: Codec
+    codec: Codec
     index: int
     servers: tuple[str, ...]
     shards_each: int
@@ -65,9 +64,9 @@ class EmbeddingWorker:
         """Serves until ``stop`` is set."""
         clients = [connect(address, secret=self.secret) for address in self.servers]
         try:
-            places = ShardTopology(len(self.servers), self.shards_each)
+            topology = ShardTopology(len(self.servers), self.shards_each)
             with ThreadPoolExecutor(1, "girih-worker") as pool:
-                work = _Work(self, places, clients, pool)
+                work = _Work(self, topology, clients, pool)
                 with listen(work.handle, address=self.address, secret=self.secret) as server:
                     ready(server.address)
                     stop.wait()
@@ -82,21 +81,20 @@ class _Work:
     def __init__(
         self,
         role: EmbeddingWorker,
-        places: ShardTopology,
+        topology: ShardTopology,
         clients: Sequence[Client],
         pool: ThreadPoolExecutor,
     ) -> None:
-        self._packets = role.packets
+        self._codec = role.codec
         self._groups = role.spec.groups()
-        self._askers = [KeyRouter(group, places) for group in self._groups]
+        self._routers = [KeyRouter(group, topology) for group in self._groups]
         self._clients, self._pool = clients, pool
         self._samples: dict[int, _Sample] = {}
         self._next_sample, self._next_ticket = 1, 1
-        self._sent: Counter[str] = Counter()
-        self._spans = Spans()
+        self._stats = Stats()
         self._verbs: dict[int, Callable[[Request], None]] = {
-            Verb.STORE_IDS: self._keep, Verb.DROP_IDS: self._forget, Verb.PULL: self._pull, Verb.PEEK: self._peek,
-            Verb.PUSH: self._push, Verb.DROP: self._drop, Verb.COUNT: self._count,
+            Verb.STORE_IDS: self._store_ids, Verb.DROP_IDS: self._drop_ids, Verb.PULL: self._pull, Verb.PEEK: self._peek,
+            Verb.PUSH: self._push, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
         }  # fmt: skip
 
     def handle(self, request: Request) -> None:
@@ -109,17 +107,17 @@ class _Work:
         except Exception as error:
             request.fail(error)
 
-    def _keep(self, request: Request) -> None:
+    def _store_ids(self, request: Request) -> None:
         source = (request.frame.fields[0], request.frame.fields[1])
         sample, self._next_sample = self._next_sample, self._next_sample + 1
         self._samples[sample] = _Sample(self._batch(request), source)
         request.reply((sample,))
 
     def _batch(self, request: Request) -> Batch:
-        with self._spans("unpack"):
-            return self._packets.unpack_ids(request.frame.arrays, request.frame.fields[-1])
+        with self._stats.spans("unpack"):
+            return self._codec.unpack_ids(request.frame.arrays, request.frame.fields[-1])
 
-    def _forget(self, request: Request) -> None:
+    def _drop_ids(self, request: Request) -> None:
         source = (request.frame.fields[0], request.frame.fields[1])
         for number in [n for n, sample in self._samples.items() if sample.source == source]:
             del self._samples[number]
@@ -139,8 +137,8 @@ class _Work:
 
     def _ask(self, request: Request, sample: _Sample, fields: tuple[int, ...]) -> None:
         """Asks all servers; their rows are pooled once all have come."""
-        with self._spans("dedup"):
-            sample.asked = [asker.ask(sample.batch) for asker in self._askers]
+        with self._stats.spans("dedup"):
+            sample.asked = [router.ask(sample.batch) for router in self._routers]
         bounds = [asked.bounds() for asked in sample.asked]
 
         def arrays(server: int) -> list[NDArray[Any]]:
@@ -148,7 +146,7 @@ class _Work:
             for asked, bound in zip(sample.asked, bounds, strict=True):
                 mine = slice(bound[server], bound[server + 1])
                 parts += [asked.lengths(server), asked.keys[mine], asked.counts[mine]]
-            self._sent["ids"] += sum(part.nbytes for part in parts)
+            self._stats.sent("ids", sum(part.nbytes for part in parts))
             return parts
 
         self._call_all(Verb.LOOKUP, fields, arrays, request, partial(self._pool_rows, request, sample))
@@ -156,29 +154,29 @@ class _Work:
     def _pool_rows(self, request: Request, sample: _Sample, frames: list[Frame]) -> None:
         outputs: list[NDArray[Any]] = []
         bounds: list[NDArray[Any]] = []
-        with self._spans("pool"):
-            for g, asker in enumerate(self._askers):
+        with self._stats.spans("pool"):
+            for g, router in enumerate(self._routers):
                 parts = [frame.arrays[g] for frame in frames]
                 values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                take = None if self._packets.half_embeddings else request.buffer
-                outputs += asker.pool(sample.asked[g], values, sample.batch, take)
+                take = None if self._codec.half_embeddings else request.buffer
+                outputs += router.pool(sample.asked[g], values, sample.batch, take)
                 of = bounds_in(sample.batch)
-                bounds += [of(int(o.features[0])) for o in asker.group.outputs if o.whole]
-            packed = self._packets.pack_embeddings(outputs)
-        self._sent["embeddings"] += sum(each.nbytes for each in packed)
+                bounds += [of(int(o.features[0])) for o in router.group.outputs if o.whole]
+            packed = self._codec.pack_embeddings(outputs)
+        self._stats.sent("embeddings", sum(each.nbytes for each in packed))
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
     def _push(self, request: Request) -> None:
         number, *others = request.frame.fields
         sample = self._samples.pop(number)
         rows, first = [], 0
-        with self._spans("scatter"):
-            gradients = self._packets.unpack_gradients(request.frame.arrays)
-            for asker, asked in zip(self._askers, sample.asked, strict=True):
-                behind = first + len(asker.group.outputs)
+        with self._stats.spans("scatter"):
+            gradients = self._codec.unpack_gradients(request.frame.arrays)
+            for router, asked in zip(self._routers, sample.asked, strict=True):
+                behind = first + len(router.group.outputs)
                 given = gradients[first:behind]
                 first, taking_part = behind, any(each is not None for each in given)
-                totals = asker.scatter(asked, given, sample.batch)[0] if taking_part else None
+                totals = router.scatter(asked, given, sample.batch)[0] if taking_part else None
                 rows.append((totals, asked.bounds()))
 
         def arrays(server: int) -> list[NDArray[Any]]:
@@ -186,7 +184,7 @@ class _Work:
                 np.empty((0, 0), np.float32) if totals is None else totals[bound[server] : bound[server + 1]]
                 for totals, bound in rows
             ]
-            self._sent["gradients"] += sum(part.nbytes for part in parts)
+            self._stats.sent("gradients", sum(part.nbytes for part in parts))
             return parts
 
         def done(frames: list[Frame]) -> None:
@@ -200,9 +198,9 @@ class _Work:
         fields = (sample.ticket, *others)
         self._call_all(Verb.DROP, fields, lambda _: [], request, lambda _: request.reply())
 
-    def _count(self, request: Request) -> None:
-        told = {"wire": dict(self._sent), "spans": self._spans.events(), "kept": len(self._samples)}
-        request.reply((), (as_text(told),))
+    def _read_stats(self, request: Request) -> None:
+        self._stats.gauges["kept_samples"] = len(self._samples)
+        request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
 
     def _call_all(
         self,

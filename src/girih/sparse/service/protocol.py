@@ -42,7 +42,7 @@ class Verb(IntEnum):
     To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer).
-    COUNT: → text. SAVE: text → (). WRITE: → text. LOAD: text → ().
+    STATS: → text. SAVE: text → (). WRITE: → text. LOAD: text → ().
     """
 
     STORE_IDS = 1
@@ -53,7 +53,7 @@ class Verb(IntEnum):
     LOOKUP = 6
     UPDATE = 7
     DROP = 8
-    COUNT = 9
+    STATS = 9
     SAVE = 10
     WRITE = 11
     LOAD = 12

@@ -1,0 +1,98 @@
+"""Classes of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from girih.errors import ConfigError, nearest
+
+
+def load_class(
+    name: str, where: str, directory: Path | None = None, *, accepts: Callable[[object], bool], expected: str
+) -> type[Any]:
+    """The class that ``file.py:Class`` or ``package.module:Class`` names.
+
+    The file runs as ``python file.py`` would: with its own directory on the import path, at its end.
+
+    Args:
+        where: names the value in errors, as in ``config.toml: [model]``.
+        directory: what a relative path is relative to, and where packages are looked for too.
+        accepts: whether a value is what is wanted; expected: says what that is.
+
+    Raises:
+        ConfigError: no such file, module or class, one that fails to load, or not what is expected.
+    """
+    source, _, class_name = name.rpartition(":")
+    where = f"{where}.name = {name!r}"
+    if not source or not class_name:
+        raise ConfigError(f"{where}: expected path/to/file.py:Class or package.module:Class")
+    if source.endswith(".py"):
+        module = _from_file((directory or Path()) / Path(source).expanduser(), where)
+    else:
+        module = _from_package(source, where, directory)
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = {key: value for key, value in vars(module).items() if accepts(value)}
+        own = [key for key, value in classes.items() if value.__module__ == module.__name__]
+        raise ConfigError(f"{where}: {source} has no class {class_name!r}{nearest(class_name, own)}")
+    if not accepts(found):
+        raise ConfigError(f"{where}: {class_name} is not {expected}")
+    return found  # type: ignore[no-any-return]
+
+
+def blame(error: Exception, file: str | None = None) -> str:
+    """One line about an error in the user's code: type, text, and the last line of ``file`` on the way."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    frame = next(reversed(own or frames), None)
+    place = f" at {frame.filename}:{frame.lineno}" if frame else ""
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _from_file(path: Path, where: str) -> ModuleType:
+    file = path.resolve()
+    if not file.is_file():
+        raise ConfigError(f"{where}: no such file: {path}")
+    # a name of its own, so that two files model.py of two directories do not meet in sys.modules
+    name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: {path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    _search(file.parent)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{where}: {path} failed to load: {blame(error, str(file))}") from error
+    return module
+
+
+def _from_package(source: str, where: str, directory: Path | None) -> ModuleType:
+    _search((directory or Path()).resolve())
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name and (source == error.name or source.startswith(f"{error.name}.")):
+            hint = "; a file is named with its ending, as in models.py:Class" if "/" in source else ""
+            raise ConfigError(f"{where}: no module {source!r} on the import path{hint}") from None
+        raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
+
+
+def _search(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))

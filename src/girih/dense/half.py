@@ -1,0 +1,80 @@
+"""The dense half: it owns the parameters.
+
+A half keeps no state about a batch: gradients lie on the handle that :meth:`DenseHalf.compute` returned, so several
+batches may be in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from girih.data.batch import Batch
+from girih.errors import NonFiniteError
+from girih.models.embeddings import Embeddings
+
+
+class Computed(Protocol):
+    """Loss and gradients of one batch, or of several micro-batches.
+
+    Attributes:
+        loss: 0-d, on its device: the step's mean loss, over all trainers.
+        refused: 0-d bool, on its device: a loss or gradient of some trainer is NaN or infinite.
+    """
+
+    @property
+    def loss(self) -> Tensor: ...
+
+    @property
+    def refused(self) -> Tensor: ...
+
+    @property
+    def reason(self) -> NonFiniteError:
+        """Why the step was refused; to be asked only where it was."""
+        ...
+
+    def apply(self) -> None:
+        """Moves the parameters by these gradients."""
+        ...
+
+    def discard(self) -> None:
+        """Drops the gradients, and puts back what the forward pass moved."""
+        ...
+
+
+class DenseHalf(Protocol):
+    """Owns the parameters."""
+
+    def compute(self, batch: Batch, embeddings: Embeddings, onto: Any = None) -> Computed:
+        """Forward, loss, backward; the embeddings collect their gradients.
+
+        Args:
+            onto: what an earlier micro-batch of the same batch returned: gradients and loss are added to it.
+        """
+        ...
+
+    def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """Logits, float32[B, T], of the parameters as they are."""
+        ...
+
+    def sync(self) -> None:
+        """Returns when everything that this trainer sent is applied, with the newest parameters here."""
+        ...
+
+    def stats(self) -> Mapping[str, int]:
+        """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Parameters and optimizer state, for a checkpoint; called by all trainers together."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        ...

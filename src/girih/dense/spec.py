@@ -1,0 +1,32 @@
+"""What a dense half is made of: said once, by the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from girih.dense.options import OptimizerFactory
+from girih.runs.stats import Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSpec:
+    """A model and how it learns.
+
+    Attributes:
+        module: ``forward(numeric, embeddings) -> logits``.
+        optimizer: makes the optimizer of the module's parameters; a module without any has none.
+        precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients
+            and the optimizer stay float32.
+        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
+        stats: where spans and bytes sent are counted.
+    """
+
+    module: nn.Module
+    optimizer: OptimizerFactory
+    precision: str = "float32"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    clip_norm: float | None = None
+    stats: Stats = field(default_factory=Stats)

@@ -1,0 +1,128 @@
+"""Facts: what is known before a run. Frozen, plain values; a plan is a function of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from girih.planner.traffic import Speeds
+from girih.schema import Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFacts:
+    """One substitutable operator of a model (DES, Algorithm 1).
+
+    Attributes:
+        aggregation: "sum" or "concat".
+        columns: numbers per example that are aggregated.
+        colocated_features: features that one trainer must have together.
+    """
+
+    name: str
+    aggregation: str
+    columns: int
+    colocated_features: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as a planner sees it.
+
+    Attributes:
+        name: of its class.
+        num_parameters: numbers of the dense half.
+        upper_parameters: those of them that belong to no operator's features, so that each trainer has them.
+        upper_weights: those of the upper parameters that are in products.
+        operators: substitutable operators, in the order in which the model declares them.
+        not_substitutable: why the model cannot be substituted, where it says so.
+        optimizer: class of the dense optimizer, with its module; empty where there are no parameters.
+        loss_strategies: strategies that the model's own loss supports; None supports all.
+    """
+
+    name: str
+    num_parameters: int
+    upper_parameters: int = 0
+    upper_weights: int = 0
+    operators: tuple[OperatorFacts, ...] = ()
+    not_substitutable: str | None = None
+    optimizer: str = ""
+    loss_strategies: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessProfile:
+    """Rows and ids that a training step touches: means over some batches.
+
+    Attributes:
+        rows: table → unique keys of a whole batch. rows_of_share: those of one trainer's share of it.
+        widths: table → numbers per row, first-order weights included.
+        ids: ids of a whole batch.
+    """
+
+    rows: Mapping[str, float]
+    rows_of_share: Mapping[str, float]
+    widths: Mapping[str, int]
+    ids: float = 0.0
+
+    def loads(self) -> dict[str, float]:
+        """Table → rows touched per step × numbers per row: what it costs its owner."""
+        return {name: rows * self.widths[name] for name, rows in self.rows.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """Tables that one operation serves.
+
+    Attributes:
+        dim: numbers per row, first-order weights included.
+        output_numbers: numbers per example that its pooled outputs have.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    dim: int
+    output_numbers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Machines of a run.
+
+    Attributes:
+        hosts: role, or role and index → host; the machine at hand where it is missing.
+    """
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that a strategy decides from.
+
+    Attributes:
+        num_trainers: trainers that take part.
+        batch_size: examples per step over all trainers; None where no training data is known yet.
+        device: device of the dense half.
+        profile: measured on the first batches; None where it is not known.
+        speeds: measured between the trainers; None where they are not known.
+    """
+
+    schema: Schema
+    model: ModelFacts
+    groups: tuple[GroupFacts, ...]
+    num_trainers: int
+    seed: int
+    batch_size: int | None = None
+    device: str = "cpu"
+    topology: Topology = field(default_factory=Topology)
+    profile: AccessProfile | None = None
+    speeds: Speeds | None = None

@@ -1,0 +1,84 @@
+"""Plan: what was decided from the facts, before anything is built. Frozen, JSON both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from girih.errors import ConfigError
+from girih.planner.facts import Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a run is laid out.
+
+    Attributes:
+        strategy: its name, and options: those it was given.
+        roles: role → number of processes.
+        hosts: role, or role and index → host, where it is not the machine at hand.
+        placement: feature → trainer that owns it, where features are spread.
+        groups: embedding groups: ``name``, ``tables``, ``dim`` and ``device``.
+        schedule, feed: how halves are joined, and how examples come, by ``name`` with options.
+        wire: how what travels is encoded.
+        seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
+        predicted: what a step should send, by kind, and what was decided from it.
+        measured: what the decisions rest on.
+    """
+
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, int] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    placement: Mapping[str, int] = field(default_factory=dict)
+    groups: tuple[Mapping[str, Any], ...] = ()
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    feed: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "groups": [dict(group) for group in self.groups]}
+
+    @classmethod
+    def from_dict(cls, mapping: Any, where: str = "plan") -> Plan:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ConfigError: a key is missing, unknown or of another type.
+        """
+        known = {each.name for each in fields(cls)}
+        if not isinstance(mapping, Mapping) or not isinstance(mapping.get("strategy"), str):
+            raise ConfigError(f"{where}: expected an object with the key 'strategy', as girih plan prints it")
+        for name, value in mapping.items():
+            if name not in known:
+                raise ConfigError(f"{where}: unknown key {name!r}; expected those that girih plan prints")
+            kind: Any = str if name == "strategy" else (list, tuple) if name == "groups" else Mapping
+            if not isinstance(value, kind):
+                raise ConfigError(f"{where}: {name} = {value!r}: expected what girih plan prints")
+        return cls(**{**mapping, "groups": tuple(mapping.get("groups", ()))})
+
+    def fits(self, other: Plan) -> bool:
+        """Whether both are for the same strategy with the same options, processes and groups."""
+        return all(
+            _plain(getattr(self, name)) == _plain(getattr(other, name))
+            for name in ("strategy", "options", "roles", "groups")
+        )
+
+
+def plan_of_groups(facts: Facts, device: str = "cpu") -> tuple[dict[str, Any], ...]:
+    """All embedding groups on one device."""
+    return tuple(
+        {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": device}
+        for group in facts.groups
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

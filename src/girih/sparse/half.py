@@ -1,0 +1,136 @@
+"""The sparse half: it owns the rows.
+
+    batch ──► SPARSE HALF ──── embeddings ────► DENSE HALF ──► loss
+                 ▲            (the cut)            │
+                 └──────── their gradients ◄───────┘
+
+A half keeps no state about a batch: what belongs to a batch lives on the handle that :meth:`SparseHalf.pull` returned,
+so several batches may be in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from girih.data.batch import Batch
+from girih.models.embeddings import Embeddings
+
+
+class Pending(Protocol):
+    """An update on its way."""
+
+    def done(self) -> bool:
+        """Whether it is applied, or failed."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until it is applied."""
+        ...
+
+
+class Pulled(Protocol):
+    """The embeddings of one batch, on their way, and the way back of their gradients.
+
+    Attributes:
+        staleness: earlier batches of this trainer whose gradients were not applied when these rows were read;
+            known once they are here.
+    """
+
+    staleness: int
+
+    def wait(self, examples: slice | None = None) -> Embeddings:
+        """Blocks until they are here; the packed tensors are leaves that collect gradients.
+
+        Args:
+            examples: only those of a micro-batch; all where None.
+        """
+        ...
+
+    def push(self, step: int, lr_scale: float) -> Pending:
+        """Starts to apply the gradients that were collected, those of all micro-batches together; called once.
+
+        Args:
+            step: number of this update, from 1 on.
+            lr_scale: multiplies the sparse learning rates.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; names the feature; nothing was applied.
+        """
+        ...
+
+    def discard(self, *, refused: bool = True) -> Pending:
+        """Ends a batch that moves nothing.
+
+        Args:
+            refused: all trainers refuse this step; else the batch was pulled ahead and will not be trained on.
+        """
+        ...
+
+
+class SparseSave(Protocol):
+    """Rows as they were when a save began; to be written once, by any thread."""
+
+    def write(self) -> Mapping[str, Any]:
+        """Writes the files; returns relative path → {"bytes", "crc32"}."""
+        ...
+
+    def close(self) -> None:
+        """Ends the save, written or not."""
+        ...
+
+
+@dataclass(frozen=True)
+class SparseStats:
+    """Statistics of a sparse half, summed over all processes that hold rows.
+
+    Attributes:
+        store: rows, hits, new, refused, evicted, dropped gradients and the like: see ``Store.counters``.
+        rows: rows of each table.
+        processes: title of a process behind this half → its ``Stats.snapshot``.
+    """
+
+    store: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class SparseHalf(Protocol):
+    """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
+
+    def pull(self, batch: Batch) -> Pulled:
+        """Starts to read a batch's rows for training: new keys get rows, used rows are marked used."""
+        ...
+
+    def peek(self, batch: Batch) -> Pulled:
+        """Reads for evaluation: no new rows, no mark of use."""
+        ...
+
+    def sync(self) -> None:
+        """Returns when everything that this trainer sent is applied."""
+        ...
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
+        ...
+
+    def begin_save(self, directory: Path) -> SparseSave:
+        """Begins a consistent image of all rows, written below a directory while training goes on."""
+        ...
+
+    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+        """Replaces all rows by those saved, whatever the number of shards then and now.
+
+        Args:
+            step: updates that were applied when they were saved.
+
+        Raises:
+            CheckpointError: damaged, or of another layout; names the file.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        ...

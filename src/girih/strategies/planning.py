@@ -1,0 +1,88 @@
+"""From facts to a plan: what is measured, and which plan holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from girih.comm.group import TrainerGroup
+from girih.data import Dataset
+from girih.dense.model_facts import model_facts
+from girih.dense.spec import DenseSpec
+from girih.dense.substitution.speeds import measure_speeds
+from girih.errors import ConfigError
+from girih.planner.facts import AccessProfile, Facts, GroupFacts, Topology
+from girih.planner.plan import Plan
+from girih.sparse.access_profile import measure_access
+from girih.sparse.spec import SparseSpec
+from girih.strategies.strategy import Strategy, measures_of
+
+
+def facts_of(
+    sparse: SparseSpec, dense: DenseSpec, num_trainers: int, topology: Topology | None = None
+) -> Facts:
+    """Facts that are known without data.
+
+    Raises:
+        ConfigError: the dense optimizer is none.
+    """
+    groups = [
+        GroupFacts(
+            name=group.spec.name,
+            tables=tuple(table.name for table in group.spec.tables),
+            dim=group.spec.dim,
+            output_numbers=sum(o.segment.dim * len(o.features) for o in group.outputs if not o.whole),
+        )
+        for group in sparse.groups()
+    ]
+    return Facts(
+        schema=sparse.schema,
+        model=model_facts(dense.module, dense.optimizer, sparse.schema),
+        groups=tuple(groups),
+        num_trainers=num_trainers,
+        seed=sparse.seed,
+        device=dense.device.type,
+        topology=topology or Topology(),
+    )
+
+
+def decide(
+    strategy: Strategy,
+    facts: Facts,
+    ranks: TrainerGroup,
+    sparse: SparseSpec,
+    *,
+    train: Dataset | None = None,
+    earlier: Plan | None = None,
+    pinned: Plan | None = None,
+) -> Plan:
+    """The plan of a run, on all trainers; called by all together.
+
+    Args:
+        train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
+        earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
+        pinned: the plan that the user gave.
+
+    Raises:
+        ConfigError: the pinned plan is of another strategy, or of other options, processes or tables.
+    """
+    if train is not None:
+        facts = replace(facts, batch_size=train.batch_size)
+    draft = strategy.plan(facts)
+    if pinned is not None:
+        if not pinned.fits(draft):
+            raise ConfigError(
+                f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)} and processes"
+                f" {dict(pinned.roles)}, the run of {draft.strategy!r} with {dict(draft.options)} and"
+                f" {dict(draft.roles)}; plan again with girih plan"
+            )
+        return pinned
+    if earlier is not None and earlier.fits(draft):
+        return earlier
+    wanted = measures_of(strategy) if ranks.size > 1 else frozenset()
+    profile = None if earlier is None else earlier.measured.get("profile")
+    if profile is None and train is not None and "profile" in wanted:
+        found = measure_access(train, sparse, ranks.size).to_dict() if ranks.first else None
+        profile = ranks.broadcast(found)
+    speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
+    facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)
+    return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))

@@ -1,0 +1,116 @@
+"""What a strategy is: it plans first, then builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from girih.errors import ConfigError, nearest
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan, plan_of_groups
+from girih.planner.traffic import Traffic
+
+if TYPE_CHECKING:  # a plan needs no live object
+    from girih.training.context import RunContext
+    from girih.training.session import Session
+
+MOST_PROCESSES = 1024
+TRAINER = "trainer"
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """How training is interlaced. Anybody's class with these members works, by name from a file as models are.
+
+    Attributes:
+        name: as ``[strategy]`` and ``summary.json`` have it.
+        trainers: how many it wants; 1 takes as many as were started.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def trainers(self) -> int: ...
+
+    def plan(self, facts: Facts) -> Plan:
+        """Decides everything that can be decided; pure: starts no process, touches no tensor.
+
+        Raises:
+            ConfigError: the facts do not go together with this strategy.
+        """
+        ...
+
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """This trainer's halves, schedule and feed; called by all trainers together."""
+        ...
+
+
+def measures_of(strategy: Strategy) -> frozenset[str]:
+    """Facts that a strategy needs measured before it plans: of "profile" and "speeds"; its attribute ``measures``."""
+    return frozenset(getattr(strategy, "measures", ()))
+
+
+def roles_of(strategy: Strategy) -> Mapping[str, int]:
+    """Processes beside the trainers, by role; its attribute ``roles``."""
+    roles: Mapping[str, int] = getattr(strategy, "roles", {})
+    return roles
+
+
+def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
+    """A plan with what every strategy says alike.
+
+    Raises:
+        ConfigError: the model's own loss does not support this strategy.
+    """
+    supported = facts.model.loss_strategies
+    if supported is not None and strategy.name not in supported:
+        raise ConfigError(
+            f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
+        )
+    own: Any = strategy
+    options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
+    measured = {} if facts.profile is None else {"profile": facts.profile.to_dict()}
+    if facts.speeds is not None:
+        measured["speeds"] = asdict(facts.speeds)
+    defaults: dict[str, Any] = {
+        "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
+        "hosts": dict(facts.topology.hosts),
+        "groups": plan_of_groups(facts),
+        "schedule": {"name": "in_step"},
+        "feed": {"name": "examples"},
+        "seeds": {"run": facts.seed, "dropout": "per_rank"},
+        "measured": measured,
+    }
+    return Plan(strategy=strategy.name, options=options, **(defaults | decided))
+
+
+def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
+    """Bytes that a trainer sends per step, for ``Plan.predicted``."""
+    return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
+
+
+def check_counts(strategy: Any, names: Sequence[str], *, least: int = 1) -> None:
+    """Refuses anything but integers from ``least`` to 1,024.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for name in names:
+        value = getattr(strategy, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_PROCESSES:
+            raise ConfigError(
+                f"strategy: {name} = {value!r}: expected an integer from {least} to {MOST_PROCESSES}"
+            )
+
+
+def check_choices(strategy: Any, choices: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses options that are none of their choices.
+
+    Raises:
+        ConfigError: names the option, and the nearest choice.
+    """
+    for name, valid in choices.items():
+        value = getattr(strategy, name)
+        if value not in valid or type(value) is not type(valid[0]):
+            raise ConfigError(f"strategy: {name} = {value!r}{nearest(str(value), [str(v) for v in valid])}")

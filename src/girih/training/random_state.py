@@ -1,0 +1,28 @@
+"""Random state of every trainer, so that a resumed run draws the same masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from girih.comm.group import TrainerGroup
+
+
+def gather(ranks: TrainerGroup, device: torch.device) -> list[dict[str, Any]]:
+    """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others."""
+    own = {"cpu": torch.get_rng_state().numpy()}
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    gathered = ranks.gather_arrays(own) or [own]
+    return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
+
+
+def restore(states: Sequence[dict[str, Any]], rank: int) -> None:
+    """Puts this trainer's state back; a trainer that was not there when it was saved keeps its own."""
+    if rank >= len(states):
+        return
+    torch.set_rng_state(states[rank]["cpu"])
+    if "cuda" in states[rank] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[rank]["cuda"])
