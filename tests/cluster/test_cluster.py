@@ -14,7 +14,7 @@ from acting import PLACE, Acting, kill
 from girih.cluster import Cluster, cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS
 from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
-from girih.comm.rpc import listen
+from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 
 
@@ -30,9 +30,9 @@ def alone(monkeypatch):
 
 
 def test_a_process_alone_joins_itself(alone, monkeypatch):
-    context = Cluster.join(1).context
-    assert (context.ranks.rank, context.ranks.size, context.host) == (0, 1, "127.0.0.1")
-    assert context.secret != Cluster.join(1).context.secret
+    cluster = Cluster.join(1)
+    assert (cluster.ranks.rank, cluster.ranks.size, cluster.host("trainer", 0)) == (0, 1, "127.0.0.1")
+    assert cluster.secret != Cluster.join(1).secret
     with pytest.raises(ConfigError, match=r"trainers = 3: this is one process; .*--nproc-per-node=3"):
         Cluster.join(3)
     for name, value in zip(RENDEZVOUS, ("1", "4", "127.0.0.1", "1"), strict=True):
@@ -47,7 +47,6 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
     assert not shown.exists()
     alone.prepare({"loader": 2})
     assert alone.start("loader", lambda: [Acting("serve", 0, "a"), Acting("deaf", 1, "b")]) == ("a", "b")
-    assert alone.context.addresses == {"loader": ("a", "b")}
     processes = json.loads(shown.read_text())
     assert [(each["role"], each["index"], each["endpoint"], each["incarnation"]) for each in processes] == [
         ("trainer", 0, "", 0),
@@ -57,11 +56,11 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
     assert set(processes[0]) == {"role", "index", "pid", "host", "endpoint", "incarnation"}
     children = [handle.process for handle in alone._supervisor.handles]
     assert [each["pid"] for each in processes] == [os.getpid(), *(child.pid for child in children)]
-    assert not alone.context.ranks.lost.is_set()
+    assert not alone.ranks.lost.is_set()
     kill(children[1])
     with pytest.raises(RoleError, match=r"^loader 1 was killed by signal 9\b"), alone.explaining():
         raise WireTimeout("shm://…: no answer")
-    assert alone.context.ranks.lost.is_set()  # nobody waits for what it was to write
+    assert alone.ranks.lost.is_set()  # nobody waits for what it was to write
     alone.close(failed=True)
     assert not shown.exists()
     assert all(child.returncode is not None for child in children)
@@ -83,9 +82,8 @@ def calling(alone):
     """A connection to a loader that never answers."""
     alone.start("loader", lambda: [Acting("deaf")])
     asked = threading.Event()
-    with listen(lambda request: asked.set(), address="shm://", secret=alone.context.secret) as server:
-        object.__setattr__(alone.context, "addresses", {"loader": (server.address,)})
-        client = alone.context.connect("loader", 0)
+    with listen(lambda request: asked.set(), address="shm://", secret=alone.secret) as server:
+        client = connect(server.address, secret=alone.secret)
         yield client
         client.close()
 
@@ -104,11 +102,11 @@ def test_a_call_in_progress_raises_when_a_process_is_gone_and_nothing_of_the_use
 
 
 def test_roles_can_be_given_the_registry_and_find_each_other_in_it(alone):
-    assert isinstance(alone.context.registry, LocalRegistry)
+    assert isinstance(alone.registry, LocalRegistry)
     given = []
 
     def roles():
-        given.append(pickle.loads(pickle.dumps(alone.context.registry)))
+        given.append(pickle.loads(pickle.dumps(alone.registry)))
         return [Acting("serve", 0, "a")]
 
     alone.start("loader", roles)

@@ -26,7 +26,6 @@ def test_the_launcher_loads_neither_torch_nor_numba(module):
     assert loaded_with(module) == set()
 
 
-@pytest.mark.xfail(reason="the sparse half's modules load torch as yet", strict=False)
 @pytest.mark.parametrize("module", MODULES.values())
 def test_a_role_loads_no_torch(module):
     assert "torch" not in loaded_with(module)

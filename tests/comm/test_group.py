@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from companions import together
 from girih.comm.group import TrainerGroup, process_group
+from girih.comm.group.votes import SynchronousVotes
 
 SIZE = 3
 ARRAYS = {"scores": np.float64, "labels": np.int8, "nothing": np.float32}
@@ -89,7 +90,7 @@ def stop(ranks):
 
 def meet(ranks):
     """Out of step: rank 2 has done its last step while others come to a meeting; then rank 0 is asked to stop."""
-    ranks.set_pace(lockstep=False)
+    ranks.step_apart()
     seen = []
     if ranks.rank == 2:
         ranks.finish()
@@ -113,7 +114,7 @@ def meet(ranks):
     ranks.barrier()
     ranks.poll_stop()
     seen = [*seen, ranks.stopping]
-    ranks.set_pace(lockstep=True)
+    ranks.votes = SynchronousVotes(ranks)
     return seen
 
 

@@ -21,6 +21,7 @@ import torch
 
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
+from girih.comm.group.votes import SynchronousVotes
 from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
 from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
@@ -175,12 +176,10 @@ class Threads(Cluster):
         pass
 
     def start(self, name, roles):
-        ranks, found = self.context.ranks, None
-        if ranks.first:
+        found = None
+        if self.ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
-        addresses = tuple(ranks.broadcast(found))
-        object.__setattr__(self.context, "addresses", {**self.context.addresses, name: addresses})
-        return addresses
+        return tuple(self.ranks.broadcast(found))
 
     def _begin(self, name, role):
         stop, told, address = threading.Event(), threading.Event(), []
@@ -214,7 +213,7 @@ class Threads(Cluster):
 
     def close(self, *, failed=False):
         if not failed:
-            self.context.ranks.barrier()
+            self.ranks.barrier()
         for name in ("loader", "embedding-worker", "embedding-server"):
             self.end(name)
 
@@ -323,7 +322,7 @@ def main():
     ranks = TrainerGroup(int(os.environ["RANK"]), size, registry)
     summaries = {}
     for scene in json.loads((directory / "scenes.json").read_text()):
-        ranks.set_pace(lockstep=scene.get("strategy") != "asynchronous")
+        ranks.votes = SynchronousVotes(ranks)
         print("playing", scene, flush=True)
         summaries[scene["name"]] = play(directory, scene, ranks)
         summaries[scene["name"]]["stopped"] = ranks.stopping

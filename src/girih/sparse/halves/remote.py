@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data.batch import Batch
@@ -28,7 +29,7 @@ from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_text, from_text, writable
 from girih.sparse.spec import SparseSpec
 
-EMBEDDING_SERVER, EMBEDDING_WORKER = "embedding-server", "embedding-worker"
+EMBEDDING_SERVER, EMBEDDING_WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
 SAVE_S = 1800.0
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.cluster.roles import RoleName
 from girih.comm.rpc import Request, listen
 from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
@@ -72,7 +73,7 @@ class EmbeddingServer:
     address: str
     secret: bytes
     segment: str | None = None
-    name: str = "embedding-server"
+    name: str = RoleName.EMBEDDING_SERVER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
