@@ -8,8 +8,16 @@ from contextlib import suppress
 
 import pytest
 
-from girih.comm import registry as module
-from girih.comm.registry import Entry, LocalRegistry, RegistryServer, RemoteRegistry, register, resolve
+from girih.comm.registry import (
+    Entry,
+    LocalRegistry,
+    RegistryServer,
+    RemoteRegistry,
+    frames,
+    register,
+    resolve,
+)
+from girih.comm.registry import client as client_module
 from girih.errors import WireError, WireTimeout
 
 SECRET = b"of this run"
@@ -51,7 +59,7 @@ def test_keys_are_set_read_compared_counted_and_deleted(registry):
 
 
 def test_a_key_is_waited_for_and_not_for_ever(registry, server, monkeypatch):
-    monkeypatch.setattr(module, "_ONE_WAIT_S", 0.05)
+    monkeypatch.setattr(client_module, "_ONE_WAIT_S", 0.05)
     threading.Timer(0.3, server.registry.set, ("late", "x")).start()
     registry.wait(["late"], 20)
     registry.wait(["late"], 0)
@@ -134,9 +142,9 @@ def test_a_client_that_would_give_the_secret_to_an_impostor_gives_nothing():
         def pretend():
             connection, _ = listener.accept()
             with connection:
-                module._send(connection, {"challenge": "00"})
-                heard.append(module._receive(connection, 1 << 10))
-                module._send(connection, {"proof": "00"})
+                frames.send(connection, {"challenge": "00"})
+                heard.append(frames.receive(connection, 1 << 10))
+                frames.send(connection, {"proof": "00"})
 
         thread = threading.Thread(target=pretend)
         thread.start()
