@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import click
 
-from girih.cli.words import spread
+from girih.cli.words import Group
 from girih.errors import GirihError, UserError
 
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 )  # fmt: skip
-"""What the system says of a path that is the user's to mend."""
+"""Errors of the operating system about a path that the user can mend."""
 
 
 COMMANDS = ("bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a command when it is named: most of them import torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,10 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its status. A mistake is told in one line on standard error."""
+    """Runs one command and returns its status; a mistake is one line on standard error."""
     try:
-        words = spread(sys.argv[1:] if arguments is None else arguments)
-        status = cli.main(words, prog_name="girih", standalone_mode=False)
+        status = cli.main(arguments, prog_name="girih", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:
