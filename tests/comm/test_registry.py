@@ -83,6 +83,9 @@ def test_a_role_is_found_again_in_its_next_life(registry):
     assert resolve(registry, "loader", 1) == Entry("tcp://127.0.0.1:1", 0)
     register(registry, "loader", 1, Entry("tcp://127.0.0.1:2", 1, 77, "left"))
     assert resolve(registry, "loader", 1) == Entry("tcp://127.0.0.1:2", 1, 77, "left")
+    assert resolver(registry, "loader", 1)() == "tcp://127.0.0.1:2"
+    with pytest.raises(LookupError, match="loader 0"):
+        resolver(registry, "loader", 0)()
     with pytest.raises(WireTimeout, match="role/loader/0"):
         resolve(registry, "loader", 0, 0.05)
 

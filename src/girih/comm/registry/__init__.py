@@ -19,6 +19,7 @@ from girih.comm.registry.entries import (
     key_of,
     register,
     resolve,
+    resolver,
 )
 from girih.comm.registry.server import RegistryServer
 
@@ -32,4 +33,5 @@ __all__ = [
     "key_of",
     "register",
     "resolve",
+    "resolver",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
@@ -156,3 +156,18 @@ def resolve(registry: Registry, role: str, index: int, timeout_s: float = WAIT_S
     key = key_of(role, index)
     registry.wait([key], timeout_s)
     return Entry(**json.loads(registry.get(key) or "{}"))
+
+
+def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
+    """For ``girih.comm.rpc.connect(..., resolve=)``: where a process listens now.
+
+    The function raises ``LookupError`` while it is not known.
+    """
+
+    def address() -> str:
+        text = registry.get(key_of(role, index))
+        if text is None:
+            raise LookupError(f"{role} {index} is not in the registry")
+        return Entry(**json.loads(text)).address
+
+    return address
