@@ -16,6 +16,7 @@ from girih.comm.registry import (
     frames,
     register,
     resolve,
+    resolver,
 )
 from girih.comm.registry import client as client_module
 from girih.errors import WireError, WireTimeout
