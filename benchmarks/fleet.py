@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch.distributed as dist
 
 from girih.cli.train import spelled
 from girih.cluster import Cluster, HostSpec
+from girih.cluster.roles import title
+from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
 from girih.sparse.service.protocol import NO_TURN, Verb, answer
 from girih.trainer import Trainer
@@ -226,9 +227,9 @@ def _run(plan: Plan) -> dict[str, Any]:
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
     strategy, data = settings.strategy, settings.dataset("train")
     words = ["train", plan.config, *spelled(overrides, None)]
-    cluster = Cluster.found(strategy.trainers, words, lockstep=strategy.lockstep, hosts=plan.hosts)
+    cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
-        ranks = cluster.context.ranks
+        ranks = cluster.ranks
         ranks.broadcast(True)  # there is something to train
         ranks.broadcast(None)  # and nothing to go on with
         meter, talking = _LateMeter(cluster, plan), Talking()
@@ -267,12 +268,12 @@ def fill(trainer: Trainer, rows: int) -> None:
 
 
 class Talking:
-    """Times what this process does in ``torch.distributed``, waiting for others included, as phases of its own."""
+    """Times this process's collectives, waiting for others included, as phases of its own."""
 
     def __init__(self) -> None:
         self.seconds = {"in collectives": 0.0}
-        for name in ("all_reduce", "all_to_all_single", "broadcast"):
-            setattr(dist, name, self._timed(getattr(dist, name)))
+        for name in ("all_reduce", "exchange", "broadcast_tensor"):
+            setattr(TrainerGroup, name, self._timed(getattr(TrainerGroup, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*words: Any, **options: Any) -> Any:
@@ -297,7 +298,9 @@ class _LateMeter(Meter):
             return  # the last one, which comes when loaders have ended
         supervisor = self._cluster._supervisor
         if not self.pids and supervisor is not None:
-            self.pids = {"trainer 0": os.getpid()} | {c.title: c.process.pid for c in supervisor.children}
+            self.pids = {"trainer 0": os.getpid()} | {
+                title(h.name, h.index): h.pid for h in supervisor.handles
+            }
         super().on_metrics(record)
 
 

@@ -1,6 +1,6 @@
 """Functions that several real processes run together, as the trainers of a run.
 
-As a program, this file is one of them: ``python companions.py FILE.py FUNCTION RANK SIZE PORT``.
+As a program, this file is one of them: ``python companions.py FILE.py FUNCTION RANK SIZE ADDRESS``.
 """
 
 import importlib.util
@@ -8,22 +8,35 @@ import json
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 
+from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
+
 ALL_S = 120
+SECRET = b"of these companions"
 
 
-def together(function, size=2):
-    """What a module's ``function(ranks)`` returns in each of ``size`` processes; anything that JSON can hold."""
-    from torch._C._distributed_c10d import TCPStore
+def together(function, size=2, *, barrier=True):
+    """What a module's ``function(ranks)`` returns in each of ``size`` processes; anything that JSON can hold.
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    Args:
+        barrier: whether all meet once more when they are done.
+    """
+    server = RegistryServer(LocalRegistry(), SECRET)
     file = function.__code__.co_filename
     here = os.pathsep.join([str(Path(file).parent), str(Path(__file__).parent), *sys.path])
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, file, function.__name__, str(rank), str(size), str(store.port)],
+            [
+                sys.executable,
+                __file__,
+                file,
+                function.__name__,
+                str(rank),
+                str(size),
+                server.address,
+                *(["barrier"] * barrier),
+            ],
             env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,  # apart: what torch says at its end would come behind the answer
@@ -37,25 +50,26 @@ def together(function, size=2):
         for process in processes:
             process.kill()
             process.communicate()
+        server.close()
     ended = [process.returncode for process in processes]
     assert ended == [0] * size, "\n".join(out + errors for out, errors in told)
     return [json.loads(out.splitlines()[-1]) for out, _ in told]
 
 
 def main():
-    from torch._C._distributed_c10d import TCPStore
-
     from girih.comm.group import TrainerGroup
 
-    file, name, rank, size, port = sys.argv[1:]
+    file, name, rank, size, address, *barrier = sys.argv[1:]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=ALL_S))
-    ranks = TrainerGroup(int(rank), int(size), store)
+    registry = RemoteRegistry(address, SECRET)
+    ranks = TrainerGroup(int(rank), int(size), registry)
     found = getattr(module, name)(ranks)
-    ranks.barrier()
+    if barrier:
+        ranks.barrier()
     ranks.close()
+    registry.close()
     print(json.dumps(found))
 
 

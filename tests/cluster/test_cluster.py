@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import signal
 import sys
 import threading
 import time
@@ -9,9 +11,10 @@ import time
 import pytest
 from acting import PLACE, Acting, kill
 
-from girih.cluster import Cluster, cluster
-from girih.cluster.cluster import RENDEZVOUS, _Failure
-from girih.comm.group import TrainerGroup
+from girih.cluster import Cluster, cluster, supervisor
+from girih.cluster.cluster import RENDEZVOUS
+from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
+from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 
 
@@ -19,16 +22,17 @@ from girih.errors import ConfigError, RoleError, WireTimeout
 def alone(monkeypatch):
     for name in RENDEZVOUS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cluster, "KNOWN_S", 0.1)
-    cluster_alone = Cluster(TrainerGroup(), hosts={"loader": PLACE})
+    monkeypatch.setattr(supervisor, "KNOWN_S", 0.1)
+    monkeypatch.setattr(cluster, "GRACE_S", 0.1)
+    cluster_alone = Cluster(hosts={"loader": PLACE})
     yield cluster_alone
     cluster_alone.close(failed=True)
 
 
 def test_a_process_alone_joins_itself(alone, monkeypatch):
-    context = Cluster.join(1).context
-    assert (context.ranks.rank, context.ranks.size, context.host) == (0, 1, "127.0.0.1")
-    assert context.secret != Cluster.join(1).context.secret
+    cluster = Cluster.join(1)
+    assert (cluster.ranks.rank, cluster.ranks.size, cluster.host("trainer", 0)) == (0, 1, "127.0.0.1")
+    assert cluster.secret != Cluster.join(1).secret
     with pytest.raises(ConfigError, match=r"trainers = 3: this is one process; .*--nproc-per-node=3"):
         Cluster.join(3)
     for name, value in zip(RENDEZVOUS, ("1", "4", "127.0.0.1", "1"), strict=True):
@@ -43,20 +47,20 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
     assert not shown.exists()
     alone.prepare({"loader": 2})
     assert alone.start("loader", lambda: [Acting("serve", 0, "a"), Acting("deaf", 1, "b")]) == ("a", "b")
-    assert alone.context.addresses == {"loader": ("a", "b")}
     processes = json.loads(shown.read_text())
-    assert [(each["role"], each["index"], each["endpoint"]) for each in processes] == [
-        ("trainer", 0, ""),
-        ("loader", 0, "a"),
-        ("loader", 1, "b"),
+    assert [(each["role"], each["index"], each["endpoint"], each["incarnation"]) for each in processes] == [
+        ("trainer", 0, "", 0),
+        ("loader", 0, "a", 0),
+        ("loader", 1, "b", 0),
     ]
-    children = [child.process for child in alone._supervisor.children]
+    assert set(processes[0]) == {"role", "index", "pid", "host", "endpoint", "incarnation"}
+    children = [handle.process for handle in alone._supervisor.handles]
     assert [each["pid"] for each in processes] == [os.getpid(), *(child.pid for child in children)]
-    assert not alone.context.ranks.lost.is_set()
+    assert not alone.ranks.lost.is_set()
     kill(children[1])
     with pytest.raises(RoleError, match=r"^loader 1 was killed by signal 9\b"), alone.explaining():
         raise WireTimeout("shm://…: no answer")
-    assert alone.context.ranks.lost.is_set()  # nobody waits for what it was to write
+    assert alone.ranks.lost.is_set()  # nobody waits for what it was to write
     alone.close(failed=True)
     assert not shown.exists()
     assert all(child.returncode is not None for child in children)
@@ -74,51 +78,39 @@ def test_what_is_no_sign_of_a_lost_process_passes(alone):
 
 
 @pytest.fixture
-def failure(monkeypatch):
-    monkeypatch.setattr(cluster, "GRACE_S", 0.05)
-    before = sys.unraisablehook
-    failure = _Failure()
-    yield failure
-    failure.close()
-    assert sys.unraisablehook is before
+def calling(alone):
+    """A connection to a loader that never answers."""
+    alone.start("loader", lambda: [Acting("deaf")])
+    asked = threading.Event()
+    with listen(lambda request: asked.set(), address="shm://", secret=alone.secret) as server:
+        client = connect(server.address, secret=alone.secret)
+        yield client
+        client.close()
 
 
-def tell(failure):
-    thread = threading.Thread(target=failure.tell, args=(RoleError("it is gone"),))
-    thread.start()
-    return thread
-
-
-def test_a_failure_reaches_a_thread_that_waits(failure):
-    thread = tell(failure)
-    with pytest.raises(RoleError, match="it is gone"):
-        time.sleep(30)
-    assert str(failure.known(0.0)) == "it is gone"
-    failure.close()
-    thread.join(5)
-    assert not thread.is_alive()
-
-
-def test_a_failure_that_comes_while_memory_is_freed_is_raised_again_and_prints_nothing(failure, capsys):
-    class Slow:
-        def __del__(self):
-            time.sleep(30)
-
-    def free_and_wait():
-        Slow()  # freed at once: here it gets lost, and
-        time.sleep(30)  # comes again
-
+def test_a_call_in_progress_raises_when_a_process_is_gone_and_nothing_of_the_users_process_is_changed(
+    alone, calling
+):
+    before = (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT), sys.unraisablehook)
+    reply = calling.call(1)
+    threading.Timer(0.2, kill, (alone._supervisor.handles[0].process,)).start()
     start = time.monotonic()
-    tell(failure)
-    with pytest.raises(RoleError, match="it is gone"):
-        free_and_wait()
+    with pytest.raises(RoleError, match=r"^loader 0 was killed by signal 9\b"), alone.explaining():
+        reply.wait()
     assert time.monotonic() - start < 20
-    assert capsys.readouterr().err == ""
+    assert before == (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT), sys.unraisablehook)
 
 
-def test_a_failure_that_was_told_is_not_raised_where_processes_are_ended(failure):
-    thread = tell(failure)
-    failure.close()
-    time.sleep(0.3)
-    thread.join(5)
-    assert not thread.is_alive()
+def test_roles_can_be_given_the_registry_and_find_each_other_in_it(alone):
+    assert isinstance(alone.registry, LocalRegistry)
+    given = []
+
+    def roles():
+        given.append(pickle.loads(pickle.dumps(alone.registry)))
+        return [Acting("serve", 0, "a")]
+
+    alone.start("loader", roles)
+    assert isinstance(given[0], RemoteRegistry)
+    assert resolve(given[0], "loader", 0, 1.0).address == "a"
+    assert resolve(given[0], "trainer", 0, 1.0).pid == os.getpid()
+    given[0].close()

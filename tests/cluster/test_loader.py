@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,20 +14,17 @@ import pytest
 
 import girih
 from girih import models
-from girih.cluster import Cluster, start_loaders
 from girih.cluster.loader import Loader
-from girih.comm.context import RunContext
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import connect, listen
 from girih.data import NormalizationStats
 from girih.errors import DataError, RemoteError
 from girih.models import needs_of
-from girih.sparse.halves.remote import WORKER
 from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text
 from girih.sparse.spec import SparseSpec
-from girih.training.feeds import LOADER, LoaderFeed
+from girih.training.feeds import Loaded
 
 SECRET = b"of this run"
 SIZE, NUM_EXAMPLES, AHEAD = 4, 22, 2  # the last batch has two examples
@@ -80,8 +78,9 @@ class Site:
         stack.callback(self.client.close)
 
     def feed(self, stack, rank):
-        context = RunContext(ranks=TrainerGroup(rank), addresses={LOADER: (self.address,)}, secret=SECRET)
-        feed = LoaderFeed(self.data, NormalizationStats.empty(SCHEMA), context)
+        feed = Loaded(
+            self.data, NormalizationStats.empty(SCHEMA), TrainerGroup(rank), (self.address,), SECRET
+        )
         stack.callback(feed.close)
         return feed
 
@@ -212,20 +211,23 @@ def test_an_unknown_request_is_refused_and_the_loader_goes_on(path):
         assert answer(here.ask(1, 0, 0)).fields[0] == 1
 
 
-def test_no_more_loaders_are_started_than_trainers_and_each_serves_its_part(path):
-    class Heard(Cluster):
-        roles: tuple = ()
+def test_each_loader_serves_its_part_of_the_trainers(path):
+    class Processes:
+        secret = SECRET
+
+        def host(self, name, index):
+            return "127.0.0.1"
 
         def start(self, name, roles):
             self.roles = roles()
             return tuple("" for _ in self.roles)
 
     data = girih.read_parquet(path, SCHEMA, batch_size=SIZE)
-    for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (4, 2, [(0,), (1,)])):
-        cluster = Heard(TrainerGroup())
-        cluster.context.ranks.size = size
-        object.__setattr__(cluster.context, "addresses", {WORKER: ("a", "b")})
-        start_loaders(cluster, girih.Hybrid(loaders=num_loaders), SPEC, data)
-        assert [role.trainers for role in cluster.roles] == expected
-        assert {role.num_trainers for role in cluster.roles} == {size}
-        assert {role.workers for role in cluster.roles} == {("a", "b")}
+    for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (2, 2, [(0,), (1,)])):
+        processes = Processes()
+        plan = SimpleNamespace(feed={"loaders": num_loaders})
+        context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size))
+        girih.Hybrid(loaders=num_loaders)._start_loaders(plan, context, PACKETS, ("a", "b"), data)
+        assert [role.trainers for role in processes.roles] == expected
+        assert {role.num_trainers for role in processes.roles} == {size}
+        assert {role.workers for role in processes.roles} == {("a", "b")}

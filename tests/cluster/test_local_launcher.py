@@ -1,6 +1,7 @@
 """Processes that are started, watched and ended; all of them are real."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,10 +13,18 @@ import pytest
 from acting import PLACE, Acting, kill
 
 from girih.cluster import HostSpec
-from girih.cluster.launchers.local import Supervisor
+from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.local import LocalLauncher
+from girih.cluster.roles import RoleName, title
+from girih.cluster.supervisor import Supervisor
+from girih.comm.registry import Entry, LocalRegistry, resolve
 from girih.errors import ConfigError, RoleError
 
 TOLD_S = 60
+
+
+def specs(*roles):
+    return [pickle.dumps(role) for role in roles]
 
 
 class Told:
@@ -43,7 +52,8 @@ def told():
 @pytest.fixture
 def supervisor(told):
     with_mark = HostSpec(("env", "GIRIH_TEST_PLACE=here"), environment={**PLACE.environment, "RANK": "5"})
-    supervisor = Supervisor(told, {"loader": PLACE, "loader 1": with_mark})
+    hosts = {"loader": PLACE, "loader 1": with_mark, "embedding-worker": PLACE}
+    supervisor = Supervisor(LocalLauncher(hosts), LocalRegistry(), told)
     yield supervisor
     supervisor.close(patience_s=0.0)
 
@@ -51,34 +61,49 @@ def supervisor(told):
 def test_roles_run_side_by_side_each_in_its_place_and_are_ended_by_name(supervisor, told, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     supervisor.prepare({"loader": 1})
-    (prepared,) = supervisor.children
-    roles = [Acting("serve", told=""), Acting("serve", 1, told=""), Acting("deaf", name="embedding-worker")]
-    supervisor._places = {**supervisor._places, "embedding-worker": PLACE}
-    assert supervisor.start(roles) == [
+    (prepared,) = supervisor.handles
+    told_where = supervisor.start("loader", specs(Acting("serve", told=""), Acting("serve", 1, told="")))
+    assert told_where == [
         "RANK=None OMP_NUM_THREADS=1 GIRIH_TEST_PLACE=None",  # a role is no trainer
         "RANK=5 OMP_NUM_THREADS=1 GIRIH_TEST_PLACE=here",  # unless its host_spec says so
-        "there",
     ]
-    assert [child.title for child in supervisor.children] == ["loader 0", "loader 1", "embedding-worker 0"]
-    assert supervisor.children[0] is prepared
-    *loaders, deaf = [child.process for child in supervisor.children]
+    assert supervisor.start("embedding-worker", specs(Acting("deaf", name="embedding-worker"))) == ["there"]
+    assert titles(supervisor) == ["loader 0", "loader 1", "embedding-worker 0"]
+    assert supervisor.handles[0] is prepared
+    *loaders, deaf = supervisor.handles
+    found = resolve(supervisor._registry, "loader", 1, 0.0)
+    assert found == Entry(told_where[1], 0, loaders[1].pid, loaders[1].host)
     supervisor.end("loader")
-    assert [process.returncode for process in loaders] == [0, 0]
-    assert deaf.poll() is None
-    assert [child.title for child in supervisor.children] == ["embedding-worker 0"]
+    assert [handle.status() for handle in loaders] == [0, 0]
+    assert supervisor._registry.get("role/loader/1") is None
+    assert deaf.status() is None
+    assert titles(supervisor) == ["embedding-worker 0"]
     supervisor.close(patience_s=0.1)
-    assert deaf.returncode == -signal.SIGKILL
-    assert supervisor.children == ()
+    assert deaf.status() == -signal.SIGKILL
+    assert supervisor.handles == ()
+    assert not told.errors
+
+
+def titles(supervisor):
+    return [title(handle.name, handle.index) for handle in supervisor.handles]
+
+
+def test_a_process_that_is_prepared_and_never_needed_ends_in_good_order(supervisor, told):
+    supervisor.prepare({"loader": 1})
+    (prepared,) = supervisor.handles
+    supervisor.close(patience_s=TOLD_S)  # it imports what a loader needs meanwhile
+    assert prepared.status() == 0
     assert not told.errors
 
 
 def test_a_role_that_is_killed_is_named_and_the_others_end(supervisor, told):
-    supervisor.start([Acting("serve"), Acting("deaf", 1)])
-    victim, other = [child.process for child in supervisor.children]
-    assert not supervisor.has_failed()
-    kill(victim)
-    assert supervisor.has_failed()
+    supervisor.start("loader", specs(Acting("serve"), Acting("deaf", 1)))
+    victim, other = supervisor.handles
+    assert not supervisor._has_failed()
+    kill(victim.process)
+    assert supervisor._has_failed()
     error = told.error()
+    assert supervisor.failure() is error
     assert isinstance(error, RoleError)
     assert str(error) == "loader 0 was killed by signal 9: what anybody prints"
     assert other.wait(TOLD_S) == -signal.SIGKILL
@@ -92,32 +117,38 @@ def test_a_role_that_is_killed_is_named_and_the_others_end(supervisor, told):
     ],
 )
 def test_what_a_role_says_last_is_told(supervisor, told, act, message):
-    supervisor.start([Acting(act)])
+    supervisor.start("loader", specs(Acting(act)))
     with pytest.raises(RoleError, match=f"(?s){message}"):
         raise told.error()
 
 
 def test_a_role_that_cannot_begin_says_why(supervisor):
     with pytest.raises(ConfigError, match="there is nothing to load"):
-        supervisor.start([Acting("refuse")])
-    with pytest.raises(RoleError, match="loader 1 could not begin"):
-        supervisor.start([Acting("vanish", 1)])
+        supervisor.start("loader", specs(Acting("refuse")))
+    with pytest.raises(RoleError, match="loader 0 could not begin"):
+        supervisor.start("loader", specs(Acting("vanish")))
 
 
 STARTS = """
-import sys, time
+import pickle, sys, time
 from acting import PLACE, Acting
-from girih.cluster.launchers.local import Supervisor
-supervisor = Supervisor(print, {"loader": PLACE})
-supervisor.start([Acting("serve"), Acting("deaf", 1)])
-print(*(child.process.pid for child in supervisor.children), flush=True)
+from girih.cluster.launchers.local import LocalLauncher
+from girih.cluster.supervisor import Supervisor
+from girih.comm.registry import LocalRegistry
+supervisor = Supervisor(LocalLauncher({"loader": PLACE}, segments=PREFIX), LocalRegistry(), print)
+supervisor.start("loader", [pickle.dumps(Acting("serve")), pickle.dumps(Acting("deaf", 1))])
+print(*(handle.pid for handle in supervisor.handles), flush=True)
 time.sleep(600)
 """
 
 
 def test_roles_end_with_the_one_that_started_them_however_that_ends():
+    """One of them takes too long, and is ended before it has removed its shared memory: its launcher is not there."""
+    segments = f"girih-test-{os.getpid()}-"
+    left = Path("/dev/shm", f"{segments}0-rows")
+    left.write_bytes(b"rows")
     starter = subprocess.Popen(
-        [sys.executable, "-c", STARTS],
+        [sys.executable, "-c", STARTS.replace("PREFIX", repr(segments))],
         env={**os.environ, **PLACE.environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -131,37 +162,60 @@ def test_roles_end_with_the_one_that_started_them_however_that_ends():
     while any(role.exists() and "Z" not in (role / "stat").read_text().split()[2] for role in roles):
         assert time.monotonic() < until
         time.sleep(0.05)
+    assert not left.exists()
+
+
+def trainers(told, command):
+    launcher = LocalLauncher({"trainer": PLACE}, trainer=["sh", "-c", command], num_trainers=4)
+    return Supervisor(launcher, LocalRegistry(), told, num_trainers=4)
 
 
 @pytest.mark.parametrize("status", [0, 130])
-def test_a_trainer_that_ends_in_good_order_is_no_failure(supervisor, told, status):
-    supervisor.start_trainer(1, ["sh", "-c", f"exit {status}"], {})
+def test_a_trainer_that_ends_in_good_order_is_no_failure(told, status):
+    supervisor = trainers(told, f"exit {status}")
+    supervisor.start_trainer(1)
     supervisor.wait_for_trainers()
-    assert not supervisor.has_failed()
+    assert not supervisor._has_failed()
     time.sleep(0.4)
     assert not told.errors
+    supervisor.close(patience_s=0.0)
 
 
-def test_a_trainers_environment_and_what_it_says_of_the_users_mistake(supervisor, told):
-    command = 'echo "girih: rank $RANK: no such column" >&2; exit 2'
-    supervisor.start_trainer(3, ["sh", "-c", command], {"RANK": "3"})
+def test_a_trainers_environment_and_what_it_says_of_the_users_mistake(told):
+    supervisor = trainers(told, 'echo "girih: rank $RANK of $WORLD_SIZE: no such column" >&2; exit 2')
+    supervisor.start_trainer(3)
     error = told.error()
     assert isinstance(error, ConfigError)
-    assert str(error) == "rank 3: no such column"
+    assert str(error) == "rank 3 of 4: no such column"
+    supervisor.close(patience_s=0.0)
 
 
-def test_a_trainer_that_ends_because_another_was_killed_is_not_the_one_that_is_named(supervisor, told):
+def test_a_trainer_that_ends_because_another_was_killed_is_not_the_one_that_is_named(told):
+    supervisor = trainers(told, "if [ $RANK = 2 ]; then kill -9 $$; fi; echo the other is gone >&2; exit 1")
     with supervisor._lock:  # both have ended when the first of them is told of
-        supervisor.start_trainer(1, ["sh", "-c", "echo the other is gone >&2; exit 1"], {})
+        supervisor.start_trainer(1)
         supervisor.wait_for_trainers()
-        supervisor.start_trainer(2, ["sh", "-c", "kill -9 $$"], {})
+        supervisor.start_trainer(2)
         supervisor.wait_for_trainers()
     assert str(told.error()) == "trainer 2 was killed by signal 9"
+    supervisor.close(patience_s=0.0)
 
 
-def test_an_end_that_is_expected_is_no_failure(supervisor, told):
-    supervisor.start_trainer(1, ["sleep", "600"], {})
+def test_an_end_that_is_expected_is_no_failure(told):
+    supervisor = trainers(told, "sleep 600")
+    handle = supervisor.start_trainer(1)
     supervisor.expect_end()
-    kill(supervisor.children[0].process)
+    kill(handle.process)
     time.sleep(0.4)
     assert not told.errors
+    supervisor.close(patience_s=0.0)
+
+
+def test_only_the_first_trainer_has_the_terminal_and_each_learns_where_the_run_is(capfd):
+    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive()[0], os.getpgid(0) == os.getpgrp())"
+    launcher = LocalLauncher(trainer=[sys.executable, "-c", say], num_trainers=2, hello={"registry": "here"})
+    first, second = (launcher.start(RoleName.TRAINER, index, 0, Resources(None)) for index in (0, 1))
+    assert [each.wait(TOLD_S) for each in (first, second)] == [0, 0]
+    assert capfd.readouterr().out == "{'registry': 'here'} True\n"
+    for each in (first, second):
+        each.close()

@@ -1,13 +1,17 @@
 """What trainers tell each other: real processes, and one alone."""
 
+import socket
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from companions import together
-from girih.comm.group import TrainerGroup
+from girih.comm.group import TrainerGroup, process_group
+from girih.comm.group.votes import SynchronousVotes
 
 SIZE = 3
 ARRAYS = {"scores": np.float64, "labels": np.int8, "nothing": np.float32}
@@ -42,7 +46,26 @@ def talk(ranks):
     told["notes"] = [ranks.take(f"note/{(rank + 1) % ranks.size}") for _ in range(2)]
     told["stop"] = stop(ranks)
     told["meetings"] = meet(ranks)
+    told["parts"] = part(ranks)
     return told
+
+
+def part(ranks):
+    """Two parts of the group beside the whole: ranks 2 and 0 in that order, and rank 1 alone."""
+    own = ranks.split([1] if ranks.rank == 1 else [2, 0])
+    other = ranks.split([0, 1])
+    whole = ranks.sum([1.0])
+    return [
+        [
+            own.rank,
+            own.size,
+            own.sum([ranks.rank]),
+            own.broadcast(f"of {ranks.rank}"),
+            own.gather(ranks.rank),
+        ],
+        other and other.sum([10.0 * ranks.rank + 1]),
+        whole,
+    ]
 
 
 def stop(ranks):
@@ -67,7 +90,7 @@ def stop(ranks):
 
 def meet(ranks):
     """Out of step: rank 2 has done its last step while others come to a meeting; then rank 0 is asked to stop."""
-    ranks._lockstep = False
+    ranks.step_apart()
     seen = []
     if ranks.rank == 2:
         ranks.finish()
@@ -90,7 +113,9 @@ def meet(ranks):
     ranks.forget_stop()
     ranks.barrier()
     ranks.poll_stop()
-    return [*seen, ranks.stopping]  # of the next fit
+    seen = [*seen, ranks.stopping]
+    ranks.votes = SynchronousVotes(ranks)
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +174,63 @@ def test_trainers_out_of_step_meet_leave_and_heed(told):
     assert told[0]["meetings"] == [True, True, "left", False, True, False]
     assert told[1]["meetings"] == [True, True, "left", False, False, False]
     assert told[2]["meetings"] == ["left", False, None, False]
+
+
+def test_a_group_is_split_into_parts_that_number_their_own_ranks(told):
+    assert told[0]["parts"] == [[1, 2, [2.0], "of 2", None], [12.0], [3.0]]
+    assert told[1]["parts"] == [[0, 1, [1.0], "of 1", [1]], [12.0], [3.0]]
+    assert told[2]["parts"] == [[0, 2, [2.0], "of 2", [2, 0]], None, [3.0]]
+
+
+def abort(ranks):
+    """Rank 3 never comes to a ring of four; rank 1 aborts from another thread. Then three of them go on."""
+    part = ranks.split([0, 1, 2, 3])
+    took = []
+    if ranks.rank == 1:
+        threading.Timer(0.3, ranks.abort).start()
+    for group, late in ((ranks, ranks.rank == 3), (part, False)):
+        if late:
+            ranks.lost.wait(30)
+        start = time.monotonic()
+        try:
+            group.all_reduce(torch.ones(1 << 16))
+        except RuntimeError as error:
+            took.append([time.monotonic() - start, "gloo" in str(error)])
+    again = None
+    if ranks.rank != 2:
+        again = ranks.reform(1, rank=(0, 1, None, 2)[ranks.rank], size=3)
+    try:
+        summed = again and again.sum([ranks.rank])
+    finally:
+        if again is not None:
+            again.barrier()
+            again.close()
+    ranks.close()
+    return [ranks.lost.is_set(), took, summed, dist.is_initialized(), threading.active_count()]
+
+
+def test_a_group_that_is_aborted_raises_everywhere_at_once_and_is_formed_anew():
+    for rank, (lost, took, summed, initialized, _) in enumerate(together(abort, 4, barrier=False)):
+        assert lost
+        assert len(took) == 2
+        assert all(seconds < 5 for seconds, _ in took), took
+        assert all(named for _, named in took)
+        assert summed == (None if rank == 2 else [4.0])
+        assert not initialized
+
+
+def test_nothing_listens_but_on_loopback():
+    for ports in together(listening, 2):
+        assert ports
+        assert {host for host, _ in ports} == {"127.0.0.1"}
+
+
+def listening(ranks):
+    return [
+        list(each.getsockname())
+        for each in process_group._sockets()
+        if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
 
 
 def test_one_alone_hears_itself():

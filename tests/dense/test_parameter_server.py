@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from girih.comm.context import RunContext
 from torch import nn
 
 from companions import together
-from girih.comm.context import RunContext
 from girih.data import Batch
 from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
 from girih.dense.halves.replica import Replica

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
+from girih.comm.context import RunContext
 
 import girih
 from girih import models
-from girih.comm.context import RunContext
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of

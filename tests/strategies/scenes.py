@@ -21,11 +21,14 @@ import torch
 
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
+from girih.comm.group.votes import SynchronousVotes
+from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
 from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log
 
 STEPS, SIZE = 200, 32
+SECRET = b"of these scenes"
 ODD = 5
 """Examples of an epoch's last batch."""
 
@@ -173,12 +176,10 @@ class Threads(Cluster):
         pass
 
     def start(self, name, roles):
-        ranks, found = self.context.ranks, None
-        if ranks.first:
+        found = None
+        if self.ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
-        addresses = tuple(ranks.broadcast(found))
-        object.__setattr__(self.context, "addresses", {**self.context.addresses, name: addresses})
-        return addresses
+        return tuple(self.ranks.broadcast(found))
 
     def _begin(self, name, role):
         stop, told, address = threading.Event(), threading.Event(), []
@@ -212,7 +213,7 @@ class Threads(Cluster):
 
     def close(self, *, failed=False):
         if not failed:
-            self.context.ranks.barrier()
+            self.ranks.barrier()
         for name in ("loader", "embedding-worker", "embedding-server"):
             self.end(name)
 
@@ -287,10 +288,8 @@ def spoil(trainer, rank, kind, spoiled_rank, step):
 def play_all(directory, scenes, num_trainers):
     """Plays scenes in turn with so many trainers; returns the summary of each, by name."""
     (directory / "scenes.json").write_text(json.dumps(scenes))
-    from torch._C._distributed_c10d import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    others = [start(directory, rank, num_trainers, store.port) for rank in range(num_trainers)]
+    server = RegistryServer(LocalRegistry(), SECRET)
+    others = [start(directory, rank, num_trainers, server.address) for rank in range(num_trainers)]
     told = []
     try:
         for process in others:
@@ -300,12 +299,13 @@ def play_all(directory, scenes, num_trainers):
         for process in others:
             process.kill()
             process.wait()
+        server.close()
     assert [process.returncode for process in others] == [0] * num_trainers, "\n".join(told)
     return json.loads((directory / f"summaries-{num_trainers}.json").read_text())
 
 
-def start(directory, rank, num_trainers, port):
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(num_trainers), "PORT": str(port)}
+def start(directory, rank, num_trainers, address):
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(num_trainers), "REGISTRY": address}
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.Popen(
         [sys.executable, __file__, str(directory)],
@@ -317,19 +317,18 @@ def start(directory, rank, num_trainers, port):
 
 
 def main():
-    from torch._C._distributed_c10d import TCPStore
-
     directory, size = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
-    store = TCPStore("127.0.0.1", int(os.environ["PORT"]), is_master=False)
-    ranks = TrainerGroup(int(os.environ["RANK"]), size, store)
+    registry = RemoteRegistry(os.environ["REGISTRY"], SECRET)
+    ranks = TrainerGroup(int(os.environ["RANK"]), size, registry)
     summaries = {}
     for scene in json.loads((directory / "scenes.json").read_text()):
-        ranks._lockstep = scene.get("strategy") != "asynchronous"
+        ranks.votes = SynchronousVotes(ranks)
         print("playing", scene, flush=True)
         summaries[scene["name"]] = play(directory, scene, ranks)
         summaries[scene["name"]]["stopped"] = ranks.stopping
     ranks.barrier()
     ranks.close()
+    registry.close()
     if ranks.first:
         (directory / f"summaries-{size}.json").write_text(json.dumps(summaries))
 

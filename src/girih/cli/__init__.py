@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,26 @@ UNUSABLE = (
 """Errors of the operating system about a path that the user can mend."""
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS = ("bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
+
+
+class LazyGroup(Group):
+    """Imports a command when it is named: most of them import torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One command, which registers itself as it is imported."""
+        if cmd_name in COMMANDS:
+            importlib.import_module(f"girih.cli.{cmd_name}")
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="girih", prog_name="girih")
 def cli() -> None:
     """Trains deep recommender models whose embedding tables outgrow any one machine."""
@@ -35,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its status; a mistake is one line on standard error."""
-    from girih.cli import commands  # noqa: F401  (registers them; imports torch, so only now)
-
     try:
         status = cli.main(arguments, prog_name="girih", standalone_mode=False)
     except click.exceptions.Abort:

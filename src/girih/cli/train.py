@@ -1,32 +1,19 @@
-"""``girih train``."""
+"""``girih train``: a trainer, or the launcher of several processes, which imports neither torch nor numba."""
 
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import click
 
-from girih import checkpoint, config
-from girih.checkpoint import Storage
+from girih import config, strategies
 from girih.cli import cli
-from girih.cli.show import results, skipped
-from girih.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
-from girih.config.file import RunConfig
-from girih.data import Dataset
-from girih.data.options import Split
+from girih.cluster.launch import launch
+from girih.cluster.options import ClusterOptions
+from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
-from girih.kernels.cpu.jit import is_compiled
-from girih.metrics import Metrics
-from girih.report.progress import Progress
-from girih.runs.directory import RunDirectory, read_summary
-from girih.trainer import Trainer
 
 
 @cli.command()
@@ -45,203 +32,25 @@ def train(
     """Train the model of a config file."""
     if resume and run_path is None:
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
-    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
-    datasets = _open_data(settings)
-    if int(os.environ.get("RANK", "0")) and settings.strategy.trainers > 1:
-        return _train_beside(settings, datasets)
-    run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    with RunDirectory(run_path, resume=resume) as run:
-        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir))
-        why = None if newest is None else _finished_because(newest, run_path, settings)
-        if resume and newest is None:
-            click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
-        if why is not None and "RANK" not in os.environ:
-            click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
-            return 0
-        cluster = _cluster(settings, [config_file, *spelled(overrides, strategy)])
-        with _told(cluster):
-            ranks = cluster.context.ranks
-            if not ranks.broadcast(why is None):
-                cluster.close()
-                click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
-                return 0
-            ranks.broadcast(None if newest is None else newest.absolute().url)
-        return _train(settings, datasets, run, newest, cluster)
+    if "RANK" not in os.environ:
+        written = config.with_overrides(config_file, overrides, strategy)
+        mapping = config.expand(
+            {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
+        )
+        where, directory = str(config_file), config_file.resolve().parent
+        chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
+        counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
+        if sum(counts.values()) > 1:
+            options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
+            words = ["train", str(config_file), *spelled(overrides, strategy)]
+            words += [] if run_path is None else ["--run", str(run_path)]
+            return launch([*words, *(["--resume"] if resume else [])], counts, options)
+    from girih.cli import trainer
+
+    return trainer.train(config_file, overrides, run_path, resume, strategy)
 
 
 def spelled(overrides: Sequence[str], strategy: str | None) -> list[str]:
-    """The options of another trainer of the same run."""
+    """Options as they are typed."""
     words = [] if strategy is None else ["--strategy", strategy]
     return words + [word for override in overrides for word in ("--set", override)]
-
-
-def _cluster(settings: RunConfig, words: Sequence[Any]) -> Cluster:
-    """The trainers: those that torchrun started, or others that this process starts."""
-    strategy = settings.strategy
-    if strategy.trainers > 1 and "RANK" not in os.environ:
-        return Cluster.found(strategy.trainers, ["train", *map(str, words)])
-    return Cluster.join(strategy.trainers)
-
-
-@contextmanager
-def _told(cluster: Cluster) -> Iterator[None]:
-    """Ends all processes where something goes wrong."""
-    try:
-        yield
-    except BaseException:
-        cluster.close(failed=True)
-        raise
-
-
-def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
-    """What trainers other than the first do: the same, but they write and say nothing."""
-    if STARTED_BY_GIRIH in os.environ:
-        end_with_parent()
-    cluster = _cluster(settings, [])
-    with _told(cluster):
-        ranks = cluster.context.ranks
-        if not ranks.broadcast(None):
-            cluster.close()
-            return 0
-        newest = ranks.broadcast(None)
-    with settings.trainer(cluster=cluster) as trainer:
-        if newest is not None:
-            trainer.load(newest, train=datasets["train"])
-        trainer.check(datasets["train"], datasets.get("valid"))
-        with stopping(trainer, only_heard=STARTED_BY_GIRIH in os.environ):
-            metrics, stopped = _fit(settings, datasets, trainer)
-            if not stopped:
-                trainer.summary(metrics, duration_s=0.0)
-    return 130 if stopped else 0
-
-
-def _fit(settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer) -> tuple[Metrics | None, bool]:
-    """Trains what is left and evaluates; returns the final metrics, and whether a signal ended it."""
-    left = 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
-    final = datasets.get("test") or datasets.get("valid")
-    try:
-        trainer.fit(datasets["train"], datasets.get("valid"), epochs=left)
-        metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
-    except KeyboardInterrupt:
-        return None, True
-    return metrics, trainer.stopped
-
-
-def _train(
-    settings: RunConfig,
-    datasets: dict[str, Dataset],
-    run: RunDirectory,
-    newest: Storage | None,
-    cluster: Cluster,
-) -> int:
-    start = time.perf_counter()
-    total = datasets["train"].num_examples
-    with (
-        Progress(None if total is None else total * settings.train.epochs) as progress,
-        settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
-    ):
-        if newest is not None:
-            trainer.load(newest.url, train=datasets["train"])
-        trainer.check(datasets["train"], datasets.get("valid"))
-        changes = [] if newest is None else changed(run, settings)
-        run.remove_summary()  # of what is gone on with
-        config.write_toml(run.config, settings.with_absolute_paths())
-        if newest is not None:
-            progress.message(f"resumed from {newest.name}")
-            for change in changes:
-                progress.message(f"changed since: {change}")
-        if not is_compiled():
-            progress.message("compiling kernels for this machine: once, about half a minute")
-        with stopping(trainer):
-            if newest is not None and trainer.state.epoch >= settings.train.epochs:
-                progress.message(f"train.epochs = {settings.train.epochs} are done: nothing is left to train")
-            metrics, stopped = _fit(settings, datasets, trainer)
-        if stopped:
-            trainer.end(None)
-            again = f"girih train {run.config} --run {run.path} --resume"
-            progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
-            return 130
-        if trainer.state.stopped_early:
-            best = f"its weights of step {trainer.state.best_step} are the final ones"
-            progress.message(f"stopped early at step {trainer.state.step}; {best}")
-        summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
-        final = "test" if "test" in datasets else "valid" if "valid" in datasets else None
-        summary["evaluated_on"] = final
-        summary["skipped_rows"] = {
-            name: data.num_skipped for name, data in datasets.items() if data.num_skipped
-        }
-        run.write_summary(summary)
-        trainer.end(summary)
-    results(summary, run.path)
-    for name, data in datasets.items():
-        skipped(data, name)
-    return 0
-
-
-def _open_data(settings: RunConfig) -> dict[str, Dataset]:
-    splits: tuple[Split, ...] = ("train", "valid", "test")
-    return {split: settings.dataset(split) for split in splits if getattr(settings.data, split) is not None}
-
-
-def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
-    """Why there is nothing left to train in a run that ended; None where there is, or where it did not end."""
-    if read_summary(run) is None:
-        return None
-    state = checkpoint.Manifest.read(newest).state["run"]
-    options = settings.train
-    if state["stopped_early"] and options.early_stopping is not None:
-        return f"early stopping ended it at step {state['step']}"
-    if state["epoch"] >= options.epochs:
-        return f"{state['epoch']} of {options.epochs} epochs are done"
-    if options.max_steps is not None and state["step"] >= options.max_steps:
-        return f"{state['step']} of {options.max_steps} steps are done"
-    return None
-
-
-def changed(run: RunDirectory, settings: RunConfig) -> list[str]:
-    """What the configuration says otherwise than the run's own, a line each."""
-    if not run.config.is_file():
-        return []
-    try:
-        before = _flat(config.read_toml(run.config, expanded=False))
-    except ConfigError:  # damaged: it is about to be replaced
-        return []
-    now = _flat(settings.with_absolute_paths())
-    return [
-        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-@contextmanager
-def stopping(trainer: Trainer, *, only_heard: bool = False) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after the step under way; the second one at once.
-
-    Args:
-        only_heard: signals are for the trainer that started this one, which tells it.
-    """
-    previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if only_heard:
-            return
-        trainer.request_stop()
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.getsignal(number)
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

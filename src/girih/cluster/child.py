@@ -1,7 +1,7 @@
-"""The process of one role: ``python -m girih.cluster.child ROLE``, as :class:`girih.cluster.launchers.local.Supervisor` starts it.
+"""The process of one role: ``python -m girih.cluster.child ROLE``, as a launcher starts it.
 
 The role comes through standard input, which then stays open: its end means that whoever started this is gone.
-What is to be told goes to standard output, one JSON object a line.
+What is to be told goes to standard output, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import sys
 import threading
 import traceback
 
+from girih.cluster.launchers.local import SEGMENTS
+from girih.cluster.roles import MODULES, RoleName
+from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
 
 LAST_WORDS_S = 5.0
-HOMES = {
-    "embedding-server": "girih.sparse.service.embedding_server",
-    "embedding-worker": "girih.sparse.service.embedding_worker",
-    "loader": "girih.cluster.loader",
-}
+PARENT = os.getppid()
 
 
 def main() -> int:
@@ -31,8 +30,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     telling = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what anybody prints is not for the one who started this
-    importlib.import_module(HOMES[sys.argv[1]])  # while whoever started this gets ready
+    importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
     length = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    if not length:
+        return 0  # it is not needed after all
     role = pickle.loads(sys.stdin.buffer.read(length))  # a private pipe from the parent, no socket
     stop = threading.Event()
     threading.Thread(target=_until_left_alone, args=(stop,), name="girih-parent", daemon=True).start()
@@ -55,7 +56,9 @@ def _until_left_alone(stop: threading.Event) -> None:
         pass
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
-    os._exit(1)  # something hangs, and nobody is there to end it
+    if os.getppid() != PARENT:  # whoever started this is gone, and does not do it
+        remove_segments(os.environ.get(SEGMENTS, ""))
+    os._exit(1)  # something hangs, or takes too long, and nobody is there to end it
 
 
 if __name__ == "__main__":

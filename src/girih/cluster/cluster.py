@@ -1,81 +1,73 @@
-"""The processes of one run: the trainers among themselves, and the roles that rank 0 has started."""
+"""The processes of one run as a trainer has them: the trainers among themselves, and the roles beside them."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import pickle
 import secrets
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
-from girih.cluster.hosts import Hosts, host_of
-from girih.cluster.launchers.local import Supervisor
-from girih.cluster.roles import Role
-from girih.comm.context import RunContext
+from girih.cluster.control import LauncherControl, Roles
+from girih.cluster.hosts import LOOPBACK, Hosts, host_of
+from girih.cluster.launchers.local import LocalLauncher
+from girih.cluster.options import ClusterOptions
+from girih.cluster.pipe import Pipe
+from girih.cluster.roles import Role, RoleName
+from girih.cluster.segments import new_prefix, remove_segments
+from girih.cluster.supervisor import Supervisor
 from girih.comm.group import TrainerGroup
+from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, RemoteRegistry, register
+from girih.comm.rpc import abort_clients
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
-from girih.runs.files import write_whole
-from girih.store import remove_segments
 
-MEETING = "girih/{}"
-_MEETINGS = itertools.count()  # of this process's trainers: the same on all ranks of a script
+GRACE_S = 1.0
+"""How long a trainer may find out by itself that a process is gone; what it waits for is aborted then."""
+LEAVE_S = 10.0
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GRACE_S = 2.0
-AGAIN_S = 8.0
-SOON_S = 0.2
-KNOWN_S = 1.5
-TOLD_S = 30.0
-MOST_TIMES = 4
+_MEETINGS = itertools.count()  # of this process's trainers: the same on all ranks of a script
 
 
 class Cluster:
-    """This trainer's context, and what it takes to end it.
+    """The run's processes as this trainer has them, and what it takes to end them.
 
-    Made by :meth:`join` or :meth:`found`; to be closed.
+    Made by :meth:`join`, or of one trainer alone; to be closed.
+
+    Attributes:
+        ranks: this trainer among all.
+        registry: where roles are found, see :func:`girih.comm.registry.resolve`.
+        secret: what every connection proves to know.
+        segment: begins the names of the shared memory of all roles of the run.
     """
 
-    def __init__(
-        self,
-        ranks: TrainerGroup,
-        supervisor: Supervisor | None = None,
-        failure: _Failure | None = None,
-        hosts: Hosts | None = None,
-    ) -> None:
-        self._supervisor, self._failure, self._places = supervisor, failure, hosts or {}
-        if failure is not None:
-            ranks.lost = failure.known_of
-        secret = ranks.broadcast(secrets.token_hex(16)) if ranks.size > 1 else secrets.token_hex(16)
-        self.context = RunContext(ranks=ranks, secret=secret.encode(), host=self.host("trainer", ranks.rank))
-        self.segment = f"girih-{secrets.token_hex(4)}"
-        """Begins the names of the shared memory of all that rank 0 has started."""
-        self._file: Path | None = None
-
-    @property
-    def ranks(self) -> TrainerGroup:
-        """This trainer among all."""
-        return self.context.ranks
-
-    @property
-    def secret(self) -> bytes:
-        """Proves that a peer belongs to the run."""
-        return self.context.secret
+    def __init__(self, ranks: TrainerGroup | None = None, *, hosts: Hosts | None = None) -> None:
+        self._hosts = hosts or {}
+        self.ranks = ranks or TrainerGroup()
+        self.registry: Registry = LocalRegistry()
+        self.secret = secrets.token_hex(16).encode()
+        self.segment = new_prefix()
+        self._bind = LOOPBACK
+        self._roles: Roles | None = None
+        self._supervisor: Supervisor | None = None
+        self._server: RegistryServer | None = None
+        self._first, self._under_torchrun = True, False
+        self._run: Path | None = None
+        self._error: Exception | None = None
+        self._closed = threading.Event()
+        self._heed_stop: Callable[[], None] | None = None
 
     @classmethod
-    def join(cls, trainers: int) -> Cluster:
-        """The context of a process that ``torchrun``, or another trainer, has started; or of one alone.
+    def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
+        """The cluster of a trainer that a launcher or ``torchrun`` has started; or of one alone.
 
         Args:
             trainers: how many there are, by the strategy; 1 takes as many as were started.
@@ -83,93 +75,72 @@ class Cluster:
         Raises:
             ConfigError: another number was started.
         """
-        if not all(name in os.environ for name in RENDEZVOUS):
-            if trainers > 1:
-                raise ConfigError(
-                    f"strategy: trainers = {trainers}: this is one process; start the script by"
-                    f" torchrun --nproc-per-node={trainers}, or use girih train"
-                )
-            return cls(TrainerGroup())
-        size = int(os.environ["WORLD_SIZE"])
-        if trainers not in (1, size):
+        cluster = cls()
+        pipe = Pipe.inherited()
+        size = int(os.environ.get("WORLD_SIZE", "1")) if pipe is not None or _is_started() else None
+        if size is None and trainers > 1:
+            raise ConfigError(
+                f"strategy: trainers = {trainers}: this is one process; start the script by"
+                f" torchrun --nproc-per-node={trainers}, or use girih train"
+            )
+        if size is not None and trainers not in (1, size):
             raise ConfigError(
                 f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
             )
-        rank = int(os.environ["RANK"])
-        store: Store | None = None
-        if size > 1:
-            met, _, _ = next(rendezvous("env://"))
-            store = PrefixStore(
-                f"girih/{next(_MEETINGS)}", met
-            )  # what an earlier trainer of a script left is not for us
-        ranks = TrainerGroup(rank, size, store)
-        return cls(ranks)
+        cluster._bind = (options or ClusterOptions()).bind
+        if pipe is not None:
+            cluster._join_launcher(pipe)
+        elif size is not None and size > 1:
+            cluster._join_torchrun(int(os.environ["RANK"]), size)
+        return cluster
 
     @classmethod
-    def found(
-        cls,
-        trainers: int,
-        command: Sequence[str],
-        *,
-        hosts: Hosts | None = None,
-    ) -> Cluster:
-        """Starts all trainers but this one, which becomes rank 0.
+    def found(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
+        """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
 
         Args:
             command: arguments of ``girih`` that make one of them.
             hosts: where all processes of the run live; this one must be in that of trainer 0 already.
         """
-        supervisor, failure = _supervised(hosts)
-        host = host_of(hosts or {}, "trainer", 0).host
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        cluster = cls(hosts=hosts)
+        cluster._bind = cluster.host(RoleName.TRAINER, 0)
         threads = max(1, torch.get_num_threads() // trainers)
         torch.set_num_threads(threads)
-        for rank in range(1, trainers):
-            environment = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(trainers),
-                "MASTER_ADDR": host,
-                "MASTER_PORT": str(store.port),
-                "OMP_NUM_THREADS": str(threads),
-                STARTED_BY_GIRIH: "1",
-            }
-            supervisor.start_trainer(rank, [sys.executable, "-m", "girih", *command], environment)
+        supervisor = cluster._supervise(trainers, [sys.executable, "-m", "girih", *command])
         try:
-            met = PrefixStore(MEETING.format(0), store)  # the others' first
-            return cls(TrainerGroup(0, trainers, met), supervisor, failure, hosts)
+            for rank in range(1, trainers):
+                supervisor.start_trainer(rank)
+            cluster._meet(0, trainers)
         except BaseException:
-            supervisor.close(patience_s=0.0)
-            failure.close()
+            cluster.close(failed=True)
             raise
+        return cluster
 
     def host(self, name: str, index: int) -> str:
         """Where a process listens."""
-        return host_of(self._places, name, index).host
+        return host_of(self._hosts, name, index).host if self._hosts else self._bind
 
     def prepare(self, counts: Mapping[str, int]) -> None:
-        """Has rank 0 start processes that :meth:`start` will give roles."""
-        if counts and self.context.ranks.first:
-            self._supervise().prepare(counts)
+        """Has processes started that :meth:`start` will give roles."""
+        if counts and self._first:
+            self._starter().prepare(counts)
 
     def start(self, name: str, roles: Callable[[], Sequence[Role]]) -> tuple[str, ...]:
-        """Has rank 0 start roles; returns where they listen, on all ranks.
+        """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
 
         Raises:
             RoleError: one could not begin.
         """
-        ranks = self.context.ranks
-        found = self._supervise().start(roles()) if ranks.first else None
-        addresses: tuple[str, ...] = tuple(ranks.broadcast(found))
-        self.context = replace(self.context, addresses={**self.context.addresses, name: addresses})
-        self._write_processes()
-        return addresses
+        found = None
+        if self._first:
+            starter = self._starter()  # before roles are made: they may be given the registry
+            found = starter.start(name, [pickle.dumps(role) for role in roles()])
+        return tuple(self.ranks.broadcast(found))
 
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""
-        if self._supervisor is not None:
-            self._supervisor.end(name)
-            self._write_processes()
+        if self._roles is not None and self._first:
+            self._roles.end(name)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -179,7 +150,9 @@ class Cluster:
         except (RuntimeError, WireError, WireTimeout) as error:
             if isinstance(error, GirihError) and not isinstance(error, WireError | WireTimeout):
                 raise
-            found = self._found_out()
+            found = self._error
+            if found is None and self._roles is not None and self._first:
+                found = self._roles.failure()
             if found is not None:
                 raise found from None
             if "gloo" in str(error) or "NCCL" in str(error):
@@ -187,130 +160,152 @@ class Cluster:
                 raise RoleError(f"another trainer is gone, or cannot be reached: {first_line}") from error
             raise
 
-    def _found_out(self) -> Exception | None:
-        """Which process failed, if one did: a machine may be too busy to tell at once."""
-        if self._failure is None or self._supervisor is None:
-            return None
-        found = self._failure.known(KNOWN_S)
-        return self._failure.known(TOLD_S) if found is None and self._supervisor.has_failed() else found
+    @contextmanager
+    def heeding_stop(self, stop: Callable[[], None]) -> Iterator[bool]:
+        """Has the launcher, where it is told to stop, call ``stop`` from another thread, not end the run at once.
+
+        Yields:
+            Whether there is a launcher, so that signals are for it.
+        """
+        control = self._roles
+        if not isinstance(control, LauncherControl):
+            yield False
+            return
+        self._heed_stop = stop
+        control.stoppable(True)
+        try:
+            yield True
+        finally:
+            control.stoppable(False)
 
     def show_in(self, run: Path | None) -> None:
         """Keeps ``processes.json`` in a run's directory while it runs."""
-        self._file = None if run is None else run / "processes.json"
-        self._write_processes()
+        if self._roles is not None and self._first:
+            self._roles.show_in(run)
+        self._run = run
 
     def close(self, *, failed: bool = False) -> None:
         """Ends what was started; in good order, all trainers come here together."""
+        if self._closed.is_set():
+            return
         try:
             if not failed:
                 failed = True  # unless all come
                 with self.explaining():
-                    self.context.ranks.barrier()
+                    self.ranks.barrier()
                 failed = False
         finally:
-            if self._failure is not None:
-                self._failure.close()  # what it would raise from here on would leave something behind
+            self._closed.set()
             self._end_all(failed=failed)
 
     def _end_all(self, *, failed: bool) -> None:
+        ranks, registry = self.ranks, self.registry
         if self._supervisor is not None:
             self._supervisor.expect_end()
-        self.context.ranks.close()
+        if not failed and self._under_torchrun:
+            left = registry.add("left", 1)
+            until = time.monotonic() + LEAVE_S
+            while self._server is not None and left < ranks.size and time.monotonic() < until:
+                time.sleep(0.01)  # the others are in the last barrier still, and need what this one serves
+                left = registry.add("left", 0)
+        ranks.close()
         if self._supervisor is not None:
             if not failed:
                 self._supervisor.wait_for_trainers()
             self._supervisor.close(patience_s=0.5 if failed else 10.0)
             remove_segments(self.segment)  # of those that were killed
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        registry.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _supervise(self) -> Supervisor:
-        if self._supervisor is None:
-            self._supervisor, self._failure = _supervised(self._places)
-            self.context.ranks.lost = self._failure.known_of
-        return self._supervisor
+    def _join_launcher(self, pipe: Pipe) -> None:
+        control = LauncherControl(pipe, self._lose, self._stop)
+        hello, rank, size = control.hello, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        self._roles, self._first, self.segment = control, rank == 0, hello["segments"]
+        self.secret, self._bind = hello["secret"].encode(), hello["bind"]
+        self.registry = RemoteRegistry(hello["registry"], self.secret)
+        with self.explaining():
+            self._meet(rank, size)
 
-    def _write_processes(self) -> None:
-        if self._file is None or self._supervisor is None:
-            return
-        own = {"role": "trainer", "index": 0, "pid": os.getpid(), "endpoint": ""}
-        others = [
-            {"role": c.name, "index": c.index, "pid": c.process.pid, "endpoint": c.address}
-            for c in self._supervisor.children
-        ]
-        host = socket.gethostname()
-        processes: list[dict[str, Any]] = [{**process, "host": host} for process in (own, *others)]
-        write_whole(self._file, json.dumps(processes, indent=1) + "\n")
+    def _join_torchrun(self, rank: int, size: int) -> None:
+        """Rank 0 offers a registry; torchrun's own store tells the others where."""
+        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        if self._bind == LOOPBACK and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
+            raise ConfigError(
+                "trainers on several hosts listen where the others can reach them: set cluster.bind to the address of"
+                ' each host, as bind = "${HOST_IP}"'
+            )
+        met, _, _ = next(rendezvous("env://"))
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(
+            f"girih/{life}/{next(_MEETINGS)}", met
+        )  # an earlier trainer of a script left its own
+        self._first, self._under_torchrun = rank == 0, True
+        if self._first:
+            self._serve_registry()
+            store.set("hello", json.dumps(self._hello()))
+        hello = json.loads(store.get("hello"))
+        self.secret = hello["secret"].encode()
+        self.registry = RemoteRegistry(hello["registry"], self.secret)
+        self.segment = hello["segments"]
+        self._meet(rank, size)
+
+    def _meet(self, rank: int, size: int) -> None:
+        """Forms the group of all trainers."""
+        register(self.registry, RoleName.TRAINER, rank, Entry("", 0, os.getpid(), socket.gethostname()))
+        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
+
+    def _hello(self) -> dict[str, str]:
+        address = "" if self._server is None else self._server.address
+        return {
+            "registry": address,
+            "secret": self.secret.decode(),
+            "segments": self.segment,
+            "bind": self._bind,
+        }
+
+    def _serve_registry(self) -> LocalRegistry:
+        if self._server is None:
+            self._server = RegistryServer(LocalRegistry(), self.secret, self._bind)
+            self.registry = RemoteRegistry(self._server.address, self.secret)
+        return self._server.registry
+
+    def _starter(self) -> Roles:
+        return self._roles or self._supervise(self.ranks.size)
+
+    def _supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
+        registry = self._serve_registry()
+        launcher = LocalLauncher(
+            self._hosts,
+            segments=self.segment,
+            trainer=trainer,
+            num_trainers=num_trainers,
+            hello=self._hello(),
+        )
+        supervisor = Supervisor(launcher, registry, self._lose, num_trainers=num_trainers)
+        self._roles = self._supervisor = supervisor
+        if num_trainers == 1:
+            register(registry, RoleName.TRAINER, 0, Entry("", 0, os.getpid(), socket.gethostname()))
+        supervisor.show_in(self._run)
+        return supervisor
+
+    def _lose(self, error: Exception) -> None:
+        """Takes note that a process is gone, and ends what waits for it. Called by a thread."""
+        self._error = self._error or error
+        self.ranks.lost.set()
+        if not self._closed.wait(GRACE_S):
+            self.ranks.abort()
+            abort_clients(self.secret)
+            if self.ranks.size == 1:  # it may wait for the others still
+                self.registry.close()
+
+    def _stop(self) -> None:
+        if self._heed_stop is not None:
+            self._heed_stop()
 
 
-STARTED_BY_GIRIH = "GIRIH_STARTED"
-
-
-def end_with_parent() -> None:
-    """In a trainer that another one has started: ends this process once that one is gone."""
-
-    def watch() -> None:
-        while os.read(0, 1 << 12):
-            pass
-        time.sleep(GRACE_S + 10.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="girih-parent", daemon=True).start()
-
-
-class _Failure:
-    """Raises in the main thread what another thread has found."""
-
-    def __init__(self) -> None:
-        self.known_of = threading.Event()
-        """Set once there is something to raise."""
-        self._error: Exception | None = None
-        self._ended = threading.Event()
-        self._swallowed = threading.Event()
-        self._main = threading.main_thread().ident
-        self._previous: Any = None
-        self._previous_hook = sys.unraisablehook
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGUSR1, self._raise)
-            sys.unraisablehook = self._hear_of
-
-    def known(self, patience_s: float) -> Exception | None:
-        """What was told, now or soon."""
-        self.known_of.wait(patience_s)
-        return self._error
-
-    def tell(self, error: Exception) -> None:
-        self._error = error
-        self.known_of.set()
-        self._ended.wait(GRACE_S)  # it may find out by itself what went wrong, and then says it better
-        for _ in range(MOST_TIMES):
-            if self._ended.is_set() or self._previous is None or self._main is None:
-                return
-            self._swallowed.clear()
-            signal.pthread_kill(self._main, signal.SIGUSR1)
-            if self._swallowed.wait(AGAIN_S):
-                self._ended.wait(SOON_S)  # until it is freed
-
-    def close(self) -> None:
-        self._ended.set()
-        self._swallowed.set()
-        if self._previous is not None:
-            signal.signal(signal.SIGUSR1, self._previous)
-            sys.unraisablehook = self._previous_hook
-            self._previous = None
-
-    def _raise(self, number: int, frame: object) -> None:
-        if self._error is not None and not self._ended.is_set():
-            raise self._error
-
-    def _hear_of(self, lost: Any) -> None:
-        """What is raised while memory is freed gets lost: that is no news, and it is raised again."""
-        if lost.exc_value is not None and lost.exc_value is self._error:
-            self._swallowed.set()
-        else:
-            self._previous_hook(lost)
-
-
-def _supervised(hosts: Hosts | None) -> tuple[Supervisor, _Failure]:
-    failure = _Failure()
-    return Supervisor(failure.tell, hosts), failure
+def _is_started() -> bool:
+    return all(name in os.environ for name in RENDEZVOUS)

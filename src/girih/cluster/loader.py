@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from girih.cluster.roles import RoleName
 from girih.comm.rpc import Client, Request, connect, listen
 from girih.data import Batch, Dataset, Position, read_ahead
 from girih.data.shares import share_of
@@ -45,7 +46,7 @@ class Loader:
     workers: tuple[str, ...]
     address: str
     secret: bytes
-    name: str = "loader"
+    name: str = RoleName.LOADER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""

@@ -1,17 +1,47 @@
-"""What a role is: a class that a launcher runs in a process of its own."""
+"""Roles: what a process of a run can be, which module each one lives in, and what becomes of the run when one dies."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from enum import Enum, StrEnum
 from typing import Protocol
+
+
+class RoleName(StrEnum):
+    """The roles there are."""
+
+    LOADER = "loader"
+    EMBEDDING_WORKER = "embedding-worker"
+    EMBEDDING_SERVER = "embedding-server"
+    TRAINER = "trainer"
+    GROUP_SERVER = "group-server"
+    DENSE_SERVER = "dense-server"
+
+
+MODULES = {
+    RoleName.LOADER: "girih.cluster.loader",
+    RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
+    RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
+}
+"""What a process of a role imports while it waits to learn what to do. Trainers are commands of their own; a dense
+server is a thread of trainer 0, and there are no group servers yet."""
+
+
+class RestartPolicy(Enum):
+    """What becomes of a run when a process of a role dies."""
+
+    END_RUN = "ends the run"
+
+
+POLICIES = dict.fromkeys(RoleName, RestartPolicy.END_RUN)
 
 
 class Role(Protocol):
     """One process of a run beside the trainers; it reaches its process by pickle, through a private pipe.
 
     Attributes:
-        name: as in a strategy's ``roles``.
+        name: a :class:`RoleName`.
         index: which of its kind.
     """
 
@@ -21,3 +51,8 @@ class Role(Protocol):
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Works until ``stop`` is set; says where it listens by ``ready``, once."""
         ...
+
+
+def title(name: str, index: int) -> str:
+    """As ``embedding-server 1``."""
+    return f"{name} {index}"

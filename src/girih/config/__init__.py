@@ -1,5 +1,23 @@
 """TOML ⇄ frozen dataclasses, options of a run, and the config file as a whole."""
 
-from girih.config.sections import apply_override, build, check_call, expand, plain, read_toml, write_toml
+from girih.config.sections import (
+    apply_override,
+    build,
+    check_call,
+    expand,
+    plain,
+    read_toml,
+    with_overrides,
+    write_toml,
+)
 
-__all__ = ["apply_override", "build", "check_call", "expand", "plain", "read_toml", "write_toml"]
+__all__ = [
+    "apply_override",
+    "build",
+    "check_call",
+    "expand",
+    "plain",
+    "read_toml",
+    "with_overrides",
+    "write_toml",
+]

@@ -13,7 +13,7 @@ from torch import nn
 
 from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
-from girih.cluster import Cluster
+from girih.cluster import Cluster, ClusterOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
 from girih.data.options import Split
@@ -34,7 +34,7 @@ from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
     "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
-    "dense_optimizer", "checkpoint", "train", "strategy", "store",
+    "dense_optimizer", "checkpoint", "train", "strategy", "store", "cluster",
 )  # fmt: skip
 
 
@@ -58,6 +58,7 @@ class RunConfig:
     checkpoint: CheckpointOptions
     store: StoreOptions
     strategy: Strategy
+    cluster: ClusterOptions
     sparse_optimizer: SparseOptimizer
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
@@ -75,11 +76,7 @@ class RunConfig:
             MissingFileError: no such file.
         """
         where = str(path)
-        written = config.read_toml(path, expanded=False)
-        if strategy is not None:
-            written["strategy"] = {"name": strategy}
-        for override in overrides:
-            config.apply_override(written, override)
+        written = config.with_overrides(path, overrides, strategy)
         mapping = config.expand(written, where)
         for name in mapping:
             if name not in SECTIONS:
@@ -114,6 +111,7 @@ class RunConfig:
             checkpoint=saves,
             store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
+            cluster=section("cluster", ClusterOptions, ClusterOptions()),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
             dense_optimizer=optimizer_factory(

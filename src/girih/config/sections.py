@@ -50,6 +50,21 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
     write_whole(path, tomli_w.dumps(plain(mapping)))
 
 
+def with_overrides(path: Path, overrides: Sequence[str], strategy: str | None) -> dict[str, Any]:
+    """A config file as it is written, ``[strategy]`` replaced whole where one is named, then overridden.
+
+    Raises:
+        ConfigError: not TOML, or an override that is none.
+        MissingFileError: no such file.
+    """
+    written = read_toml(path, expanded=False)
+    if strategy is not None:
+        written["strategy"] = {"name": strategy}
+    for override in overrides:
+        apply_override(written, override)
+    return written
+
+
 def expand(value: Any, where: str) -> Any:
     """A copy with ``${NAME}`` in its strings, at any depth, taken from the environment.
 

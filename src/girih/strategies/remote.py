@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from girih.cluster.roles import RoleName
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from girih.training.context import RunContext
     from girih.training.feeds import LoaderFeed
 
-SERVER, WORKER, LOADER = "embedding-server", "embedding-worker", "loader"
+SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

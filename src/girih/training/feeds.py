@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data import Batch, Dataset, NormalizationStats, Position, ReadAhead, read_ahead
@@ -18,7 +19,7 @@ from girih.errors import ConfigError, GirihError
 from girih.schema import Schema
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 
-LOADER = "loader"
+LOADER = RoleName.LOADER
 END_S = 5.0
 
 

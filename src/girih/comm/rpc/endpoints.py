@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable
 
 from girih.comm.rpc.client import Client
@@ -12,7 +14,9 @@ from girih.comm.rpc.transport import Dialer, Listener
 from girih.comm.transports.addresses import TCP, Local
 from girih.comm.transports.shared import SharedDialer, SharedListener
 from girih.comm.transports.sockets import SocketDialer, SocketListener
-from girih.errors import WireError
+from girih.errors import GirihError, WireError
+
+_SECRETS: weakref.WeakKeyDictionary[Client, bytes] = weakref.WeakKeyDictionary()
 
 
 def listen(
@@ -70,7 +74,17 @@ def connect(
     Raises:
         WireError: the address cannot be connected to.
     """
-    return Client(dialer, address, secret=secret, timeout_s=timeout_s, resolve=resolve)
+    client = Client(dialer, address, secret=secret, timeout_s=timeout_s, resolve=resolve)
+    _SECRETS[client] = secret
+    return client
+
+
+def abort_clients(secret: bytes) -> None:
+    """Closes the clients of this process that know a secret, the run's: calls in progress raise ``WireError``."""
+    for client, known in list(_SECRETS.items()):
+        if known == secret:
+            with contextlib.suppress(GirihError, OSError):
+                client.close()
 
 
 def dialer(address: str) -> Dialer:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data.batch import Batch
@@ -29,7 +30,7 @@ from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_text, from_text, writable
 from girih.sparse.spec import SparseSpec
 
-EMBEDDING_SERVER, EMBEDDING_WORKER = "embedding-server", "embedding-worker"
+EMBEDDING_SERVER, EMBEDDING_WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
 
 
 class RemotePulled:

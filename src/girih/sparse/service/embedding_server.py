@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from girih.checkpoint.coverage import Parts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.cluster.roles import RoleName
 from girih.comm.rpc import Request, listen
 from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
@@ -73,7 +74,7 @@ class EmbeddingServer:
     address: str
     secret: bytes
     segment: str | None = None
-    name: str = "embedding-server"
+    name: str = RoleName.EMBEDDING_SERVER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""

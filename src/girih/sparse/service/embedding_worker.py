@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.cluster.roles import RoleName
 from girih.comm.rpc import Client, Frame, Reply, Request, connect, listen
 from girih.data.batch import Batch
 from girih.errors import GirihError
@@ -58,7 +59,7 @@ class EmbeddingWorker:
     shards_each: int
     address: str
     secret: bytes
-    name: str = "embedding-worker"
+    name: str = RoleName.EMBEDDING_WORKER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""

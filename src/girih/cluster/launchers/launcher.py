@@ -1,0 +1,79 @@
+"""What a launcher is: it starts the process of a role somewhere, and gives a handle on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from girih.cluster.roles import RoleName
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a process may use.
+
+    Attributes:
+        threads: of OpenMP; None leaves it to the process.
+    """
+
+    threads: int | None = 1
+
+
+class Handle(Protocol):
+    """One process that was started. Methods may be called from any thread.
+
+    Attributes:
+        incarnation: the how-manieth life of this role and index, from 0.
+        host: the machine it runs on.
+    """
+
+    name: RoleName
+    index: int
+    incarnation: int
+    pid: int
+    host: str
+
+    @property
+    def address(self) -> str:
+        """Where it listens; "" until it does."""
+        ...
+
+    def begin(self, spec: bytes) -> None:
+        """Tells the process what it is: a pickled :class:`girih.cluster.roles.Role`; returns at once."""
+        ...
+
+    def wait_for_address(self, timeout_s: float) -> str:
+        """Where the process listens, once it does; "" where it ended before, or took too long."""
+        ...
+
+    def status(self) -> int | None:
+        """With which status it ended, a signal's number below 0; None while it runs."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The same, once it ended or the time is over."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said last: the error that it told, or the end of what it printed."""
+        ...
+
+    def end(self) -> None:
+        """Asks it to end; returns at once."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it now."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the handle of an ended process holds."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes of roles. Those must not outlive the process that has the launcher, however that ends."""
+
+    def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> Handle:
+        """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`."""
+        ...

@@ -1,0 +1,30 @@
+"""Options of the machines: ``[cluster]`` of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from girih.errors import ConfigError, nearest
+
+LAUNCHERS = ("local",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Where processes run and listen.
+
+    Attributes:
+        launcher: "local" starts them on this host.
+        bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
+            as ``bind = "${HOST_IP}"``.
+    """
+
+    launcher: Literal["local"] = "local"
+    bind: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise ConfigError(f"launcher = {self.launcher!r}{nearest(self.launcher, LAUNCHERS)}")
+        if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
+            raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")

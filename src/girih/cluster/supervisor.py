@@ -1,0 +1,216 @@
+"""Keeps the processes of roles: has them started, watches them, and says which one failed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from girih.cluster.launchers.launcher import Handle, Launcher, Resources
+from girih.cluster.roles import POLICIES, RestartPolicy, RoleName, title
+from girih.comm.registry import Entry, Registry, key_of, register
+from girih.errors import ConfigError, RoleError, named
+from girih.runs.files import write_whole
+
+START_S = 120.0
+END_S = 10.0
+KNOWN_S = 1.5
+TOLD_S = 30.0
+STOPPED = 130
+"""The status of a trainer that a signal ended in good order."""
+
+
+class Supervisor:
+    """The roles of a run, by one launcher.
+
+    Args:
+        registry: where addresses are noted, and trainers have noted themselves.
+        failed: called once, by a thread, with the error; all other roles are ended by then.
+        num_trainers: those whose registration ``processes.json`` lists.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        registry: Registry,
+        failed: Callable[[Exception], None],
+        *,
+        num_trainers: int = 1,
+    ) -> None:
+        self._launcher, self._registry, self._failed = launcher, registry, failed
+        self._num_trainers = num_trainers
+        self._handles: list[Handle] = []
+        self._prepared: dict[tuple[str, int], Handle] = {}
+        self._ending: set[Handle] = set()
+        self._unwatched: set[Handle] = set()
+        self._closing = threading.Event()
+        self._error: Exception | None = None
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+        self._file: Path | None = None
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """All that were started and not ended since."""
+        return tuple(self._handles)
+
+    def prepare(self, counts: Mapping[str, int]) -> None:
+        """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile."""
+        for name, count in counts.items():
+            for index in range(count):
+                if (name, index) not in self._prepared:
+                    self._prepared[name, index] = self._launch(RoleName(name), index)
+
+    def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
+        """Starts all processes of a role side by side; returns where they listen.
+
+        Args:
+            specs: a pickled :class:`girih.cluster.roles.Role` each.
+
+        Raises:
+            RoleError: one could not begin.
+        """
+        started = []
+        for index, spec in enumerate(specs):
+            handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
+            handle.begin(spec)
+            started.append(handle)
+        until = time.monotonic() + START_S
+        for handle in started:
+            if not handle.wait_for_address(until - time.monotonic()):
+                handle.kill()
+                handle.wait()
+                why = handle.last_words()
+                raise named(why) or RoleError(f"{title(name, handle.index)} could not begin: {why}")
+            entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
+            register(self._registry, name, handle.index, entry)
+        self._write_processes()
+        return [handle.address for handle in started]
+
+    def start_trainer(self, index: int, *, watched: bool = True) -> Handle:
+        """Starts a trainer; one that is not watched is the caller's to wait for."""
+        return self._launch(RoleName.TRAINER, index, Resources(threads=None), watched=watched)
+
+    def end(self, name: str) -> None:
+        """Ends all processes of one role, which the run goes on without."""
+        self._end([handle for handle in self._handles if handle.name == name], END_S)
+        self._write_processes()
+
+    def close(self, *, patience_s: float = END_S) -> None:
+        """Ends all: they are asked to, then killed."""
+        self._closing.set()
+        self._end(list(self._handles), patience_s)
+        self.show_in(None)
+
+    def wait_for_trainers(self, patience_s: float = END_S) -> None:
+        """Returns when the trainers have ended by themselves, or after a while."""
+        until = time.monotonic() + patience_s
+        for handle in self.handles:
+            if handle.name == RoleName.TRAINER:
+                handle.wait(max(0.0, until - time.monotonic()))
+
+    def expect_end(self) -> None:
+        """From here on, processes that end are no failure."""
+        self._closing.set()
+
+    def failure(self) -> Exception | None:
+        """Which process failed, if one did: a machine may be too busy to tell at once."""
+        self._known.wait(KNOWN_S)
+        if self._error is None and self._has_failed():
+            self._known.wait(TOLD_S)
+        return self._error
+
+    def show_in(self, run: Path | None) -> None:
+        """Keeps ``processes.json`` in a run's directory until :meth:`close`, or until this is called with None."""
+        if self._file is not None and run is None:
+            self._file.unlink(missing_ok=True)
+        self._file = None if run is None else run / "processes.json"
+        self._write_processes()
+
+    def _has_failed(self) -> bool:
+        return any(self._is_failure(handle, handle.status()) for handle in self.handles)
+
+    def _is_failure(self, handle: Handle, status: int | None) -> bool:
+        expected = status in (0, STOPPED) and handle.name == RoleName.TRAINER
+        return status is not None and not expected and handle not in self._ending | self._unwatched
+
+    def _launch(
+        self, name: RoleName, index: int, resources: Resources = Resources(), *, watched: bool = True  # noqa: B008
+    ) -> Handle:  # fmt: skip
+        handle = self._launcher.start(name, index, 0, resources)
+        self._handles.append(handle)
+        if watched:
+            threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
+        else:
+            self._unwatched.add(handle)
+        return handle
+
+    def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
+        self._ending.update(handles)
+        for handle in handles:
+            handle.end()
+        until = time.monotonic() + patience_s
+        for handle in handles:
+            if handle.wait(max(0.0, until - time.monotonic())) is None:
+                handle.kill()
+                handle.wait()
+            handle.close()
+            self._handles.remove(handle)
+            self._registry.delete(key_of(handle.name, handle.index))
+
+    def _watch(self, handle: Handle) -> None:
+        if not self._is_failure(handle, handle.wait()) or self._closing.is_set():
+            return
+        time.sleep(0.2)  # its last words may be on their way
+        with self._lock:
+            if self._closing.is_set() or handle in self._ending:
+                return
+            policy = POLICIES[handle.name]
+            if policy is RestartPolicy.END_RUN:
+                self._end_run(handle)
+
+    def _end_run(self, handle: Handle) -> None:
+        self._closing.set()
+        if (handle.status() or 0) >= 0:  # it may have ended because another was killed
+            killed = [each for each in self.handles if (each.status() or 0) < 0 and each not in self._ending]
+            handle = killed[0] if killed else handle
+        self._error = _error_of(handle)
+        for other in self.handles:
+            if other is not handle and title(other.name, other.index) != "trainer 0":  # which is to say it
+                other.kill()
+        self._known.set()
+        self._failed(self._error)
+
+    def _write_processes(self) -> None:
+        if self._file is None:
+            return
+        keys = [(RoleName.TRAINER, index) for index in range(self._num_trainers)]
+        keys += [(h.name, h.index) for h in self.handles if h.name != RoleName.TRAINER and h.address]
+        processes = []
+        for name, index in keys:
+            entry = self._registry.get(key_of(name, index))
+            if entry is not None:
+                known = Entry(**json.loads(entry))
+                processes.append(
+                    {
+                        "role": str(name),
+                        "index": index,
+                        "pid": known.pid,
+                        "host": known.host,
+                        "endpoint": known.address,
+                        "incarnation": known.incarnation,
+                    }
+                )
+        write_whole(self._file, json.dumps(processes, indent=1) + "\n")
+
+
+def _error_of(handle: Handle) -> Exception:
+    """What is to be raised because this process ended."""
+    status, why = handle.status() or 0, handle.last_words()
+    if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it
+        return ConfigError(why.splitlines()[-1].removeprefix("girih: "))
+    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    told = f": {why}" if why else ""
+    return named(why) or RoleError(f"{title(handle.name, handle.index)} {ended}{told}")

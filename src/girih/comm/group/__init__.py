@@ -1,0 +1,5 @@
+"""Groups of trainers: collectives on explicit process groups, which can be split, aborted and formed anew."""
+
+from girih.comm.group.trainers import TrainerGroup
+
+__all__ = ["TrainerGroup"]

@@ -1,0 +1,94 @@
+"""Process groups of ``torch.distributed`` that are formed without its default group, and that can be aborted.
+
+gloo has no abort: what blocks in it goes on for as long as its timeout says. It fails at once, though, when a
+connection ends, so that is what aborting does: it shuts this process's connections of the group down. They are told
+from others by the port at which the group's device listens, here or at the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+PATIENCE = datetime.timedelta(minutes=30)
+"""How long a trainer waits for the others: as long as the slowest may evaluate or save."""
+
+
+class AbortableGroup:
+    """A process group of gloo for tensors on CPUs and, where there is one, of NCCL for those on GPUs.
+
+    Args:
+        store: where its ranks meet; nobody else may have met there.
+        host: where gloo listens; None leaves it to gloo (``GLOO_SOCKET_IFNAME``, or what this host's name stands for).
+
+    Attributes:
+        process_group: what collectives and ``DistributedDataParallel`` take.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, *, host: str | None, name: str) -> None:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        before = set(_listening())
+        if host is None:
+            device = ProcessGroupGloo.create_default_device()
+        else:
+            device = ProcessGroupGloo.create_device(hostname=host)
+        own_ports = [port for port in _listening() if port not in before]
+        options._devices = [device]
+        options._timeout = PATIENCE
+        self.process_group: Any = ProcessGroup(store, rank, size)
+        gloo = ProcessGroupGloo(store, rank, size, options)
+        self._register("cpu", ProcessGroup.BackendType.GLOO, gloo)
+        self.process_group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._nccl: Any = None
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            nccl_options = dist.ProcessGroupNCCL.Options()
+            nccl_options._timeout = PATIENCE
+            self._nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
+            self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
+        self.process_group._set_group_name(name)  # type: ignore[arg-type]
+        store.set(f"ports/{rank}", " ".join(map(str, own_ports)))
+        told = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
+        self._own_ports = set(own_ports)
+        self._their_ports = {int(port) for ports in told for port in ports}
+
+    def _register(self, device: str, kind: Any, backend: Any) -> None:
+        self.process_group._register_backend(torch.device(device), kind, backend)
+
+    def abort(self) -> None:
+        """Has collectives in progress raise, here and in who talks to this one. From any thread."""
+        if self._nccl is not None:
+            self._nccl.abort()
+        for connection in _sockets():
+            with contextlib.suppress(OSError):
+                here, there = connection.getsockname()[1], connection.getpeername()[1]
+                if here in self._own_ports or there in self._their_ports:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _listening() -> list[int]:
+    """Ports at which this process listens."""
+    return [
+        connection.getsockname()[1]
+        for connection in _sockets()
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """All TCP sockets of this process, as copies that are closed behind each."""
+    for descriptor in os.listdir("/dev/fd"):
+        try:
+            copy = socket.socket(fileno=os.dup(int(descriptor)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                yield copy

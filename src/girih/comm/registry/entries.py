@@ -1,0 +1,173 @@
+"""What a registry can do, one in this process, and how roles are kept in it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Protocol
+
+from girih.errors import WireError, WireTimeout
+
+WAIT_S: Final = 1800.0
+"""How long a key is waited for unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One process of a role, as the registry knows it.
+
+    Attributes:
+        address: where it listens; "" where it does not.
+        incarnation: the how-manieth life of that role and index, from 0.
+    """
+
+    address: str
+    incarnation: int = 0
+    pid: int = 0
+    host: str = ""
+
+
+class Registry(Protocol):
+    """What a registry can do, in this process or in another. Callable from any thread."""
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key."""
+        ...
+
+    def get(self, key: str) -> str | None:
+        """The value of a key; None where there is none."""
+        ...
+
+    def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
+        """Returns once all keys are there.
+
+        Raises:
+            WireTimeout: one is still missing.
+        """
+        ...
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        ...
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, which starts at 0; returns the sum."""
+        ...
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Sets a key that has the expected value ("": or none); returns the value that it has then."""
+        ...
+
+    def delete(self, key: str) -> bool:
+        """Removes a key; whether it was there."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        ...
+
+
+class LocalRegistry:
+    """A registry in this process; :class:`RegistryServer` offers it to others."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def set(self, key: str, value: str) -> None:
+        """See :class:`Registry`."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> str | None:
+        """See :class:`Registry`."""
+        with self._changed:
+            return self._values.get(key)
+
+    def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
+        """See :class:`Registry`."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._closed or self._has(keys), timeout_s)
+            if self._closed:
+                raise WireError("the registry is closed")
+            if not there:
+                missing = [key for key in keys if key not in self._values]
+                raise WireTimeout(f"{', '.join(missing)}: not in the registry after {timeout_s:.0f} s")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`Registry`."""
+        with self._changed:
+            return self._has(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """See :class:`Registry`."""
+        with self._changed:
+            total = int(self._values.get(key, "0")) + amount
+            self._values[key] = str(total)
+            self._changed.notify_all()
+            return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """See :class:`Registry`."""
+        with self._changed:
+            current = self._values.get(key)
+            if current is None and expected:
+                return expected
+            if current in (None, expected):
+                self._values[key] = current = desired
+                self._changed.notify_all()
+            return current or ""
+
+    def delete(self, key: str) -> bool:
+        """See :class:`Registry`."""
+        with self._changed:
+            return self._values.pop(key, None) is not None
+
+    def close(self) -> None:
+        """Whoever waits gets ``WireError``."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+def key_of(role: str, index: int) -> str:
+    """The key under which a process of a role is found."""
+    return f"role/{role}/{index}"
+
+
+def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
+    """Says where a process listens, and which life of it this is."""
+    registry.set(key_of(role, index), json.dumps(asdict(entry)))
+
+
+def resolve(registry: Registry, role: str, index: int, timeout_s: float = WAIT_S) -> Entry:
+    """Where a process listens now; waits until it is there.
+
+    Raises:
+        WireTimeout: it did not come.
+    """
+    key = key_of(role, index)
+    registry.wait([key], timeout_s)
+    return Entry(**json.loads(registry.get(key) or "{}"))
+
+
+def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
+    """For ``girih.comm.rpc.connect(..., resolve=)``: where a process listens now.
+
+    The function raises ``LookupError`` while it is not known.
+    """
+
+    def address() -> str:
+        text = registry.get(key_of(role, index))
+        if text is None:
+            raise LookupError(f"{role} {index} is not in the registry")
+        return Entry(**json.loads(text)).address
+
+    return address

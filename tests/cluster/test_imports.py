@@ -1,0 +1,40 @@
+"""What a process loads: memory and seconds of every start, which a stray import would bring back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from girih.cluster.roles import MODULES
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+
+SAY = """
+import importlib, sys
+importlib.import_module("{}")
+print(*(name for name in ("torch", "numba") if name in sys.modules))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
+"""
+MOST_ROLE_BYTES = 250 << 20
+
+
+def loaded_with(module):
+    done = subprocess.run(
+        [sys.executable, "-c", SAY.format(module)], capture_output=True, text=True, check=True
+    )
+    names, resident_kib = done.stdout.splitlines()
+    return set(names.split()), 1024 * int(resident_kib)
+
+
+@pytest.mark.parametrize("module", ["girih.cluster.launch", "girih.cli.train", "girih.cluster.child"])
+def test_the_launcher_loads_neither_torch_nor_numba(module):
+    names, _ = loaded_with(module)
+    assert names == set()
+
+
+@pytest.mark.parametrize("module", MODULES.values())
+def test_a_role_loads_no_torch_and_is_small_when_it_is_empty(module):
+    names, resident_bytes = loaded_with(module)
+    assert "torch" not in names
+    assert resident_bytes < MOST_ROLE_BYTES
