@@ -26,8 +26,16 @@ from girih.errors import ConfigError
 )
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
 @click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
+@click.option(
+    "--plan", "plan_file", metavar="FILE", type=click.Path(path_type=Path), help="Hold a plan of girih plan."
+)
 def train(
-    config_file: Path, overrides: tuple[str, ...], run_path: Path | None, resume: bool, strategy: str | None
+    config_file: Path,
+    overrides: tuple[str, ...],
+    run_path: Path | None,
+    resume: bool,
+    strategy: str | None,
+    plan_file: Path | None,
 ) -> int:
     """Train the model of a config file."""
     if resume and run_path is None:
@@ -44,10 +52,11 @@ def train(
             options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
             words = ["train", str(config_file), *spelled(overrides, strategy)]
             words += [] if run_path is None else ["--run", str(run_path)]
+            words += [] if plan_file is None else ["--plan", str(plan_file)]
             return launch([*words, *(["--resume"] if resume else [])], counts, options)
     from girih.cli import trainer
 
-    return trainer.train(config_file, overrides, run_path, resume, strategy)
+    return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
 
 
 def spelled(overrides: Sequence[str], strategy: str | None) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,19 +25,26 @@ from girih.data.options import Split
 from girih.errors import ConfigError
 from girih.kernels.cpu.jit import is_compiled
 from girih.metrics import Metrics
+from girih.planner.plan import Plan
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.trainer import Trainer
 
 
 def train(
-    config_file: Path, overrides: Sequence[str], run_path: Path | None, resume: bool, strategy: str | None
+    config_file: Path,
+    overrides: Sequence[str],
+    run_path: Path | None,
+    resume: bool,
+    strategy: str | None,
+    plan_file: Path | None = None,
 ) -> int:
     """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
     if CONTROL in os.environ:  # the launcher hears signals, and tells
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    settings = replace(settings, plan=None if plan_file is None else Plan.read(plan_file))
     datasets = _open_data(settings)
     if int(os.environ.get("RANK", "0")):
         return _train_beside(settings, datasets)

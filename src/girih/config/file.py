@@ -46,6 +46,7 @@ class RunConfig:
         mapping: as it was written, overrides applied, ``${NAME}`` not expanded: what ``run/config.toml`` repeats.
         model_options: ``[model]``, expanded.
         directory: where relative paths start.
+        plan: the plan to hold; None has one made.
     """
 
     mapping: Mapping[str, Any]
@@ -62,6 +63,7 @@ class RunConfig:
     sparse_optimizer: SparseOptimizer
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
+    plan: Plan | None = None
 
     @classmethod
     def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
@@ -189,7 +191,6 @@ class RunConfig:
         run: Path | RunDirectory | None = None,
         callbacks: Sequence[Any] = (),
         cluster: Cluster | None = None,
-        plan: Plan | None = None,
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
         model = self.model()
@@ -207,7 +208,7 @@ class RunConfig:
                 run=run,
                 callbacks=callbacks,
                 cluster=cluster,
-                plan=plan,
+                plan=self.plan,
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

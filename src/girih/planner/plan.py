@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, MissingFileError
 from girih.planner.facts import Facts
 
 
@@ -61,6 +63,23 @@ class Plan:
             if not isinstance(value, kind):
                 raise ConfigError(f"{where}: {name} = {value!r}: expected what girih plan prints")
         return cls(**{**mapping, "groups": tuple(mapping.get("groups", ()))})
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """A plan from a file, as ``girih plan`` prints it.
+
+        Raises:
+            MissingFileError: no such file.
+            ConfigError: not a plan.
+        """
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except FileNotFoundError:
+            raise MissingFileError(f"{path}: no such file; girih plan prints one") from None
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{path}: not JSON ({error}); girih plan prints a plan") from None
 
     def fits(self, other: Plan) -> bool:
         """Whether both are for the same strategy with the same options, processes and groups."""

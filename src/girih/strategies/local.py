@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
@@ -27,7 +28,15 @@ class Local:
     trainers: ClassVar[int] = 1
 
     def plan(self, facts: Facts) -> Plan:
-        """One trainer has everything."""
+        """One trainer has everything.
+
+        Raises:
+            ConfigError: several trainers were started.
+        """
+        if facts.num_trainers > 1:
+            raise ConfigError(
+                f"strategy 'local' is one process, but {facts.num_trainers} trainers were started; use 'synchronous'"
+            )
         return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
