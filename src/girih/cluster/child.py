@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 
-from girih.cluster.launchers.local import SEGMENTS
+from girih.cluster.launchers.local import INCARNATION, SEGMENTS
 from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
@@ -35,6 +35,7 @@ def main() -> int:
     if not length:
         return 0  # it is not needed after all
     role = pickle.loads(sys.stdin.buffer.read(length))  # a private pipe from the parent, no socket
+    role.incarnation = int(os.environ.get(INCARNATION, "0"))
     stop = threading.Event()
     threading.Thread(target=_until_left_alone, args=(stop,), name="girih-parent", daemon=True).start()
 

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from girih.cluster.roles import RoleName
-from girih.comm.rpc import Client, Request, connect, listen
+from girih.comm.peers import connect_all
+from girih.comm.registry import Registry
+from girih.comm.rpc import Client, Request, listen
 from girih.data import Batch, Dataset, Position, read_ahead
 from girih.data.shares import share_of
 from girih.runs.stats import Stats
@@ -34,7 +36,7 @@ class Loader:
 
     Attributes:
         trainers: those it serves, of ``num_trainers``.
-        workers: where the embedding workers listen.
+        workers: where the embedding workers listen; registry: where one that came back is found.
         address: where to listen; see :func:`girih.comm.rpc.listen`.
     """
 
@@ -46,17 +48,24 @@ class Loader:
     workers: tuple[str, ...]
     address: str
     secret: bytes
+    registry: Registry | None = None
+    incarnation: int = 0
     name: str = RoleName.LOADER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
-        clients = [connect(address, secret=self.secret) for address in self.workers]
+        clients = connect_all(
+            RoleName.EMBEDDING_WORKER, self.workers, secret=self.secret, registry=self.registry
+        )
         work = _Work(self, clients)
         try:
             with (
                 ThreadPoolExecutor(1, "girih-loader") as pool,
                 listen(
-                    lambda request: work.handle(request, pool), address=self.address, secret=self.secret
+                    lambda request: work.handle(request, pool),
+                    address=self.address,
+                    secret=self.secret,
+                    incarnation=self.incarnation,
                 ) as server,
             ):
                 ready(server.address)

@@ -43,10 +43,12 @@ class Role(Protocol):
     Attributes:
         name: a :class:`RoleName`.
         index: which of its kind.
+        incarnation: the how-manieth life of this role and index, from 0; set in its process.
     """
 
     name: str
     index: int
+    incarnation: int
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Works until ``stop`` is set; says where it listens by ``ready``, once."""

@@ -128,6 +128,7 @@ class RemoteStrategy:
             workers=workers,
             servers=servers,
             secret=processes.secret,
+            registry=processes.registry,
             stats=context.stats,
         )
         feed = LoaderFeed(
@@ -135,6 +136,7 @@ class RemoteStrategy:
             lambda data: self._start_loaders(plan, context, codec, workers, data),
             lambda: processes.end(LOADER),
             processes.secret,
+            processes.registry,
         )
         return sparse, feed
 
@@ -177,6 +179,7 @@ class RemoteStrategy:
                     spec.store.shards or 1,
                     self.address(processes.host(WORKER, index)),
                     processes.secret,
+                    processes.registry,
                 )
                 for index in range(plan.roles[WORKER])
             ],
@@ -201,6 +204,7 @@ class RemoteStrategy:
                     tuple(workers),
                     self.address(processes.host(LOADER, index)),
                     processes.secret,
+                    processes.registry,
                 )
                 for index in range(count)
             ],

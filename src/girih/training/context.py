@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from girih.comm.group import TrainerGroup
+from girih.comm.registry import Registry
 from girih.dense.spec import DenseSpec
 from girih.runs.stats import Stats
 from girih.sparse.spec import SparseSpec
@@ -18,6 +19,11 @@ class Processes(Protocol):
     @property
     def secret(self) -> bytes:
         """Proves that a peer belongs to the run."""
+        ...
+
+    @property
+    def registry(self) -> Registry:
+        """Where a process that came back is found."""
         ...
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
+from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data import Batch, Dataset, NormalizationStats, Position, ReadAhead, read_ahead
 from girih.data.batch import Share
@@ -187,7 +188,7 @@ class LoaderFeed(ExampleFeed):
 
     Args:
         start: starts loaders for some data; returns where they listen. end: ends them.
-        secret: proves that a peer belongs to the run.
+        secret: proves that a peer belongs to the run. registry: where a loader that came back is found.
     """
 
     def __init__(
@@ -196,13 +197,14 @@ class LoaderFeed(ExampleFeed):
         start: Callable[[Dataset], Sequence[str]],
         end: Callable[[], None],
         secret: bytes,
+        registry: Registry | None = None,
     ) -> None:
         super().__init__(ranks)
-        self._start, self._end, self._secret = start, end, secret
+        self._start, self._end, self._secret, self._registry = start, end, secret, registry
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> Loaded:  # type: ignore[override]
         """Has the loaders started."""
-        return Loaded(data, normalization, self._ranks, self._start(data), self._secret)
+        return Loaded(data, normalization, self._ranks, self._start(data), self._secret, self._registry)
 
     def end_training(self) -> None:
         """Ends the loaders."""
@@ -222,10 +224,13 @@ class Loaded:
         ranks: TrainerGroup,
         loaders: Sequence[str],
         secret: bytes,
+        registry: Registry | None = None,
     ) -> None:
         self._data, self._normalization, self._ranks = data, normalization, ranks
         self._num_loaders = len(loaders)
-        self._loader = connect(loaders[ranks.rank % len(loaders)], secret=secret)
+        index = ranks.rank % len(loaders)
+        resolve = None if registry is None else resolver(registry, LOADER, index)
+        self._loader = connect(loaders[index], secret=secret, resolve=resolve)
         self._num_passes = 0
 
     def stream(self, epoch: int, position: Position | None) -> Stream:

@@ -19,7 +19,7 @@ from girih.cluster.pipe import CONTROL, Pipe
 from girih.cluster.roles import RoleName, title
 
 LAST_LINES = 12
-SEGMENTS = "GIRIH_SEGMENTS"
+SEGMENTS, INCARNATION = "GIRIH_SEGMENTS", "GIRIH_INCARNATION"
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
 
 
@@ -147,7 +147,7 @@ class LocalLauncher:
         environment = {
             variable: value for variable, value in os.environ.items() if variable not in RENDEZVOUS
         }
-        environment[SEGMENTS] = self._segments
+        environment |= {SEGMENTS: self._segments, INCARNATION: str(incarnation)}
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         if name == RoleName.TRAINER:

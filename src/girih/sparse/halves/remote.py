@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,11 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Frame, Reply, connect
+from girih.comm.peers import connect_all
+from girih.comm.registry import Registry
+from girih.comm.rpc import Client, Frame, Reply
 from girih.data.batch import Batch
-from girih.errors import ConfigError
+from girih.errors import ConfigError, Lost
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
@@ -87,16 +90,24 @@ class RemotePulled:
 class RemotePending:
     """An update, or a drop, on its way."""
 
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
+    def __init__(self, reply: Reply, stats: Stats) -> None:
+        self._reply, self._stats = reply, stats
 
     def done(self) -> bool:
         """Whether an answer is here."""
         return self._reply.done()
 
     def wait(self) -> None:
-        """Blocks until it is applied."""
-        answer(self._reply)
+        """Blocks until it is applied.
+
+        Raises:
+            Lost: a process on the way came back without it; it is counted in ``lost_updates``.
+        """
+        try:
+            answer(self._reply)
+        except Lost:
+            self._stats.counters["lost_updates"] += 1
+            raise
 
 
 class RemoteSave:
@@ -127,7 +138,7 @@ class RemoteSparse:
     Methods but for ``pull``, ``peek`` and ``sync`` speak to the servers on rank 0 alone.
 
     Args:
-        workers, servers: where they listen.
+        workers, servers: where they listen; registry: where one that came back is found.
     """
 
     def __init__(
@@ -139,6 +150,7 @@ class RemoteSparse:
         workers: Sequence[str],
         servers: Sequence[str],
         secret: bytes,
+        registry: Registry | None = None,
         stats: Stats | None = None,
     ) -> None:
         self.groups = spec.groups()
@@ -148,8 +160,9 @@ class RemoteSparse:
         self._ranks = ranks
         self._number, self._turn = 0, 0
         self._pending: deque[RemotePending] = deque()
-        self._workers = [connect(address, secret=secret) for address in workers]
-        self._servers = [connect(address, secret=secret) for address in servers if ranks.first]
+        to = partial(connect_all, secret=secret, registry=registry)
+        self._workers = to(RoleName.EMBEDDING_WORKER, workers)
+        self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
 
     def pull(self, batch: Batch) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
@@ -178,7 +191,7 @@ class RemoteSparse:
         self, worker: Client, verb: Verb, fields: tuple[int, ...], arrays: Sequence[Any]
     ) -> RemotePending:
         """Sends an update, or word that there is none."""
-        pending = RemotePending(worker.call(verb, fields, arrays))
+        pending = RemotePending(worker.call(verb, fields, arrays), self._stats)
         self._pending.append(pending)
         return pending
 

@@ -74,6 +74,7 @@ class EmbeddingServer:
     address: str
     secret: bytes
     segment: str | None = None
+    incarnation: int = 0
     name: str = RoleName.EMBEDDING_SERVER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -91,7 +92,12 @@ class EmbeddingServer:
             with (
                 ThreadPoolExecutor(1, "girih-serve") as pool,
                 ThreadPoolExecutor(1, "girih-write") as writing,
-                listen(work.handler(pool, writing), address=self.address, secret=self.secret) as server,
+                listen(
+                    work.handler(pool, writing),
+                    address=self.address,
+                    secret=self.secret,
+                    incarnation=self.incarnation,
+                ) as server,
             ):
                 ready(server.address)
                 stop.wait()

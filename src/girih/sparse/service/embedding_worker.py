@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
-from girih.comm.rpc import Client, Frame, Reply, Request, connect, listen
+from girih.comm.peers import connect_all
+from girih.comm.registry import Registry
+from girih.comm.rpc import Client, Frame, Reply, Request, listen
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
@@ -49,6 +51,7 @@ class EmbeddingWorker:
     Attributes:
         servers: where the embedding servers listen.
         shards_each: shards of one server.
+        registry: where a server that came back is found.
         address: where to listen; see :func:`girih.comm.rpc.listen`.
     """
 
@@ -59,16 +62,22 @@ class EmbeddingWorker:
     shards_each: int
     address: str
     secret: bytes
+    registry: Registry | None = None
+    incarnation: int = 0
     name: str = RoleName.EMBEDDING_WORKER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
-        clients = [connect(address, secret=self.secret) for address in self.servers]
+        clients = connect_all(
+            RoleName.EMBEDDING_SERVER, self.servers, secret=self.secret, registry=self.registry
+        )
         try:
             topology = ShardTopology(len(self.servers), self.shards_each)
             with ThreadPoolExecutor(1, "girih-worker") as pool:
                 work = _Work(self, topology, clients, pool)
-                with listen(work.handle, address=self.address, secret=self.secret) as server:
+                with listen(
+                    work.handle, address=self.address, secret=self.secret, incarnation=self.incarnation
+                ) as server:
                     ready(server.address)
                     stop.wait()
         finally:

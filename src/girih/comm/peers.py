@@ -1,0 +1,27 @@
+"""Connections to the processes of a role, which are looked up again when one comes back elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from girih.comm.registry import Registry, resolver
+from girih.comm.rpc import Client, connect
+
+
+def connect_all(
+    role: str, addresses: Sequence[str], *, secret: bytes, registry: Registry | None = None
+) -> list[Client]:
+    """A client for each process of a role.
+
+    Args:
+        addresses: where they listen now, by index.
+        registry: asked for the address of one whose connection broke; without it a process that is gone stays gone.
+    """
+    return [
+        connect(
+            address,
+            secret=secret,
+            resolve=None if registry is None else resolver(registry, role, index),
+        )
+        for index, address in enumerate(addresses)
+    ]
