@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from girih.cli import bench, evaluate, info, inspect, predict, report, train
+from girih.cli import bench, evaluate, info, inspect, plan, predict, report, train
 
-__all__ = ["bench", "evaluate", "info", "inspect", "predict", "report", "train"]
+__all__ = ["bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train"]

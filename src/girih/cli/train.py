@@ -46,7 +46,7 @@ def train(
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     datasets = _open_data(settings)
-    if int(os.environ.get("RANK", "0")) and not settings.strategy.name == "local":
+    if int(os.environ.get("RANK", "0")) and settings.strategy.trainers > 1:
         return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:

@@ -23,10 +23,14 @@ from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.plan import Plan
 from girih.runs.directory import RunDirectory
+from girih.runs.stats import Stats
 from girih.schema import Schema
+from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy
+from girih.strategies.planning import facts_of
 from girih.trainer import Trainer
+from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
     "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
@@ -159,6 +163,21 @@ class RunConfig:
         except ConfigError as error:
             if paths:
                 raise
+            raise ConfigError(f"{self.where}: {error}") from None
+
+    def planned(self) -> Plan:
+        """The plan of this configuration; rank 0's part of it is done here: the first batches are measured."""
+        model = self.model()
+        sparse = sparse_spec(
+            model, self.schema, self.train, self.store, self.sparse_optimizer, self.first_order_optimizer
+        )
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        try:
+            facts = facts_of(sparse, dense, self.strategy.trainers)
+            data = self.dataset("train")
+            profile = measure_access(data, sparse, facts.num_trainers)
+            return self.strategy.plan(replace(facts, batch_size=data.batch_size, profile=profile))
+        except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
     def trainer(

@@ -41,7 +41,7 @@ class Rows:
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
         self.spec = spec
-        num_shards = options.num_shards([spec])
+        num_shards = options.num_shards([spec], torch.get_num_threads())
         self.stores = options.open_stores(spec, num_shards)
         self.pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
         self.step = 0

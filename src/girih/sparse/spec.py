@@ -1,8 +1,8 @@
-"""What a sparse half is of: said once, and told to every process that has a part of it."""
+"""What a sparse half is made of: said once, and sent to every process that has a part of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from girih.models.needs import Needs
 from girih.optim import SparseOptimizer
@@ -21,6 +21,7 @@ class SparseSpec:
         optimizer: of embeddings; first_order_optimizer: of first-order weights, the same where None.
         store: shards, and where their memory lies.
         seed: initial values are a function of it, the table's name, the id and the column.
+        threads: for shards of a process, where their number is free; None takes its cores.
     """
 
     schema: Schema
@@ -29,7 +30,13 @@ class SparseSpec:
     first_order_optimizer: SparseOptimizer | None = None
     store: StoreOptions = field(default_factory=StoreOptions)
     seed: int = 0
+    threads: int | None = None
 
     def groups(self) -> tuple[Group, ...]:
         """Tables packed by row layout."""
         return pack(self.schema, self.needs, self.optimizer, self.first_order_optimizer, self.seed)
+
+    def resolved_store(self) -> StoreOptions:
+        """Store options with the number of shards decided."""
+        shards = self.store.num_shards((group.spec for group in self.groups()), self.threads)
+        return replace(self.store, shards=shards)

@@ -165,7 +165,6 @@ class RemoteStrategy:
 
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
-        shards_each = spec.store.num_shards(group.spec for group in spec.groups())
         return processes.start(
             WORKER,
             lambda: [
@@ -174,7 +173,7 @@ class RemoteStrategy:
                     codec,
                     index,
                     tuple(servers),
-                    shards_each,
+                    spec.store.shards or 1,
                     self.address(processes.host(WORKER, index)),
                     processes.secret,
                 )
@@ -209,6 +208,5 @@ class RemoteStrategy:
 
 def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:
     """As many shards as a server has cores, if all are on this machine, unless it is said."""
-    cores = max(1, (os.cpu_count() or 1) // num_servers)
-    shards = spec.store.num_shards((group.spec for group in spec.groups()), cores)
-    return replace(spec, store=replace(spec.store, shards=shards))
+    spec = replace(spec, threads=max(1, (os.cpu_count() or 1) // num_servers))
+    return replace(spec, store=spec.resolved_store())

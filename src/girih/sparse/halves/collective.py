@@ -89,7 +89,9 @@ class CollectiveSparse:
         self.groups = spec.groups()
         self._stats = stats or Stats()
         self._last_step = 0
-        self._shards = LocalShards(self.groups, spec.store, place=ranks.rank, num_places=ranks.size)
+        self._shards = LocalShards(
+            self.groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size
+        )
         topology = ShardTopology(ranks.size, self._shards.shards_each)
         self._routers = [KeyRouter(group, topology) for group in self.groups]
         self._readers = [ShardReader(stores, self._shards.pool) for stores in self._shards.stores]

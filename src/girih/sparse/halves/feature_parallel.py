@@ -67,14 +67,13 @@ class FeatureParallelSparse:
         schema = placement.schema_of(ranks.rank, spec.schema)
         here = {table.name for table in schema.tables}
         # as many shards on all ranks, whatever tables each has: files are numbered by them
-        shards = spec.store.num_shards(group.spec for group in spec.groups())
         own = placement.features_of(ranks.rank)
         self._tables = LocalSparse(
             replace(
                 spec,
                 schema=schema,
                 needs={name: kinds for name, kinds in spec.needs.items() if name in own},
-                store=replace(spec.store, shards=shards),
+                store=spec.resolved_store(),
             ),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - here,

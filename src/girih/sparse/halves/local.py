@@ -80,7 +80,7 @@ class LocalSparse:
         self.schema = spec.schema
         self.last_step = 0
         groups = spec.groups()
-        self._shards = LocalShards(groups, spec.store, place=process, elsewhere=elsewhere)
+        self._shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
         self.groups: list[EmbeddingGroup] = [
             BY_DEVICE[(devices or {}).get(group.spec.name, "cpu")](group, stores, self._shards.pool)
             for group, stores in zip(groups, self._shards.stores, strict=True)

@@ -1,0 +1,32 @@
+"""``girih plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from girih.cli import cli
+from girih.config.file import RunConfig
+from girih.report.text import size
+
+
+@cli.command()
+@click.argument("config_file", metavar="CONFIG.toml", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable."
+)
+@click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
+def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -> int:
+    """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
+    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    decided = settings.planned()
+    click.echo(json.dumps(decided.to_dict(), indent=1))
+    roles = ", ".join(f"{count} × {role}" for role, count in decided.roles.items())
+    click.echo(f"{decided.strategy}: {roles}", err=True)
+    sent = decided.predicted.get("bytes", {})
+    if total := decided.predicted.get("bytes_per_step"):
+        kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
+        click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    return 0

@@ -1,0 +1,310 @@
+"""One trainer's run: its session, where it stands, and what it writes. The public ``Trainer`` stands before it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from girih import checkpoint
+from girih.checkpoint import CheckpointOptions, Content
+from girih.config.train import TrainOptions
+from girih.data import Dataset, NormalizationStats
+from girih.errors import ConfigError
+from girih.metrics import Metrics, Scores
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.runs.callbacks import Callback
+from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.files import write_whole
+from girih.runs.log import RunLog, rewind
+from girih.runs.stats import Spans
+from girih.runs.summary import summarize
+from girih.runs.timeline import write_timeline
+from girih.runs.totals import timelines, totals
+from girih.strategies.planning import decide
+from girih.strategies.strategy import Strategy
+from girih.training import evaluation, random_state
+from girih.training.context import RunContext
+from girih.training.learning_rate import LearningRate
+from girih.training.loop import Loop
+from girih.training.session import Session
+from girih.training.state import RunState
+
+
+class TrainingRun:
+    """What a trainer trains, from the plan on. Methods are called by all trainers together.
+
+    Args:
+        directory: where rank 0 writes; None writes nothing.
+        pinned: the plan to hold, instead of one that the strategy makes.
+
+    Attributes:
+        plan, session: None until the session opens.
+        normalization: mean and deviation of standardized features, once they are known.
+        resumed: whether it goes on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        strategy: Strategy,
+        facts: Facts,
+        options: TrainOptions,
+        checkpoints: CheckpointOptions,
+        *,
+        directory: Path | None,
+        callbacks: Sequence[Callback],
+        pinned: Plan | None,
+    ) -> None:
+        self.context, self.ranks = context, context.ranks
+        self.strategy, self.facts, self.options = strategy, facts, options
+        self.directory = directory
+        self.plan = self._pinned = pinned
+        self.session: Session | None = None
+        self.state = RunState()
+        self.normalization: NormalizationStats | None = None
+        self.resumed = False
+        saves = bool(self.ranks.broadcast(directory is not None))
+        self._save_every_steps = checkpoints.every_steps if saves else None
+        self._saves = saves
+        self.checkpoints = RunCheckpoints(directory, checkpoints.keep, self.ranks)
+        self.callbacks = list(callbacks)
+        self._log: RunLog | None = None
+        self._loaders: Mapping[str, Mapping[str, Any]] = {}
+
+    def opened(self) -> tuple[Plan, Session]:
+        """The plan and the session.
+
+        Raises:
+            ConfigError: it is not open yet.
+        """
+        if self.session is None or self.plan is None:
+            raise ConfigError("this trainer has no tables yet; fit, load or evaluate first")
+        return self.plan, self.session
+
+    def open(self, train: Dataset | None = None, earlier: Plan | None = None) -> Session:
+        """Plans and builds, once."""
+        if self.session is not None:
+            return self.session
+        self.plan = decide(
+            self.strategy,
+            self.facts,
+            self.ranks,
+            self.context.sparse,
+            train=train,
+            earlier=earlier,
+            pinned=self._pinned,
+        )
+        if self.directory is not None:
+            write_whole(self.directory / "plan.json", json.dumps(self.plan.to_dict(), indent=1) + "\n")
+        self.session = self.strategy.build(self.plan, self.context)
+        if not self.ranks.first and self.plan.seeds.get("dropout") == "per_rank":
+            torch.manual_seed(self.options.seed + self.ranks.rank)
+        self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
+        return self.session
+
+    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
+        """Trains for ``epochs`` more epochs; see ``Trainer.fit``."""
+        session = self.open(train)
+        if self.normalization is None:
+            self.normalization = self._measure(train)
+        self.context.stats.spans = Spans()
+        self._loaders = {}
+        log = self.open_log()
+        feed = session.feed.train(train, self.normalization)
+        log.begin(self.state, session.sparse.stats().store)
+        plan, _ = self.opened()
+        for callback in self.callbacks:
+            callback.on_plan(plan.to_dict())
+        loop = Loop(
+            session=session,
+            feed=feed,
+            learning_rate=self.learning_rate,
+            options=self.options,
+            state=self.state,
+            log=log,
+            save=self._begin_save,
+            settle_saves=self.checkpoints.settle,
+            score=None if valid is None else lambda: self.score(valid),
+            label_names=self.facts.schema.labels.names,
+            save_every_steps=self._save_every_steps,
+            ranks=self.ranks,
+            spans=self.context.stats.spans,
+        )
+        try:
+            loop.run(self.state.epoch + epochs)
+            self.ranks.finish()  # others may need the loaders still
+            self._loaders = feed.stats()
+            loop.close()
+            self.checkpoints.settle(wait=True)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                loop.close()
+                self._note(log, failed=True)
+            with contextlib.suppress(Exception):
+                self.checkpoints.settle(wait=True)
+            raise
+        self.ranks.barrier()  # one that is behind still reads
+        session.feed.end_training()
+        self._note(log)
+        if self._saves:
+            self._begin_save()
+            self.checkpoints.settle(wait=True)
+
+    def score(self, data: Dataset) -> Scores | None:
+        """Scores a dataset, each trainer its shares; on rank 0 those of all, None on the others."""
+        ranks, session = self.ranks, self.open()
+        session.sync()
+        ranks.barrier()
+        scores = evaluation.score(
+            data,
+            session,
+            self.known_normalization(),
+            gauc_by=self.options.gauc_by,
+            stop_requested=ranks.stop_together if ranks.size > 1 else lambda: ranks.stopping,
+        )
+        if ranks.size == 1:
+            return scores
+        gathered = ranks.gather_arrays(scores.arrays())
+        if gathered is None:
+            return None
+        scores = Scores()
+        for arrays in gathered:
+            scores.merge(Scores.from_arrays(arrays))
+        return scores
+
+    def restore(self, path: Path, train: Dataset | None = None) -> dict[str, Any]:
+        """Takes rows, parameters and normalization from a checkpoint; returns the state that was saved with them.
+
+        Args:
+            train: the data that training goes on with, for a plan that depends on it.
+        """
+        self.checkpoints.forget_latest()
+        plan = checkpoint.Manifest.read(path).state.get("plan")
+        session = self.open(train, None if plan is None else Plan.from_dict(plan, str(path)))
+        state = checkpoint.load(path, schema=self.facts.schema, sparse=session.sparse, dense=session.dense)
+        kept = state["normalization"]
+        self.normalization = None if kept is None else NormalizationStats.from_dict(kept, self.facts.schema)
+        return state
+
+    def resume(self, path: Path, train: Dataset | None) -> None:
+        """Goes on from a checkpoint: its step, position and random state too."""
+        state = self.restore(path, train)
+        self.state = RunState.from_dict(state["run"])
+        if self.options.early_stopping is None:  # no best weights to come back to
+            self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
+        if self.state.best_step is not None:
+            self.checkpoints.set_best(checkpoint.find(path.parent, step=self.state.best_step))
+        self.learning_rate.restore(state["learning_rate"])
+        random_state.restore(state["random"], self.ranks.rank)
+        self.resumed = True
+        self._log = None  # the next one drops the records that come after this state
+
+    def content(self) -> Content:
+        """What a checkpoint of now holds."""
+        plan, session = self.opened()
+        session.sync()
+        self.ranks.barrier()
+        return Content(
+            step=self.state.step,
+            schema=self.facts.schema,
+            state={
+                "run": self.state.to_dict(),
+                "learning_rate": self.learning_rate.state(),
+                "normalization": None if self.normalization is None else self.normalization.to_dict(),
+                "random": random_state.gather(self.ranks, self.context.dense.device),
+                "plan": plan.to_dict(),
+            },
+            sparse=session.sparse,
+            dense=session.dense,
+        )
+
+    def known_normalization(self) -> NormalizationStats:
+        """The normalization, which is empty where no feature is standardized.
+
+        Raises:
+            ConfigError: it would have to be measured first.
+        """
+        if self.normalization is not None:
+            return self.normalization
+        empty = NormalizationStats.empty(self.facts.schema)
+        if empty.features:
+            raise ConfigError(
+                f"feature {empty.features[0]!r} is standardized by the training data: fit or load first"
+            )
+        return empty
+
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+        """What ``summary.json`` holds."""
+        plan, session = self.opened()
+        own, stats = self.context.stats, session.sparse.stats()
+        facts = {
+            "strategy": self.strategy.name,
+            "trainers": self.ranks.size,
+            "precision": self.options.precision,
+            "seed": self.options.seed,
+            "model": self.facts.model.name,
+            "dense_parameters": self.facts.model.num_parameters,
+            "duration_s": duration_s,
+            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+        }
+        return summarize(
+            self.state,
+            metrics,
+            counters=stats.store,
+            num_rows=sum(stats.rows.values()),
+            phases_s=own.spans.totals_s,
+            totals=totals(self.ranks, own, stats, session.dense, self._loaders, self.state),
+            facts=facts,
+        )
+
+    def open_log(self) -> RunLog:
+        """The log of records."""
+        if self._log is None:
+            path = None if self.directory is None else self.directory / "metrics.jsonl"
+            if path is not None and self.resumed:
+                rewind(path, self.state)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps)
+        return self._log
+
+    def close(self) -> None:
+        """Gives the tables' memory back, once what is being written is written."""
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+            if self.session is not None:
+                closing.callback(self.session.dense.close)
+                closing.callback(self.session.sparse.close)
+            closing.callback(self.checkpoints.close)
+
+    def _measure(self, train: Dataset) -> NormalizationStats:
+        """Rank 0 reads what is to be standardized, and tells the others."""
+        found, stopped = None, False
+        if self.ranks.first:
+            try:
+                measured = NormalizationStats.of(train, stop_requested=lambda: self.ranks.stop_requested)
+                found = measured.to_dict()
+            except KeyboardInterrupt:
+                stopped = True
+        told = self.ranks.broadcast(found)
+        if stopped or told is None:
+            raise KeyboardInterrupt
+        return NormalizationStats.from_dict(told, self.facts.schema)
+
+    def _note(self, log: RunLog, *, failed: bool = False) -> None:
+        """Writes what was not yet written of the steps so far."""
+        own, (_, session) = self.context.stats, self.opened()
+        sparse = session.sparse
+        log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().store)
+        if failed:
+            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
+        else:
+            processes = timelines(self.ranks, own, {**self._loaders, **sparse.stats(spans=True).processes})
+        if self.directory is not None:
+            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
+
+    def _begin_save(self) -> None:
+        self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
