@@ -334,7 +334,8 @@ class FakeDense:
         sums, logits = self._logits(batch, embeddings)
         labels = batch.labels[:, 0]
         share = 1.0 if batch.share is None else batch.share.weight
-        loss = share * float(np.mean(np.logaddexp(0, logits) - labels * logits))
+        with np.errstate(invalid="ignore"):
+            loss = share * float(np.mean(np.logaddexp(0, logits) - labels * logits))
         loss = self.losses.pop(0) if self.losses else loss
         gradient = share * (1 / (1 + np.exp(-logits)) - labels) / max(1, len(labels))
         for leaf, examples in _leaves(embeddings):
