@@ -1,5 +1,6 @@
 """Every dense half by the same suite."""
 
+from companions import together
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.parameter_server import ParameterServerReplica
 from girih.dense.halves.replica import Replica
@@ -62,3 +63,29 @@ class TestSubstituted(DenseHalfSuite):
         names = [feature.name for feature in schema.features]
         placement = Placement(dict.fromkeys(names, 0), 1)
         return SubstitutedReplica(dense_spec(), Alone(), schema=schema, placement=placement)
+
+
+class OfTwo(DenseHalfSuite):
+    """Two real trainers, who do the same."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def make(self):
+        return AllReducedReplica(dense_spec(), self.ranks)
+
+
+def two_trainers(ranks):
+    """Two batches in flight, and micro-batches, with DistributedDataParallel below."""
+    suite = OfTwo(ranks)
+    suite.test_two_batches_in_flight_have_gradients_of_their_own()
+    suite.test_a_discarded_batch_moves_nothing_and_puts_buffers_back()
+    suite.test_a_loss_that_is_nan_is_refused_and_names_the_feature()
+    suite.test_one_refused_micro_batch_refuses_all()
+    suite.test_micro_batches_have_the_loss_and_the_gradients_of_the_whole()
+    suite.test_what_was_saved_is_restored()
+    return True
+
+
+def test_two_trainers_pass_the_suite_together():
+    assert together(two_trainers) == [True, True]

@@ -22,7 +22,7 @@ from girih.dense.accel import onednn
 from girih.dense.accel.onednn import OneDNNLinear
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
-from girih.models import Block, Embeddings, bce_with_logits
+from girih.models import Block, Embeddings
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="F.linear is as fast on this machine")
 
@@ -244,10 +244,12 @@ def batch_of(size, features, num_numeric, seed=0):
 def test_replica_takes_a_users_linear_layers_through_onednn():
     batch = batch_of(512, 1, 0)
     embeddings = Embeddings((Block(("c0",), torch.randn(512, 1, 64)),))
-    for precision, train, expected in (("float32", True, 2), ("float32", False, 1), ("bfloat16", True, 0)):  # 2: backward too
-        spec = DenseSpec(
-            module=Users(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), precision=precision
-        )
+    for precision, train, expected in (
+        ("float32", True, 2),
+        ("float32", False, 1),
+        ("bfloat16", True, 0),
+    ):  # 2: backward too
+        spec = DenseSpec(module=Users(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), precision=precision)
         replica = Replica(spec)
         with Calls() as calls:
             (replica.compute if train else replica.predict)(batch, embeddings)

@@ -10,10 +10,10 @@ from girih.data import Batch
 from girih.kernels.cpu.dedup import MAX_NUMBER
 from girih.sparse.groups.threads import FEW_IDS, each
 from girih.sparse.halves.local import LocalSparse
-from girih.sparse.spec import SparseSpec
-from girih.training.specs import sparse_spec
 from girih.sparse.options import MOST_THREADS, StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.tables import LRU, Table
+from girih.training.specs import sparse_spec
 
 SIZE, DIM = 512, 20
 

@@ -46,7 +46,7 @@ def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied()
 
 def test_gradients_of_one_step_are_applied_together_and_once():
     with site(spec_of(optimizer=girih.optim.Adagrad(lr=1.0)), together=2, num_trainers=2) as here:
-        one, two = here.trainers
+        assert len(here.trainers) == 2
         batches = [batch_of([1, 2], [5, 5]), batch_of([2, 3], [5, 6])]
         pulled = [t.pull(here.keep(b)) for t, b in zip(here.trainers, batches, strict=True)]
         before = here.peek(batch_of([1, 2, 3], [5, 6, 6]))

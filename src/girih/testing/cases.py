@@ -82,7 +82,7 @@ def probe() -> Batch:
 def coefficients(batch: Batch, seed: int) -> dict[str, NDArray[np.float32]]:
     """The gradient that every number of a batch's embeddings is to get, by feature: float32[B, D] and the like."""
     rng, size = np.random.default_rng(seed), batch.num_examples
-    shapes = {name: (size, DIM) for name in FEATURES}
+    shapes = dict.fromkeys(FEATURES, (size, DIM))
     shapes |= {"first_order": (size, 1), "sequence": (int(batch.offsets[-1] - batch.offsets[2 * size]), DIM)}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 

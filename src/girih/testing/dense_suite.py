@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class CountingDeepFM(DeepFM):
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(dense_schema(), hidden=(8,))
+        self.num_batches: Tensor
         self.register_buffer("num_batches", torch.zeros(()))
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
@@ -51,7 +52,7 @@ class CountingDeepFM(DeepFM):
         return super().forward(numeric, embeddings)
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Moves by 0.1 of the gradient, so that moves add up."""
     return torch.optim.SGD(parameters, lr=0.1)
 
@@ -146,8 +147,8 @@ class DenseHalfSuite:
         start = self.numbers(both)
         given = [each.embeddings() for each in cases]
         computed = [both.compute(c.batch, e) for c, e in zip(cases, given, strict=True)]
-        for each in computed:
-            each.apply()
+        for handle in computed:
+            handle.apply()
         both.sync()
         moves = []
         for number, each in enumerate(cases):

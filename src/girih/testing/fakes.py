@@ -9,6 +9,7 @@ import json
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,13 @@ class FakePulled:
         rows = [[self._rows[key] for key in bag] for bag in bags]
         if kind == SEQUENCE:
             flat = [row for bag in rows for row in bag]
-            values = np.array(flat, np.float32).reshape(len(flat), dim)
+            values = np.array(flat, np.float32)
+            shape: tuple[int, ...] = (len(flat), dim)
         else:
             pooled = [np.mean(bag, axis=0) if bag else np.zeros(dim, np.float32) for bag in rows]
-            values = np.array(pooled, np.float32).reshape(len(bags), 1, dim)
-        leaf = torch.from_numpy(values).requires_grad_(self._train)
+            values = np.array(pooled, np.float32)
+            shape = (len(bags), 1, dim)
+        leaf = torch.from_numpy(values.reshape(shape)).requires_grad_(self._train)
         self._gather(name, kind, bags, leaf)
         return leaf
 
@@ -225,7 +228,7 @@ class FakeSparse:
         for number, feature in enumerate(self.spec.schema.sparse):
             table, size = self.spec.schema.table_of(feature).name, batch.num_examples
             bounds = batch.offsets[number * size : (number + 1) * size + 1].tolist()
-            bags = [batch.ids[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+            bags = [batch.ids[a:b].tolist() for a, b in pairwise(bounds)]
             for kind in sorted(self.spec.needs.get(feature.name, ())):
                 segment = FIRST_ORDER if kind == FIRST_ORDER else EMBEDDING
                 keys = [[(table, segment, each) for each in bag] for bag in bags]
@@ -235,13 +238,13 @@ class FakeSparse:
     def dim(self, feature: str, kind: str) -> int:
         """Width of what the model reads."""
         by_name = {each.name: each for each in self.spec.schema.sparse}
-        return 1 if kind == FIRST_ORDER else self.spec.schema.table_of(by_name[feature]).dim
+        return 1 if kind == FIRST_ORDER else self.spec.schema.table_of(by_name[feature]).dim or 0
 
     def row(self, key: Key, *, train: bool) -> Vector:
         """A copy of a row; ``train`` makes it where it is missing."""
         if key in self.rows:
             return self.rows[key][0].copy()
-        by_name = {table.name: table.dim for table in self.spec.schema.tables}
+        by_name = {table.name: table.dim or 0 for table in self.spec.schema.tables}
         values = self.initial(key, 1 if key[1] == FIRST_ORDER else by_name[key[0]])
         if train:
             self.rows[key] = values.copy(), np.zeros_like(values)
@@ -384,7 +387,9 @@ class FakeDense:
 
     def _refusal(self, loss: float, embeddings: Embeddings) -> NonFiniteError | None:
         if not np.isfinite(loss):
-            return NonFiniteError(f"the loss is {loss}, and feature {embeddings.first_nonfinite()!r} was read")
+            return NonFiniteError(
+                f"the loss is {loss}, and feature {embeddings.first_nonfinite()!r} was read"
+            )
         if self.spoiled is not None:
             return NonFiniteError(f"the gradient of dense parameter {self.spoiled!r} is NaN or infinite")
         return None

@@ -17,9 +17,7 @@ ROWS, BATCH_SIZE = 500, 64
 
 def feed_schema() -> girih.Schema:
     """Two features of the click log."""
-    return girih.Schema(
-        [girih.Categorical(name=name, dim=4) for name in ("user", "item")], labels="click"
-    )
+    return girih.Schema([girih.Categorical(name=name, dim=4) for name in ("user", "item")], labels="click")
 
 
 class FeedSuite:
@@ -36,7 +34,9 @@ class FeedSuite:
         assert sum(batch.num_examples for batch, _ in whole) == ROWS
         for number, (_, position) in enumerate(whole[:-1], 1):
             rest = read(training, 0, Position.from_dict(position.to_dict()))
-            assert [labels_of(batch) for batch, _ in rest] == [labels_of(batch) for batch, _ in whole[number:]]
+            assert [labels_of(batch) for batch, _ in rest] == [
+                labels_of(batch) for batch, _ in whole[number:]
+            ]
             assert [each.to_dict() for _, each in rest] == [each.to_dict() for _, each in whole[number:]]
         assert whole[-1][1].epoch == 1
         training.close()
@@ -84,7 +84,7 @@ def dataset(directory: Path) -> Dataset:
     path = directory / "log.parquet"
     if not path.exists():
         pq.write_table(click_log(ROWS, cardinality=50)[0], path, row_group_size=128)
-    return girih.read_parquet(path, feed_schema(), batch_size=BATCH_SIZE, shuffle_rows=200)
+    return girih.read_parquet(path, feed_schema(), batch_size=BATCH_SIZE, shuffle=True, shuffle_rows=200)
 
 
 def read(training: TrainingFeed, epoch: int, position: Position | None) -> list[tuple[Batch, Position]]:
