@@ -27,7 +27,7 @@ from memory import AHEAD, read_lines
 from girih import optim
 from girih.report.text import size
 from girih.store import ArenaOptions, File, GroupSpec, Heap, Segment, Store, TableSpec
-from girih.store.memory import row_bytes
+from girih.store.accounting import row_bytes
 from girih.tables import LRU, Normal, Zeros
 
 PARTS = ("growth", "speed", "lru", "file")
@@ -178,7 +178,7 @@ def spec_of(options: argparse.Namespace, max_rows: int | None = None) -> GroupSp
 def row_parts(options: argparse.Namespace) -> dict[str, int]:
     """Bytes of a row by column."""
     with Store(spec_of(options), arena=Heap(reserve_rows=1)) as store:
-        return row_bytes(store.description)
+        return row_bytes(store.state.layout.description)
 
 
 def needed_bytes(options: argparse.Namespace, rows: int) -> int:
@@ -301,7 +301,7 @@ def speeds(
 
 def lines_per_s(store: Store) -> float:
     """Random cache lines a second that this memory gives: what is lost there, no program can keep."""
-    words = store.space.arrays.keys[: store.num_rows].reshape(-1)
+    words = store.state.memory.arrays.keys[: store.num_rows].reshape(-1)
     lines = words[: len(words) // 8 * 8].reshape(-1, 8)
     order = np.random.default_rng(0).integers(0, len(lines), 1 << 20, dtype=np.int32)
     read_lines(lines, order[:64], 8)

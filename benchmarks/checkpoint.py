@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from girih import optim
 from girih.runs.log import resident_bytes
-from girih.store import GroupSpec, LiveSnapshot, Segment, Store, TableSpec, write_snapshot
+from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec, write_snapshot
 from girih.store.route import shard_of
 from girih.tables import LRU, Normal
 
@@ -151,7 +151,7 @@ class TimedLock:
         self._lock.release()
 
 
-class TimedSnapshot(LiveSnapshot):
+class TimedSnapshot(Snapshot):
     """A snapshot that remembers how long verbs waited for their log."""
 
     def make_room(self, num_records: int) -> None:
@@ -173,7 +173,7 @@ def in_training(
         batches.append((np.ascontiguousarray(keys[1]), keys[0].astype(np.int32)))
     locks = [TimedLock() for _ in stores]
     for store, lock in zip(stores, locks, strict=True):
-        store.space.lock = lock  # type: ignore[assignment]
+        store.state.memory.lock = lock  # type: ignore[assignment]
     step = 1
 
     def one_step() -> float:
@@ -188,13 +188,7 @@ def in_training(
         lock.waits.clear()
     memory = resident_bytes()
     begin = time.perf_counter()
-    snapshots = [
-        TimedSnapshot(
-            store.space, store.layout, store.description,
-            [store.counters(t) for t in range(FEATURES)], directory,
-        )
-        for store in stores
-    ]  # fmt: skip
+    snapshots = [TimedSnapshot(store.state, directory) for store in stores]
     begun_s = time.perf_counter() - begin
     num_bytes: list[int] = []
 

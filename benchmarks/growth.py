@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import layout
 from girih.store import Store
 
 FEATURES = 26
@@ -96,7 +96,7 @@ class Watch:
     def run(self, keys: Keys, *, usual: bool = True) -> float:
         """One step: lookup and, if it is a usual one, update. Returns its seconds."""
         ids, tables = keys
-        growing = bool(self.store.space.arrays.state[at.GROWING])
+        growing = bool(self.store.state.memory.arrays.state[layout.GROWING])
         self.number += 1
         self._within = dict.fromkeys(WATCHED, 0.0)
         out, grads = self._out[: len(ids)], self._grads[: len(ids)]
@@ -107,7 +107,7 @@ class Watch:
             self.store.apply_gradients(ids, tables, rows, grads, self.number)
         seconds = time.perf_counter() - start
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-        growing = growing or bool(self.store.space.arrays.state[at.GROWING])
+        growing = growing or bool(self.store.state.memory.arrays.state[layout.GROWING])
         self.steps.append(
             Step(
                 usual=usual,
@@ -129,9 +129,9 @@ class Watch:
             per_table, num_new: ids of each table in a usual step, and new ones among them.
             fill_keys: of a large step, all new.
         """
-        state, least_slots = self.store.space.arrays.state, SLOTS_A_KEY * per_table * FEATURES
+        state, least_slots = self.store.state.memory.arrays.state, SLOTS_A_KEY * per_table * FEATURES
         while self.store.num_rows < rows:
-            slots, growing = int(state[at.INDEX_SLOTS]), bool(state[at.GROWING])
+            slots, growing = int(state[layout.INDEX_SLOTS]), bool(state[layout.GROWING])
             grows_at = 3 * slots // 4 - STEPS_BEFORE * num_new * FEATURES
             usual = slots >= least_slots and (growing or self.store.num_rows >= grows_at)
             if usual and stream.known > per_table:
@@ -151,7 +151,7 @@ class Watch:
         return max(found, default=None)
 
     def _time(self, name: str) -> None:
-        method = getattr(self.store.space, name)
+        method = getattr(self.store.state.memory, name)
 
         def timed(*arguments: int) -> None:
             start = time.perf_counter()
@@ -160,7 +160,7 @@ class Watch:
             finally:
                 self._within[name] += time.perf_counter() - start
 
-        setattr(self.store.space, name, timed)
+        setattr(self.store.state.memory, name, timed)
 
 
 def used_bytes(store: Store) -> int:

@@ -23,8 +23,6 @@ import harness
 from persia_runs import Results, Run, gap, markdown, mean_curve, spread
 from pictures import Chart, write_picture
 
-from girih.report.svg import Axis, Series
-
 ROOT = Path(__file__).resolve().parents[1]
 FOUR = {"trainers": 4}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -92,8 +90,8 @@ def main() -> None:
             for name, strategy in STRATEGIES.items()
         }
         rows += table2(data, kept)
-        series = [Series(n, mean_curve(runs), colour) for colour, (n, runs) in enumerate(kept.items(), 1)]
-        charts.append(Chart(data, Axis("steps"), Axis("AUC on validation data"), series))
+        series = {name: mean_curve(runs) for name, runs in kept.items()}
+        charts.append(Chart(data, "steps", "AUC on validation data", series))
     write_picture(docs / "persia-fig7.svg", charts)
     print(markdown(HEADER, rows))
     if not arguments.quick:
@@ -163,9 +161,9 @@ STEPS_HEADER = [
 
 def by_steps(results: Results, data: str) -> tuple[list[list[str]], Chart]:
     """Whether hybrid loses less where staleness is a smaller part of all steps: one line a batch size."""
-    rows, series = [], []
+    rows, series = [], {}
     smaller, num_seeds = SMALLER[data]
-    for colour, batch in enumerate((None, smaller), 1):
+    for batch in (None, smaller):
         pairs = [
             results.train([_of_batch(data, batch, name, seed) for name in ("synchronous", "hybrid, τ = 4")])
             for seed in range(1, 1 + num_seeds)
@@ -179,9 +177,8 @@ def by_steps(results: Results, data: str) -> tuple[list[list[str]], Chart]:
         rows.append(row + [spread([run["logloss"] for run in runs]) for runs in (synchronous, hybrid)])
         both = zip(mean_curve(synchronous), mean_curve(hybrid), strict=True)
         points = [(step / steps, auc - other) for (step, other), (_, auc) in both]
-        series.append(Series(f"{steps:,} steps", points, colour))
-    axes = Axis("share of all steps"), Axis("validation AUC of hybrid less synchronous")
-    return rows, Chart(data, *axes, series)
+        series[f"{steps:,} steps"] = points
+    return rows, Chart(data, "share of all steps", "validation AUC of hybrid less synchronous", series)
 
 
 def _of_batch(data: str, batch: int | None, strategy: str, seed: int) -> Run:

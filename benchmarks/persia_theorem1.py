@@ -24,7 +24,6 @@ from persia_runs import Results, Run, gap, markdown, spread
 from persia_table2 import ROOT, add_options, default_results
 from pictures import Chart, write_picture
 
-from girih.report.svg import Axis, Series
 from girih.testing.click_log import click_log
 
 EXPONENTS = (2.0, 1.2, 0.6)
@@ -47,11 +46,11 @@ def main() -> None:
     docs = arguments.docs or (Path("runs/persia") if quick else ROOT / "docs")
     seeds = range(1, 2 if quick else 1 + arguments.seeds)
     steps = 50 if quick else NUM_STEPS
-    series, rows = [], []
+    series, rows = {}, []
     with tempfile.TemporaryDirectory(prefix="girih-click-log-") as folder:
         os.environ["CLICKLOG"] = folder
         alphas = {exponent: write_log(Path(folder), exponent, steps) for exponent in EXPONENTS}
-        for colour, (exponent, alpha) in enumerate(alphas.items(), 1):
+        for exponent, alpha in alphas.items():
             tried = {
                 rate: results.train([experiment(exponent, 0, rate, 1)])[0]["auc"]
                 for rate in RATES[: 1 if quick else None]
@@ -69,9 +68,10 @@ def main() -> None:
             points = [
                 (np.log2(t + 1), gap_of(runs, kept[0])) for t, runs in zip(STALENESS, kept, strict=True)
             ]
-            series.append(Series(f"α = {alpha:.3f} (Zipf {exponent:g})", points, colour))
-    axes = Axis(f"log2(τ + 1), τ = {', '.join(map(str, STALENESS))}"), Axis("test AUC less that of τ = 0")
-    write_picture(docs / "persia-theorem1.svg", [Chart("SGD", *axes, series)])
+            series[f"α = {alpha:.3f} (Zipf {exponent:g})"] = points
+    x_title = f"log2(τ + 1), τ = {', '.join(map(str, STALENESS))}"
+    chart = Chart("SGD", x_title, "test AUC less that of τ = 0", series)
+    write_picture(docs / "persia-theorem1.svg", [chart])
     header = [
         "Zipf exponent",
         "α",

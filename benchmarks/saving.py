@@ -18,11 +18,12 @@ import harness
 import numpy as np
 import train
 import train_sides
+from girih.runs.spans import Spans
 from ids import Shape
 
-from girih.checkpoint import Content, name_of
+from girih.checkpoint import name_of
+from girih.checkpoint.save import Content
 from girih.runs.checkpoints import RunCheckpoints
-from girih.runs.spans import Spans
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
 
@@ -98,7 +99,7 @@ def steps_beside(
         saver.settle()
 
     start = time.perf_counter()
-    path = saver.root / name_of(content().step)
+    path = Path(saver.root.url, name_of(content().step))
     saver.begin(content, None, Spans())
     begin_s = time.perf_counter() - start
     times = []

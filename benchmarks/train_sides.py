@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from girih.runs.spans import Spans
 from ids import Shape
 from sparse_sides import LR, fused_collection
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from girih import models
 from girih.data import Batch
 from girih.dense.halves.replica import Replica
 from girih.models import Block, Embeddings, bce_with_logits, needs_of
-from girih.runs.spans import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.training.schedules import in_step

@@ -7,6 +7,7 @@ import torch
 import girih
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError, ConfigError, NonFiniteError
+from girih.testing.store_verbs import contents
 
 
 def settings_of(directory, *overrides):
@@ -17,8 +18,7 @@ def state_of(trainer):
     """Everything that training moves, as comparable arrays."""
     rows = {}
     for name, store in trainer.sparse.stores():
-        chunks = list(store.snapshot().chunks())
-        rows[str(name)] = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+        rows[str(name)] = contents(store)
     dense = {name: tensor.clone().numpy() for name, tensor in trainer.model.state_dict().items()}
     return rows, dense
 

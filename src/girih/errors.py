@@ -11,6 +11,7 @@
     ├── RoleError                  (RuntimeError)     a process of the run failed
     ├── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
     ├── WireError                  (ConnectionError)  a message that cannot be sent or read, or a closed connection
+    │   └── Lost                                      a call to a process that was restarted since
     ├── WireTimeout                (TimeoutError)     another process does not answer
     └── RemoteError                (RuntimeError)     another process answered that it failed
 
@@ -65,6 +66,10 @@ class NonFiniteError(GirihError, ArithmeticError):
 
 class WireError(GirihError, ConnectionError):
     """A message that cannot be sent or read, or a connection that is closed."""
+
+
+class Lost(WireError):
+    """A call to an earlier life of a process: whether it was done there nobody knows, and nobody does it again."""
 
 
 class WireTimeout(GirihError, TimeoutError):

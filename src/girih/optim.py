@@ -8,19 +8,11 @@ the optimizer.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from girih.config import checks
 from girih.errors import ConfigError
-
-
-def _check(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} = {value!r}: expected a number")
-    if not math.isfinite(value) or value < low or value >= high or (open_low and value <= low):
-        bound = f"{'>' if open_low else '≥'} {low:g}" + (f" and < {high:g}" if high < math.inf else "")
-        raise ConfigError(f"{name} = {value!r}: expected a finite number {bound}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +28,9 @@ class SGD:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("sgd.lr", self.lr, 0.0)
-        _check("sgd.momentum", self.momentum, 0.0, 1.0)
-        _check("sgd.l2", self.l2, 0.0)
+        checks.number("sgd.lr", self.lr, 0.0)
+        checks.number("sgd.momentum", self.momentum, 0.0, 1.0)
+        checks.number("sgd.l2", self.l2, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +47,10 @@ class Adagrad:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("adagrad.lr", self.lr, 0.0)
-        _check("adagrad.initial_accumulator_value", self.initial_accumulator_value, 0.0)
-        _check("adagrad.eps", self.eps, 0.0)
-        _check("adagrad.l2", self.l2, 0.0)
+        checks.number("adagrad.lr", self.lr, 0.0)
+        checks.number("adagrad.initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        checks.number("adagrad.eps", self.eps, 0.0)
+        checks.number("adagrad.l2", self.l2, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +67,10 @@ class RowwiseAdagrad:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("rowwise_adagrad.lr", self.lr, 0.0)
-        _check("rowwise_adagrad.initial_accumulator_value", self.initial_accumulator_value, 0.0)
-        _check("rowwise_adagrad.eps", self.eps, 0.0)
-        _check("rowwise_adagrad.l2", self.l2, 0.0)
+        checks.number("rowwise_adagrad.lr", self.lr, 0.0)
+        checks.number("rowwise_adagrad.initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        checks.number("rowwise_adagrad.eps", self.eps, 0.0)
+        checks.number("rowwise_adagrad.l2", self.l2, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +88,14 @@ class Adam:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("adam.lr", self.lr, 0.0)
+        checks.number("adam.lr", self.lr, 0.0)
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ConfigError(f"adam.betas = {self.betas!r}: expected two numbers, as in [0.9, 0.999]")
         object.__setattr__(self, "betas", tuple(self.betas))
         for beta in self.betas:
-            _check("adam.betas", beta, 0.0, 1.0)
-        _check("adam.eps", self.eps, 0.0, open_low=True)
-        _check("adam.l2", self.l2, 0.0)
+            checks.number("adam.betas", beta, 0.0, 1.0)
+        checks.number("adam.eps", self.eps, 0.0, open_low=True)
+        checks.number("adam.l2", self.l2, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +113,10 @@ class FTRL:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("ftrl.lr", self.lr, 0.0, open_low=True)
-        _check("ftrl.beta", self.beta, 0.0)
-        _check("ftrl.l1", self.l1, 0.0)
-        _check("ftrl.l2", self.l2, 0.0)
+        checks.number("ftrl.lr", self.lr, 0.0, open_low=True)
+        checks.number("ftrl.beta", self.beta, 0.0)
+        checks.number("ftrl.l1", self.l1, 0.0)
+        checks.number("ftrl.l2", self.l2, 0.0)
 
 
 SparseOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from girih import config
+from girih.config import checks
 from girih.errors import ConfigError, nearest
 from girih.tables import Table, check_dim
 
@@ -51,9 +52,7 @@ class _Sparse(_Feature):
         check_dim(owner, self.dim)
         if self.pooling not in ("sum", "mean", "sqrtn"):
             raise ConfigError(f"{owner}: pooling = {self.pooling!r}: expected sum, mean or sqrtn")
-        length = self.max_length
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-            raise ConfigError(f"{owner}: max_length = {self.max_length!r}: expected an integer of at least 1")
+        checks.integer(f"{owner}: max_length", self.max_length, or_none=True)
         if self.separator is not None and not self.separator:
             raise ConfigError(f"{owner}: separator is empty; leave it out for columns that are lists already")
 

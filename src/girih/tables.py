@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from girih.config import checks
 from girih.errors import ConfigError
 from girih.optim import SparseOptimizer
-
-
-def positive(owner: str, name: str, value: float | None) -> None:
-    """Refuses anything but None and numbers above 0."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-        raise ConfigError(f"{owner}: {name} = {value!r}: expected a number above 0")
-
-
-def positive_count(owner: str, name: str, value: int | None) -> None:
-    """Refuses anything but None and integers of at least 1."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{owner}: {name} = {value!r}: expected an integer of at least 1")
-
-
-def finite(owner: str, name: str, value: float) -> None:
-    """Refuses NaN and infinities."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{owner}: {name} = {value!r}: expected a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +19,8 @@ class Normal:
     std: float = 0.01
 
     def __post_init__(self) -> None:
-        finite("initializer normal", "mean", self.mean)
-        finite("initializer normal", "std", self.std)
+        checks.number("initializer normal: mean", self.mean)
+        checks.number("initializer normal: std", self.std)
         if self.std < 0:
             raise ConfigError(f"initializer normal: std = {self.std!r}: expected ≥ 0")
 
@@ -52,8 +34,8 @@ class Uniform:
     high: float = 0.01
 
     def __post_init__(self) -> None:
-        finite("initializer uniform", "low", self.low)
-        finite("initializer uniform", "high", self.high)
+        checks.number("initializer uniform: low", self.low)
+        checks.number("initializer uniform: high", self.high)
         if self.low > self.high:
             raise ConfigError(f"initializer uniform: low = {self.low!r} is above high = {self.high!r}")
 
@@ -73,7 +55,7 @@ class Constant:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        finite("initializer constant", "value", self.value)
+        checks.number("initializer constant: value", self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +70,8 @@ class MinCount:
     cells: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= 255:
-            raise ConfigError(
-                f"admission min_count: count = {self.count!r}: expected an integer from 1 to 255"
-            )
-        if isinstance(self.cells, bool) or not isinstance(self.cells, int) or not 64 <= self.cells <= 1 << 32:
-            raise ConfigError(
-                f"admission min_count: cells = {self.cells!r}: expected an integer from 64 to 2³²"
-            )
+        checks.integer("admission min_count: count", self.count, 1, 255)
+        checks.integer("admission min_count: cells", self.cells, 64, 1 << 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +82,7 @@ class Probability:
     p: float = 0.1
 
     def __post_init__(self) -> None:
-        finite("admission probability", "p", self.p)
+        checks.number("admission probability: p", self.p)
         if not 0 < self.p <= 1:
             raise ConfigError(f"admission probability: p = {self.p!r}: expected above 0, at most 1")
 
@@ -122,7 +98,7 @@ class LRU:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _whole("lru", "max_rows", self.max_rows)
+        checks.integer("eviction lru: max_rows", self.max_rows, 1, (1 << 62) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +112,7 @@ class LFU:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _whole("lfu", "max_rows", self.max_rows)
+        checks.integer("eviction lfu: max_rows", self.max_rows, 1, (1 << 62) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +131,8 @@ class TTL:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
             raise ConfigError("eviction ttl: expected either steps or seconds")
-        for name in ("steps", "seconds"):
-            if getattr(self, name) is not None:
-                _whole("ttl", name, getattr(self, name))
-        if self.max_rows is not None:
-            _whole("ttl", "max_rows", self.max_rows)
+        for name in ("steps", "seconds", "max_rows"):
+            checks.integer(f"eviction ttl: {name}", getattr(self, name), 1, (1 << 62) - 1, or_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +146,7 @@ class Fixed:
     max_rows: int
 
     def __post_init__(self) -> None:
-        _whole("none", "max_rows", self.max_rows)
-
-
-def _whole(owner: str, name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 62:
-        raise ConfigError(f"eviction {owner}: {name} = {value!r}: expected an integer from 1 to 2⁶² - 1")
+        checks.integer("eviction none: max_rows", self.max_rows, 1, (1 << 62) - 1)
 
 
 Initializer = Normal | Uniform | Zeros | Constant
@@ -215,5 +183,4 @@ class Table:
 
 def check_dim(owner: str, dim: int | None) -> None:
     """Refuses widths that no row can have."""
-    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 4096):
-        raise ConfigError(f"{owner}: dim = {dim!r}: expected an integer from 1 to 4096")
+    checks.integer(f"{owner}: dim", dim, 1, 4096, or_none=True)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from girih import checkpoint
-from girih.checkpoint import CheckpointOptions
+from girih.checkpoint import CheckpointOptions, Storage
+from girih.checkpoint.save import Save
 from girih.cluster import Cluster
 from girih.config.train import TrainOptions
 from girih.data import Dataset, Position
@@ -208,12 +209,12 @@ class Trainer:
             self._check("valid", valid)
         elif (needing := self.options.needs_valid) is not None:
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
-        directory = self._run.directory
-        if directory is not None and not self._run.resumed and self.state.step == 0:
-            earlier = checkpoint.latest(directory / "checkpoints")
+        run = self._run
+        if run.saves and self._ranks.first and not run.resumed and self.state.step == 0:
+            earlier = checkpoint.latest(run.checkpoints.root)
             if earlier is not None:
                 raise RunDirectoryError(
-                    f"{directory}: holds an earlier run ({earlier.name}); name another, or load it first"
+                    f"{run.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
                 )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)
@@ -252,15 +253,13 @@ class Trainer:
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
-    def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes a checkpoint ``directory/step-…``; it has that name only when it is complete."""
+    def save(self, directory: str | os.PathLike[str]) -> Path | str:
+        """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
         run = self._run
         run.open()
         run.checkpoints.settle(wait=True)
-        if not self._ranks.first:
-            checkpoint.SaveBeside(run.content()).write()
-            return Path(directory) / checkpoint.name_of(run.state.step)
-        return checkpoint.Save(Path(directory), run.content()).write()
+        saved = Save(Storage.at(directory), run.content(), self._ranks).write()
+        return saved.local or saved.url
 
     def load(
         self, directory: str | os.PathLike[str], *, resume: bool = True, train: Dataset | None = None
@@ -275,12 +274,12 @@ class Trainer:
         Raises:
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
         """
-        path = checkpoint.find(Path(directory))
+        path = checkpoint.find(directory)
         if resume:
             self._run.resume(path, train)
             return
         best = checkpoint.Manifest.read(path).state["run"]["best_step"]
-        is_run = best is not None and Path(directory) != path
+        is_run = best is not None and Storage.at(directory) != path
         self._run.restore(checkpoint.find(path.parent, step=best) if is_run else path)
 
     def request_stop(self) -> None:

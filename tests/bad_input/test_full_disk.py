@@ -67,7 +67,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
     assert files_in(run) == [
         name for name in before if name != "summary.json"
     ]  # the run goes on: it has not ended
-    assert [step for step, _ in checkpoint.complete(run / "checkpoints")] == [2]
+    assert [step for step, _ in checkpoint.complete(checkpoint.Storage.at(run / "checkpoints"))] == [2]
     assert "logloss" in site.girih("evaluate", run)
     for line in (run / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["step"] > 0

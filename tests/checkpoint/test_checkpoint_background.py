@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from girih import checkpoint
+from girih.checkpoint import Storage
 from girih.config.file import RunConfig
 from girih.errors import StorageFullError
-from girih.store import LiveSnapshot
-from girih.store.tensorfile import TensorWriter
+from girih.sparse.groups import local_shards
+from girih.store import Snapshot
+from girih.store.snapshot.tensorfile import TensorWriter
+from girih.testing.store_verbs import contents
 
 TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"
@@ -23,7 +26,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from girih.config.file import RunConfig
-from girih.store.tensorfile import TensorWriter
+from girih.store.snapshot.tensorfile import TensorWriter
 
 files = []
 
@@ -43,22 +46,26 @@ with settings.trainer(run=Path(sys.argv[2])) as trainer:
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """Saves take several steps, in small chunks, with a log that is soon full."""
-    monkeypatch.setattr("girih.store.live._CHUNK_BYTES", 5000)
-    monkeypatch.setattr("girih.store.live._LOG_BYTES", 0)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._CHUNK_BYTES", 5000)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._LOG_BYTES", 0)
 
 
 @pytest.fixture
 def slow_chunks(monkeypatch):
     """Writing waits between chunks; returns the threads that wrote."""
-    chunks, threads = LiveSnapshot.chunks, set()
+    chunks, write, threads = Snapshot.chunks, local_shards.write_rows, set()
 
     def slowly(snapshot):
         for chunk in chunks(snapshot):
-            threads.add(threading.current_thread())
             time.sleep(0.002)
             yield chunk
 
-    monkeypatch.setattr(LiveSnapshot, "chunks", slowly)
+    def recorded(*arguments):
+        threads.add(threading.current_thread())
+        return write(*arguments)
+
+    monkeypatch.setattr(Snapshot, "chunks", slowly)
+    monkeypatch.setattr(local_shards, "write_rows", recorded)
     return threads
 
 
@@ -74,7 +81,7 @@ def fit(settings, run=None, load=None):
         trainer.fit(settings.dataset("train"), settings.dataset("valid"), epochs=1)
         chunks = {}
         for name, store in trainer.sparse.stores():
-            chunks.setdefault(name.parent, []).extend(store.snapshot().chunks())
+            chunks.setdefault(name.rpartition("/")[0], []).append(contents(store))
         rows = {
             group: {key: np.concatenate([c[key] for c in parts]) for key in parts[0]}
             for group, parts in chunks.items()
@@ -103,12 +110,13 @@ def test_runs_with_checkpoints_are_those_without_and_go_on_from_each(
     alone = fit(settings_of(log_directory, TABLES))
     saving = settings_of(log_directory, TABLES, f"checkpoint.every_steps={every_steps}", "checkpoint.keep=99")
     assert_same(fit(saving, run=tmp_path / "run"), alone)
+    assert len(slow_chunks) > 0
     assert threading.main_thread() not in slow_chunks
-    found = checkpoint.complete(tmp_path / "run" / "checkpoints")
+    found = checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))
     assert [step for step, _ in found] == sorted({*range(every_steps, 25, every_steps), 24})
     for step, path in found[:: 7 if every_steps == 1 else 2]:
         if step < 24:
-            assert_same(fit(settings_of(log_directory, TABLES), load=path), alone)
+            assert_same(fit(settings_of(log_directory, TABLES), load=path.local), alone)
 
 
 def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks):
@@ -119,7 +127,7 @@ def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks)
         trainer._begin_save()
         path = trainer.save(tmp_path / "own")
         assert (path / "manifest.json").is_file()
-        steps = [step for step, _ in checkpoint.complete(tmp_path / "run" / "checkpoints")]
+        steps = [step for step, _ in checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))]
         assert steps == [3, 4]
 
 
@@ -138,7 +146,7 @@ def test_what_goes_wrong_is_raised_by_the_next_step(log_directory, tmp_path, mon
         with pytest.raises(StorageFullError, match="no space left for a checkpoint"):
             trainer.fit(settings.dataset("train"))
         assert 4 <= trainer.state.step < 24
-        assert all(store.space.saving is None for _, store in trainer.sparse.stores())
+        assert all(store.state.memory.saving is None for _, store in trainer.sparse.stores())
     root = tmp_path / "run" / "checkpoints"
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
     monkeypatch.undo()
@@ -152,10 +160,10 @@ def test_a_kill_amid_a_save_leaves_the_checkpoint_before(log_directory, tmp_path
     words = [sys.executable, "-c", KILLED, str(log_directory / "config.toml"), str(run), str(file)]
     assert subprocess.run(words, check=False, capture_output=True).returncode == -9
     root = run / "checkpoints"
-    assert [step for step, _ in checkpoint.complete(root)] == list(range(2, 2 * file, 2))
+    assert [step for step, _ in checkpoint.complete(Storage.at(root))] == list(range(2, 2 * file, 2))
     settings = settings_of(log_directory, "checkpoint.every_steps=2", "store.shards=1")
     if file > 1:
         assert_same(fit(settings, run=run, load=run), fit(settings_of(log_directory)))
-        manifest = json.loads((checkpoint.latest(root) / "manifest.json").read_text())
+        manifest = json.loads((checkpoint.latest(Storage.at(root)).local / "manifest.json").read_text())
         assert manifest["step"] == 24
         assert not [path for path in root.iterdir() if path.name.startswith(".")]

@@ -1,7 +1,8 @@
 import pytest
 
 from girih import checkpoint
-from girih.checkpoint import Manifest
+from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.save import save_manifest
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError, MissingFileError
 
@@ -25,19 +26,19 @@ def test_a_checkpoint_has_its_name_only_when_complete(trainer, tmp_path, monkeyp
         patch.setattr(Manifest, "write", fail)
         with pytest.raises(RuntimeError):
             trainer.save(root)
-    assert checkpoint.latest(root) is None
+    assert checkpoint.latest(Storage.at(root)) is None
     path = trainer.save(root)
     assert path.name == "step-00000003"
-    assert checkpoint.latest(root) == path
+    assert checkpoint.latest(Storage.at(root)).local == path
 
 
 def test_saving_the_same_step_again_replaces_only_the_manifest(trainer, tmp_path):
     path = trainer.save(tmp_path)
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")}
     trainer.state.epoch = 7
-    assert checkpoint.save_manifest(tmp_path, trainer._content()) == path
+    assert save_manifest(Storage.at(tmp_path), trainer._content()).local == path
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")} == before
-    assert Manifest.read(path).state["run"]["epoch"] == 7
+    assert Manifest.read(Storage.at(path)).state["run"]["epoch"] == 7
 
 
 def test_rotation_keeps_the_last_the_protected_and_clears_leftovers(tmp_path):
@@ -45,7 +46,7 @@ def test_rotation_keeps_the_last_the_protected_and_clears_leftovers(tmp_path):
         (tmp_path / f"step-{step:08d}").mkdir()
     for leftover in (".writing-99", ".old-00000009"):
         (tmp_path / leftover).mkdir()
-    checkpoint.rotate(tmp_path, 2, protected=1)
+    checkpoint.rotate(Storage.at(tmp_path), 2, protected=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000001",
         "step-00000004",
@@ -56,7 +57,7 @@ def test_rotation_keeps_the_last_the_protected_and_clears_leftovers(tmp_path):
 def test_find_takes_runs_directories_and_checkpoints(trainer, tmp_path):
     path = trainer.save(tmp_path / "run" / "checkpoints")
     for given in (tmp_path / "run", tmp_path / "run" / "checkpoints", path):
-        assert checkpoint.find(given) == path
+        assert checkpoint.find(given).local == path
     with pytest.raises(MissingFileError):
         checkpoint.find(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -68,8 +69,8 @@ def test_files_load_with_the_safetensors_library(trainer, tmp_path):
     from safetensors import safe_open
 
     path = trainer.save(tmp_path)
-    manifest = Manifest.read(path)
-    shards = [name for name in manifest.files if name.startswith("tables/")]
+    manifest = Manifest.read(Storage.at(path))
+    shards = [name for name in manifest.parts if name.startswith("tables/")]
     assert shards
     rows = 0
     for name in shards:
@@ -82,6 +83,6 @@ def test_files_load_with_the_safetensors_library(trainer, tmp_path):
 def test_a_newer_format_is_refused(trainer, tmp_path):
     path = trainer.save(tmp_path)
     text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(CheckpointError, match="format 2"):
-        Manifest.read(path)
+    (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 3'))
+    with pytest.raises(CheckpointError, match="format 3"):
+        Manifest.read(Storage.at(path))

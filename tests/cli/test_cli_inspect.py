@@ -5,7 +5,7 @@ import pytest
 from girih import cli
 from girih.config.file import RunConfig
 from girih.store import read_snapshot
-from girih.store.memory import disk_bytes
+from girih.store.accounting import disk_bytes
 
 
 def run(*words):

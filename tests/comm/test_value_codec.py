@@ -8,7 +8,6 @@ from hypothesis.extra import numpy as hnp
 
 from girih.comm.codecs.value_codec import BOUND, KAPPA, grow, shrink
 from girih.errors import WireError
-from girih.kernels.cpu.checksum import checksum
 
 TINY = float(np.finfo(np.float32).smallest_subnormal)
 
@@ -106,34 +105,3 @@ def test_what_does_not_fit_is_refused():
                   (halves.astype(np.float32), scales), (halves, scales.astype(np.float64))):  # fmt: skip
         with pytest.raises(WireError):
             grow(*wrong)
-
-
-def plain_checksum(data):
-    prime, other, mask = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 2**64 - 1
-
-    def mix(lane, word):
-        mixed = ((lane ^ word) * prime) & mask
-        return mixed ^ (mixed >> 32)
-
-    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
-    tail = words.pop() if len(data) % 8 else 0
-    lanes = [prime, other, prime ^ mask, other ^ mask]
-    whole = len(words) - len(words) % 4
-    for number, word in enumerate(words):
-        lane = number % 4 if number < whole else 0
-        lanes[lane] = mix(lanes[lane], word)
-    a = mix(mix(lanes[0], tail), len(data))
-    for lane in lanes[1:]:
-        a = mix(a, lane)
-    return a
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=150), st.integers(0, 3))
-def test_checksums(data, start):
-    array = np.frombuffer(data, np.uint8)[start:]
-    assert checksum(array) == plain_checksum(data[start:])
-    for position in range(0, len(array), 7):
-        damaged = array.copy()
-        damaged[position] ^= 16
-        assert checksum(damaged) != checksum(array)

@@ -200,7 +200,7 @@ def test_files_that_disagree(tmp_path):
         read_parquet(tmp_path, SCHEMA, keep=["user"])
 
 
-def test_two_columns_of_one_name(tmp_path):
+def test_two_contents_one_name(tmp_path):
     table = pa.table([[1], [2], [1.0], [1]], names=["user", "user", "price", "click"])
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="2 columns are named 'user'"):

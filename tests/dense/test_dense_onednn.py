@@ -193,7 +193,7 @@ for last in (64, 65):
 """
 
 
-def test_columns_of_wider_matrices_are_never_multiplied_number_by_number():
+def test_contents_wider_matrices_are_never_multiplied_number_by_number():
     environment = {**os.environ, "ONEDNN_VERBOSE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SLICED], capture_output=True, text=True, check=True, env=environment

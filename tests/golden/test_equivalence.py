@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from girih.runs.spans import Spans
 
 import girih
 from girih import models

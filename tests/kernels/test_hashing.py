@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reference
 from girih.errors import ConfigError
 from girih.kernels.cpu import hashing
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store.route import shard_of
+from girih.testing import twins
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 
@@ -29,15 +29,15 @@ def test_splitmix64_gives_its_published_sequence():
 @given(x=WORDS, number=st.integers(0, 2**31 - 1))
 def test_hashes_are_their_plain_twins(x, number):
     word = np.int64(x)
-    assert int(hashing.mix(word)) == reference.mix(x)
-    assert int(hashing.stream(word, np.int64(number))) == reference.stream(x, number)
-    assert int(hashing.key_hash(word, np.int32(number))) == reference.key_hash(x, number)
-    assert int(hashing.mul_add(word, 3, number)) == (x * 3 + number) & reference.MASK
+    assert int(hashing.mix(word)) == twins.mix(x)
+    assert int(hashing.stream(word, np.int64(number))) == twins.stream(x, number)
+    assert int(hashing.key_hash(word, np.int32(number))) == twins.key_hash(x, number)
+    assert int(hashing.mul_add(word, 3, number)) == (x * 3 + number) & twins.MASK
     hashed = word_of(hashing.mix(word))
-    assert hashing.uniform01(hashed) == reference.uniform01(reference.mix(x))
-    assert hashing.low_bits(hashed, 1023) == reference.mix(x) & 1023
+    assert hashing.uniform01(hashed) == twins.uniform01(twins.mix(x))
+    assert hashing.low_bits(hashed, 1023) == twins.mix(x) & 1023
     assert [int(hashing.word16(hashed, i)) for i in range(4)] == [
-        (reference.mix(x) >> (16 * i)) & 0xFFFF for i in range(4)
+        (twins.mix(x) >> (16 * i)) & 0xFFFF for i in range(4)
     ]
 
 
@@ -45,7 +45,7 @@ def test_hashes_are_their_plain_twins(x, number):
 @given(n=st.integers(1, 2**31 - 1), x=WORDS)
 def test_scaled_stays_in_range(n, x):
     hashed = word_of(hashing.mix(np.int64(x)))
-    assert hashing.scaled(hashed, n) == ((reference.mix(x) >> 32) * n) >> 32 < n
+    assert hashing.scaled(hashed, n) == ((twins.mix(x) >> 32) * n) >> 32 < n
 
 
 def test_uniform01_excludes_its_ends():
@@ -67,7 +67,7 @@ def test_shards_get_equal_shares_of_any_ids():
 def test_shard_of_is_the_plain_twin_and_one_shard_owns_all():
     ids = np.array([0, 1, -1, 2**63 - 1, -(2**63)], np.int64)
     tables = np.array([0, 1, 2, 3, 0], np.int32)
-    expected = [reference.shard_of_key(int(i), int(t), 5) for i, t in zip(ids, tables, strict=True)]
+    expected = [twins.shard_of_key(int(i), int(t), 5) for i, t in zip(ids, tables, strict=True)]
     assert shard_of(ids, tables, 5).tolist() == expected
     assert shard_of(ids, tables, 1).tolist() == [0] * 5
 

@@ -7,9 +7,9 @@ from girih import optim
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Segment, TableSpec
-from girih.store.layout import row_layout
+from girih.store.rows.record import row_layout
 from girih.tables import Constant, Normal, Uniform, Zeros
-from reference import initial_value
+from girih.testing.twins import initial_value
 
 RULES = [
     Normal(),

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import strings
-from reference import id_of_string, split_string, xxh64
+from reference import id_of_string, xxh64
 
 GOLDEN = {
     b"": -1205034819632174695,
@@ -50,59 +50,3 @@ def test_canonical_decimals_are_their_integers_and_all_else_is_hashed() -> None:
 )
 def test_ids_of_any_strings(words: list[bytes]) -> None:
     assert strings.ids_of_strings(*spans(words)).tolist() == [id_of_string(word) for word in words]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.text("ab|,", max_size=12), max_size=8), st.sampled_from(["|", ",", "a|", "aab"]))
-@example(["||", "", "a||b|"], "|")
-@example(["aaab", "aab", "ab"], "aab")
-def test_splitting_leaves_out_empty_pieces(texts: list[str], separator: str) -> None:
-    data, starts, ends = spans([text.encode() for text in texts])
-    first, last, offsets = strings.split_strings(data, starts, ends, separator.encode())
-    pieces = [data[i:j].tobytes().decode() for i, j in zip(first, last, strict=True)]
-    want = [split_string(text, separator) for text in texts]
-    assert [pieces[offsets[r] : offsets[r + 1]] for r in range(len(texts))] == want
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.one_of(st.floats(allow_nan=False), st.integers(-(10**25), 10**25), st.decimals(-1000, 1000, places=3))
-)
-def test_decided_numbers_are_correctly_rounded(number: object) -> None:
-    values, status = strings.numbers_of_strings(*spans([str(number).encode(), f"  {number}\t".encode()]))
-    assert status[0] == status[1] != strings.EMPTY
-    if status[0] == strings.OK:
-        assert values.tolist() == [float(str(number))] * 2
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1", 1.0),
-        ("-2.5", -2.5),
-        ("+3", 3.0),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("1e3", 1000.0),
-        ("25E-2", 0.25),
-        ("0", 0.0),
-    ],
-)
-def test_plain_numbers_are_decided(text: str, value: float) -> None:
-    values, status = strings.numbers_of_strings(*spans([text.encode()]))
-    assert (values[0], status[0]) == (value, strings.OK)
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "1x", "--1", "1e", "e5", ".", "-", "1 2", "nan", "inf", "0x1", "1.2.3", "1,5"]
-)
-def test_what_is_no_plain_number_is_left_undecided(text: str) -> None:
-    _, status = strings.numbers_of_strings(*spans([text.encode()]))
-    assert status[0] == strings.UNDECIDED
-
-
-def test_joining_copies_spans_side_by_side() -> None:
-    data = np.frombuffer(b"abcdefgh", dtype=np.uint8)
-    joined, offsets = strings.join_strings(data, np.array([6, 0, 3]), np.array([8, 1, 3]))
-    assert joined.tobytes() == b"gha"
-    assert offsets.tolist() == [0, 2, 3, 3]

@@ -3,9 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import take as kernels
-from girih.kernels.cpu.hashing import stream
-from girih.kernels.cpu.order import fill_stream
-from reference import bag_ends, flatten, gather_bags
+from girih.kernels.cpu.hashing import fill_stream, stream
+from reference import bag_ends, bag_tails, flatten, gather_bags
 
 BAGS = st.lists(st.lists(st.integers(-5, 5), max_size=5), min_size=1, max_size=8)
 
@@ -57,6 +56,16 @@ def test_rows_are_taken(width: int, data: st.DataObject) -> None:
     out = np.full((len(index), width), -9, dtype=np.float32)
     kernels.take_rows(values, index, out)
     np.testing.assert_array_equal(out, values[index])
+
+
+@settings(max_examples=60, deadline=None)
+@given(BAGS, st.integers(1, 6))
+def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:
+    values, offsets = flatten(bags)
+    want, short = flatten(bag_tails(bags, length))
+    out = np.zeros(len(want), dtype=np.int64)
+    kernels.copy_tails(values, offsets, short, out)
+    assert out.tolist() == want.tolist()
 
 
 def test_the_stream_is_that_of_hashing() -> None:

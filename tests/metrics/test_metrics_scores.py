@@ -63,7 +63,7 @@ def naive_gauc(logits, labels, weights, groups):
     return total / mass if mass else None
 
 
-def columns_of(examples):
+def contents(examples):
     logits, labels, weights, groups = zip(*examples, strict=True)
     return (
         np.array(logits, np.float32),
@@ -112,7 +112,7 @@ def test_scikit_learn_agrees(ties, weighted):
 @settings(max_examples=150, deadline=None)
 @given(EXAMPLES | FRACTIONS)
 def test_all_pairs_agree(examples):
-    columns = columns_of(examples)
+    columns = contents(examples)
     metrics = scores_of(*columns).result(["click"]).first
     for value, naive in ((metrics.auc, naive_auc(*columns[:3])), (metrics.gauc, naive_gauc(*columns))):
         assert (value is None) == (naive is None)
@@ -124,7 +124,7 @@ def test_all_pairs_agree(examples):
 @given(EXAMPLES | FRACTIONS, st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_parts_merge_to_the_same_bits(examples, random, weighted, grouped):
     def scored(part):
-        logits, labels, weights, groups = columns_of(part)
+        logits, labels, weights, groups = contents(part)
         return scores_of(logits, labels, weights if weighted else None, groups if grouped else None)
 
     whole = scored(examples).result(["click"])
@@ -143,7 +143,7 @@ def test_parts_merge_to_the_same_bits(examples, random, weighted, grouped):
 @given(EXAMPLES)
 def test_a_whole_weight_is_so_many_copies(examples):
     examples = [(z, y, float(round(w)), g) for z, y, w, g in examples]
-    columns = columns_of(examples)
+    columns = contents(examples)
     copies = [column.repeat(columns[2].astype(int)) for column in columns]
     metrics = scores_of(*columns).result(["click"]).first
     copied = scores_of(copies[0], copies[1], None, copies[3]).result(["click"]).first

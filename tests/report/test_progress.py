@@ -100,9 +100,9 @@ def test_a_plan_says_who_owns_what_and_where_another_strategy_would_send_less():
     features, less, _, more = lines_of(where)
     assert features == "features by trainer: 0 c0, c1, c2, c3, c4, c5 and 2 more; 1 x; upper network: split"
     assert less.startswith(
-        "a trainer sends 3.00 MiB a step; strategy 'synchronous' would send 1.00 MiB, which is less"
+        "a trainer sends 3.00 MiB per step; strategy 'synchronous' would send 1.00 MiB, which is less"
     )
-    assert more == "a trainer sends 512 KiB a step; strategy 'synchronous' would send 1.00 MiB"
+    assert more == "a trainer sends 512 KiB per step; strategy 'synchronous' would send 1.00 MiB"
 
 
 @pytest.mark.parametrize("width", [60, 100])

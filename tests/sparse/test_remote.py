@@ -6,6 +6,8 @@ import torch
 from remote_site import batch_of, give, site, spec_of
 
 import girih
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
 from girih.errors import GirihError, NonFiniteError
 from girih.runs.stats import wire_bytes
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
@@ -145,9 +147,11 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                     np.testing.assert_array_equal(here.peek(batch), before)
 
 
-def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_path):
+@pytest.mark.parametrize("place", ["directory", "s3"])
+def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_path, place, request):
     batch = batch_of(range(100), range(100))
-    directory, files, values = tmp_path, None, None
+    root = Storage.at(tmp_path if place == "directory" else request.getfixturevalue("s3_address"))
+    directory, files, values = root, None, None
     for number, num_servers in enumerate((1, 8, 3, 1)):
         with site(spec_of(shards=2 if number == 2 else 1), num_servers=num_servers) as here:
             (trainer,) = here.trainers
@@ -157,12 +161,12 @@ def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_
                 pulled.push(1)
                 trainer.sync()
             else:
-                trainer.load(directory, files, step=1)
+                trainer.load(PartReader(directory, files), step=1)
             found = here.peek(batch)
             values = found if values is None else values
             np.testing.assert_array_equal(found, values)
             assert trainer.stats().rows == {"user": 100, "item": 100}
-            directory = tmp_path / str(number)
+            directory = root / str(number)
             files = trainer.begin_save(directory).write()
             assert len(files) == num_servers * (2 if number == 2 else 1)
 
@@ -172,7 +176,7 @@ def test_persia_defect_8_rows_of_another_dim_are_refused_and_none_is_lost(tmp_pa
     with site(spec_of(dim=8)) as here:
         pulled = here.trainers[0].pull(here.keep(batch))
         pulled.wait()
-        files = here.trainers[0].begin_save(tmp_path).write()
+        files = here.trainers[0].begin_save(Storage.at(tmp_path)).write()
     with site(spec_of(dim=4)) as here:
         (trainer,) = here.trainers
         pulled = trainer.pull(here.keep(batch))
@@ -181,7 +185,7 @@ def test_persia_defect_8_rows_of_another_dim_are_refused_and_none_is_lost(tmp_pa
         trainer.sync()
         before = here.peek(batch)
         with pytest.raises(girih.errors.CheckpointError):
-            trainer.load(tmp_path, files, step=1)
+            trainer.load(PartReader(Storage.at(tmp_path), files), step=1)
         np.testing.assert_array_equal(here.peek(batch), before)
 
 

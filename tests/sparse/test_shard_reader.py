@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from remote_site import spec_of
 
 import girih
+from girih.checkpoint import Storage
+from girih.checkpoint.parts import PartReader
 from girih.errors import ConfigError
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import routing
@@ -15,7 +17,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.store import GroupSpec, Segment, Store, TableSpec, shard_of
 from girih.tables import Normal
-from reference import shard_of_key
+from girih.testing.twins import shard_of_key
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,7 +134,7 @@ def test_shards_of_n_places_load_on_m(tmp_path, before, after):
             )
             owner.apply(served, totals, step, 1.0)
         values[own] = owner.read(own_keys, own_counts, own_lengths, 3, train=False).values
-        save = holding.begin_save(tmp_path)
+        save = holding.begin_save(Storage.at(tmp_path))
         files |= save.write()
         save.close()
         holding.close()
@@ -140,7 +142,7 @@ def test_shards_of_n_places_load_on_m(tmp_path, before, after):
     assert lengths.sum() == 300
     total = 0
     for place, holding in enumerate(each(after)):
-        holding.load(tmp_path, files)
+        holding.load(PartReader(Storage.at(tmp_path), files))
         owner = ShardReader(holding.stores[0], holding.pool)
         own_keys, own_counts, own_lengths, own = mine(place, after)
         found = owner.read(own_keys, own_counts, own_lengths, 3, train=False).values

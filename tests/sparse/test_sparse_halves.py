@@ -9,6 +9,7 @@ import pytest
 from remote_site import site
 
 from companions import together
+from girih.checkpoint.parts import PartReader
 from girih.planner.placement import Placement
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.feature_parallel import FeatureParallelSparse
@@ -106,8 +107,10 @@ class OfTwo(SparseHalfSuite):
     def make(self):
         return CollectiveSparse(cases.spec(shards=2), self.ranks)
 
-    def saved(self, half, directory):
-        return self.ranks.broadcast(super().saved(half, directory))
+    def saved(self, half, storage):
+        own = self.ranks.gather(dict(super().saved(half, storage).parts))
+        told = self.ranks.broadcast(own and own[0] | own[1])
+        return PartReader(storage, told)
 
 
 def two_trainers(ranks):

@@ -9,7 +9,8 @@ from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu import vector
-from reference import dedup, pool, shard_of_key
+from girih.testing.twins import shard_of_key
+from reference import dedup, pool
 
 SIZE, COLUMNS = 5, 5
 

@@ -23,4 +23,4 @@ def arena(request, tmp_path):
 @pytest.fixture
 def small_index(monkeypatch):
     """Begins with an index of 16 slots, so that few keys rehash it and probe around its end."""
-    monkeypatch.setattr("girih.store.space._FIRST_SLOTS", 16)
+    monkeypatch.setattr("girih.store.memory.shard_memory._FIRST_SLOTS", 16)

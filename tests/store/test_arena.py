@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import contents, group, keys_of, look, peek
 
 from girih import optim
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.store import File, Heap, Shared, Store, remove_arena
-from girih.store.arena import difference, index_slots
+from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
+from girih.testing.store_verbs import contents, group, keys_of, look, peek
 
 SPEC = group(("a", "b"), optimizer=optim.Adagrad(lr=0.1), eviction=LRU(max_rows=500))
 
@@ -63,7 +63,7 @@ def run_elsewhere(code, *arguments):
 TRAIN = """
     import os, signal, sys
     import numpy as np
-    from store_cases import keys_of, look
+    from girih.testing.store_verbs import keys_of, look
     from test_arena import SPEC, again
     from girih.store import File, Shared, Store
     kind, name, end = sys.argv[1:]
@@ -77,7 +77,7 @@ TRAIN = """
     elif end == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif end == "killed amid a change":
-        with store.space.changing(2):
+        with store.state.memory.changing(2):
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -179,7 +179,7 @@ def test_a_file_cut_short_is_refused(tmp_path):
 def test_a_file_that_a_reboot_interrupted_is_refused(tmp_path, monkeypatch):
     options = File(path=str(tmp_path / "arena"), reserve_rows=2000)
     train_elsewhere(options, "killed")
-    monkeypatch.setattr("girih.store.mapping.boot_number", lambda: 12345)
+    monkeypatch.setattr("girih.store.memory.mapping.boot_number", lambda: 12345)
     with pytest.raises(ConfigError, match="machine went down before it was closed"):
         Store(SPEC, arena=again(options))
 
@@ -187,7 +187,7 @@ def test_a_file_that_a_reboot_interrupted_is_refused(tmp_path, monkeypatch):
 def test_a_closed_file_survives_a_reboot(tmp_path, monkeypatch):
     options = File(path=str(tmp_path / "arena"), reserve_rows=2000)
     train_elsewhere(options, "close")
-    monkeypatch.setattr("girih.store.mapping.boot_number", lambda: 12345)
+    monkeypatch.setattr("girih.store.memory.mapping.boot_number", lambda: 12345)
     with Store(SPEC, arena=again(options)) as store:
         assert store.num_rows == 300
 

@@ -5,7 +5,7 @@ import pytest
 
 import girih
 from girih.errors import StorageFullError
-from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import layout
 from girih.store import Store
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal
@@ -21,7 +21,9 @@ def growing_store():
     )
     store = Store(GroupSpec("g", (table,), (segment,)))
     ids = np.zeros(0, np.int64)
-    while not (store.space.arrays.state[at.GROWING] and len(store.space.arrays.slots) >= 1 << 12):
+    while not (
+        store.state.memory.arrays.state[layout.GROWING] and len(store.state.memory.arrays.slots) >= 1 << 12
+    ):
         new = np.arange(len(ids), len(ids) + 16) * 7919
         read(store, new)
         ids = np.concatenate([ids, new])
@@ -36,14 +38,14 @@ def read(store, ids):
 
 def test_reads_of_known_keys_end_it():
     store, ids = growing_store()
-    num_slots = len(store.space.arrays.slots)
+    num_slots = len(store.state.memory.arrays.slots)
     before = read(store, ids)
     reads = 0
-    while store.space.arrays.state[at.GROWING]:
+    while store.state.memory.arrays.state[layout.GROWING]:
         read(store, ids[reads % len(ids) :][:100])
         reads += 1
         assert reads < num_slots // 100
-    assert len(store.space.arrays.slots) == 2 * num_slots
+    assert len(store.state.memory.arrays.slots) == 2 * num_slots
     for one, other in zip(before, read(store, ids), strict=True):
         np.testing.assert_array_equal(one, other)
     unknown = np.array([-1, -2])
@@ -57,8 +59,11 @@ def test_reading_goes_on_where_memory_ends(monkeypatch):
     def full():
         raise StorageFullError("no memory left")
 
-    monkeypatch.setattr(store.space, "grow_index", full)
-    while store.space.arrays.state[at.GROW_MOVED] < store.space.arrays.state[at.GROW_CLAIMED]:
+    monkeypatch.setattr(store.state.memory, "grow_index", full)
+    while (
+        store.state.memory.arrays.state[layout.GROW_MOVED]
+        < store.state.memory.arrays.state[layout.GROW_CLAIMED]
+    ):
         read(store, ids)
     for _ in range(3):
         for one, other in zip(before, read(store, ids), strict=True):

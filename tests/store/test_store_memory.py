@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_cases import group, keys_of, look
 
 from girih import optim
-from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import layout
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec, read_snapshot, write_snapshot
-from girih.store.arena import index_slots
-from girih.store.memory import disk_bytes, loaded_bytes, row_bytes
+from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
+from girih.store.memory.arena import index_slots
 from girih.tables import LRU, MinCount, Normal, Zeros
+from girih.testing.store_verbs import group, keys_of, look
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
 OPTIMIZERS = [
@@ -33,8 +33,8 @@ def test_columns_sum_to_the_record(dtype, optimizer, dims):
     segments = tuple(Segment(f"s{n}", dim, optimizer) for n, dim in enumerate(dims))
     spec = GroupSpec("group", (TableSpec("t", (Zeros(),) * len(dims)),), segments, dtype)
     with Store(spec, arena=Heap(reserve_rows=100)) as store:
-        columns = row_bytes(store.description)
-        assert sum(columns.values()) == 4 * store.layout.num_words
+        columns = row_bytes(store.state.layout.description)
+        assert sum(columns.values()) == 4 * store.state.layout.num_words
         assert 0 <= columns["padding"] < 8
         assert {name: columns[name] for name in META} == META
         for n, dim in enumerate(dims):
@@ -54,7 +54,7 @@ def test_parts_of_a_small_store():
         assert found["header"] == 3 * 4096
         assert found["next_index"] == found["unfilled"] == found["bloom"] == found["saving"] == 0
         reserved = {part: each["reserved"] for part, each in store.memory().items()}
-        in_rows = (*row_bytes(store.description), "free_rows", "unfilled")
+        in_rows = (*row_bytes(store.state.layout.description), "free_rows", "unfilled")
         assert sum(reserved[part] for part in in_rows) == 10_000 * 72
         assert reserved["index"] == reserved["next_index"] == 8 * index_slots(10_000)
 
@@ -64,8 +64,8 @@ def test_a_filter_and_a_save_are_counted(tmp_path):
     with Store(spec, arena=Heap(reserve_rows=10_000)) as store:
         look(store, *keys_of(*range(100)), 1)
         assert used(store)["bloom"] >= 5000
-        with store.live_snapshot(tmp_path):
-            assert used(store)["saving"] > store.space.arrays.log.nbytes
+        with store.snapshot(tmp_path):
+            assert used(store)["saving"] > store.state.memory.arrays.log.nbytes
         assert used(store)["saving"] == 0
 
 
@@ -82,14 +82,16 @@ def test_a_file_takes_what_it_says(tmp_path):
             assert scratch == 4 * (rows // 60)
             growing |= found["next_index"] > 0
             assert sum(found.values()) == pytest.approx(taken, abs=8 * 4096)
-            assert found["unfilled"] == 64 * int(store.space.arrays.state[at.ROWS_COMMITTED] - store.num_rows)
+            assert found["unfilled"] == 64 * int(
+                store.state.memory.arrays.state[layout.ROWS_COMMITTED] - store.num_rows
+            )
     assert growing or JIT_DISABLED
 
 
 PROCESS = """
     import os, sys
     import numpy as np
-    from store_cases import group, keys_of, look
+    from girih.testing.store_verbs import group, keys_of, look
     from girih import optim
     from girih.store import Heap, Store
 
@@ -133,8 +135,8 @@ def test_what_a_store_uses_is_what_the_process_got():
 @pytest.mark.parametrize("rules", [{}, {"eviction": LRU(max_rows=10**6)}])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [3, 700, 1300 if JIT_DISABLED else 90_000])
-@pytest.mark.parametrize("live", [False, True])
-def test_a_file_says_what_it_will_take(tmp_path, live, rows, dtype, rules):
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_file_says_what_it_will_take(tmp_path, whole, rows, dtype, rules):
     spec = GroupSpec(
         "group",
         (TableSpec("t", (Normal(), Zeros()), **rules),),
@@ -144,14 +146,11 @@ def test_a_file_says_what_it_will_take(tmp_path, live, rows, dtype, rules):
     file = tmp_path / "shard.safetensors"
     with Store(spec, arena=Heap(reserve_rows=100_000)) as store:
         look(store, *keys_of(*range(rows)), 1)
-        if live:
-            with store.live_snapshot(tmp_path) as source:
-                written = write_snapshot(source, file)
-        else:
-            written = write_snapshot(store.snapshot(), file)
+        with store.snapshot(tmp_path, since=None if whole else 0) as source:
+            written = write_snapshot(source, file)
     snapshot = read_snapshot(file)
     columns = disk_bytes(snapshot.description)
-    assert columns.get("rows", 0) + columns.get("newer", 0) == (8 if live and rules else 0)
+    assert columns.get("rows", 0) + columns.get("newer", 0) == (8 if whole and rules else 0)
     assert rows * sum(columns.values()) < written["bytes"] < rows * sum(columns.values()) + 4096
     assert all(snapshot.column(name).nbytes == size * rows for name, size in columns.items())
     with Store(spec, arena=Heap(reserve_rows=100_000)) as store:

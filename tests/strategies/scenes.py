@@ -259,7 +259,7 @@ def tell(trainer, data):
     shared = torch.cat([p.detach().reshape(-1) for p in trainer.dense.shared])
     return {
         "shared": shared.numpy().tobytes().hex(),
-        "columns": [feature.name for feature in trainer.sparse.columns_of(data).schema.features],
+        "columns": [feature.name for feature in trainer.sparse.contents(data).schema.features],
         "rows": sum(trainer.sparse.tables.rows().values()),
         "predicted": trainer.predict(data).tolist(),
     }

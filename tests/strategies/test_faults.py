@@ -1,11 +1,11 @@
-"""Frames that are lost, doubled, late or out of order: nothing is lost, nothing happens twice, staleness is bounded."""
+"""Connections that break in the middle of anything: nothing is lost, nothing happens twice, staleness is bounded."""
 
 from functools import partial
 
 import pytest
 from scenes import play, write
 
-from girih.comm.rpc import Faults, connect
+from girih.testing.faults import Faults, connect
 from runs import difference
 
 STEPS = 30
@@ -16,10 +16,10 @@ CONNECTING = (
     "girih.cluster.loader",
 )
 FAULTS = {
-    "lost": Faults(drop=0.1),
-    "doubled": Faults(duplicate=0.5),
-    "late": Faults(delay_s=0.01, reorder=0.3),
-    "all": Faults(drop=0.05, duplicate=0.2, delay_s=0.005, reorder=0.2),
+    "broken": Faults(broken=0.05),
+    "corrupt": Faults(corrupt=0.05),
+    "late": Faults(delay_s=0.01),
+    "all": Faults(broken=0.02, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.02),
 }
 ROLES = ["embedding_servers=2", "embedding_workers=2"]
 
@@ -41,7 +41,7 @@ def faulty(monkeypatch):
 
     def begin(faults):
         def faulty_connect(address, **options):
-            clients.append(connect(address, **options, faults=faults, timeout_s=0.1, retries=100))
+            clients.append(connect(address, **options, faults=faults))
             return clients[-1]
 
         for module in CONNECTING:
@@ -57,9 +57,9 @@ def quick(choices, *of_them):
 
 @pytest.mark.parametrize(
     ("kind", "transport"),
-    quick([(k, t) for k in FAULTS for t in ("shared", "tcp")], ("lost", "shared"), ("all", "tcp")),
+    quick([(k, t) for k in FAULTS for t in ("shared", "tcp")], ("broken", "shared"), ("all", "tcp")),
 )
-def test_persia_defect_3_lookups_and_updates_whose_frames_are_lost_are_made_again_once(
+def test_persia_defect_3_lookups_and_updates_whose_connection_breaks_are_made_again_once(
     directory, local, faulty, kind, transport
 ):
     clients = faulty(FAULTS[kind])
@@ -74,8 +74,9 @@ def test_persia_defect_3_lookups_and_updates_whose_frames_are_lost_are_made_agai
     assert summary["store"]["lookups"] == local["store"]["lookups"]
     assert summary["store"]["updates"] == local["store"]["updates"]
     assert summary["kept"] == 0
-    if FAULTS[kind].drop:
-        assert sum(client.retried for client in clients) > 10
+    assert sum(client.num_lost for client in clients) == 0
+    if FAULTS[kind].broken or FAULTS[kind].corrupt:
+        assert sum(client.num_reconnects for client in clients) > 10
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from scenes import SIZE, STEPS, log, play, play_all
 
-from girih.checkpoint import Manifest
+from girih.checkpoint import Manifest, Storage
 from runs import difference, latest
 
 ROWS, DENSE = 5e-6, 3e-5
@@ -317,11 +317,12 @@ def test_what_auto_has_chosen_is_kept_where_a_run_goes_on(directory, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "features by trainer: 0 " in done.stderr
     first = json.loads((tmp_path / "summary.json").read_text())["plan"]
-    written = Manifest.read(latest(tmp_path))
+    place = Storage.at(latest(tmp_path))
+    written = Manifest.read(place)
     kept = written.state["placing"]
     assert kept["split"] == (first["dense"] == "split")
     kept["split"] = not kept["split"]  # what is kept decides, not another measurement
-    written.write(latest(tmp_path))
+    written.write(place)
     again = in_wide(directory, tmp_path, *words, "train.max_steps=6")
     done = subprocess.run([*again, "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

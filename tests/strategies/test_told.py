@@ -8,7 +8,7 @@ from scenes import play_all, write
 
 from girih.config.file import RunConfig
 from girih.data.shares import share_of
-from reference import shard_of_key
+from girih.testing.twins import shard_of_key
 from runs import dense_of, latest
 
 TRAINERS, SERVERS, SHARDS_EACH = 2, 2, 2

@@ -1,23 +1,24 @@
-"""The whole recoverable state of a run: rows, parameters, data position, counters."""
+"""The whole recoverable state of a run: rows, parameters, data position, counters.
+
+What a launcher asks is here. Saving and loading need torch and a store, and are in :mod:`girih.checkpoint.save`,
+:mod:`girih.checkpoint.load` and :mod:`girih.checkpoint.parts`.
+"""
 
 from __future__ import annotations
 
-from girih.checkpoint.directory import complete, find, latest, name_of, rotate
+from girih.checkpoint.directory import complete, find, latest, name_of, root_of, rotate
 from girih.checkpoint.manifest import Manifest
 from girih.checkpoint.options import CheckpointOptions
-from girih.checkpoint.save import Content, Save, SaveBeside, load, save_manifest
+from girih.checkpoint.storage import Storage
 
 __all__ = [
     "CheckpointOptions",
-    "Content",
     "Manifest",
-    "Save",
-    "SaveBeside",
+    "Storage",
     "complete",
     "find",
     "latest",
-    "load",
     "name_of",
+    "root_of",
     "rotate",
-    "save_manifest",
 ]

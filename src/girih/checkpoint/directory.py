@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 from pathlib import Path
 
-from girih.errors import CheckpointError, MissingFileError
+from girih.checkpoint.manifest import NAME
+from girih.checkpoint.storage import DOOMED, WRITING, Storage
+from girih.config import read_toml
+from girih.errors import CheckpointError, ConfigError, MissingFileError
 
 PATTERN = re.compile(r"step-(\d{8,})")
-WRITING = ".writing-"
 
 
 def name_of(step: int) -> str:
@@ -17,54 +19,77 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def complete(root: Path) -> list[tuple[int, Path]]:
-    """(step, directory) of every checkpoint below ``root``, oldest first."""
-    if not root.is_dir():
-        return []
-    found = [(int(m[1]), p) for p in root.iterdir() if (m := PATTERN.fullmatch(p.name)) and p.is_dir()]
-    return sorted(found)
+def root_of(run: Path, directory: str | None) -> Storage:
+    """Where a run's checkpoints lie; ``directory`` is ``[checkpoint] dir``."""
+    return Storage.at(run / "checkpoints" if directory is None else directory)
 
 
-def latest(root: Path) -> Path | None:
+def complete(root: Storage) -> list[tuple[int, Storage]]:
+    """(step, place) of every checkpoint below ``root``, oldest first.
+
+    On this machine only complete ones have such a name; elsewhere those count that have a manifest, which is
+    written last.
+    """
+    found = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
+    return sorted(
+        ((int(m[1]), place) for m, place in found if root.local is not None or place.exists(NAME)),
+        key=lambda each: each[0],
+    )
+
+
+def latest(root: Storage) -> Storage | None:
     """The newest checkpoint below ``root``, if any."""
     found = complete(root)
     return found[-1][1] if found else None
 
 
-def rotate(root: Path, keep: int, protected: int | None) -> None:
-    """Deletes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
-    for step, path in complete(root)[:-keep]:
+def rotate(root: Storage, keep: int, protected: int | None) -> None:
+    """Removes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
+    found = complete(root)
+    for step, place in found[:-keep]:
         if step != protected:
-            retire(path)
-    for leftover in (*root.glob(WRITING + "*"), *root.glob(".old-*")):
-        shutil.rmtree(leftover, ignore_errors=True)
+            root.remove(place.name, first=NAME)
+    valid = {place.name for _, place in found}
+    for name in root.names():
+        if name.startswith((WRITING, DOOMED)) or (PATTERN.fullmatch(name) and name not in valid):
+            root.remove(name, first=NAME)
 
 
-def retire(path: Path) -> None:
-    """Deletes a checkpoint; it loses its name first, so that nobody meets one that is half deleted."""
-    doomed = path.with_name(f".old-{path.name.removeprefix('step-')}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def find(path: Path, *, step: int | None = None) -> Path:
-    """A checkpoint directory from a run directory, a ``checkpoints`` directory or a checkpoint itself.
+def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) -> Storage:
+    """A checkpoint from a run directory, a directory of checkpoints or a checkpoint itself.
 
     Raises:
         MissingFileError: nothing there.
-        CheckpointError: a directory without a complete checkpoint.
+        CheckpointError: no complete checkpoint there.
     """
-    if not path.exists():
-        raise MissingFileError(f"{path}: no such run or checkpoint directory")
-    if (path / "manifest.json").is_file() or PATTERN.fullmatch(path.name):
-        return path
-    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    given = Storage.at(address)
+    if not given.exists():
+        raise MissingFileError(f"{given}: no such run or checkpoint directory")
+    if PATTERN.fullmatch(given.name) or given.exists(NAME):
+        return given
+    root = _root_in(given)
     if step is not None:
         named = root / name_of(step)
-        if not named.is_dir():
+        if not named.exists():
             raise CheckpointError(f"{named}: is gone, though it had the final weights; train with --resume")
         return named
     newest = latest(root)
     if newest is None:
-        raise CheckpointError(f"{path}: holds no complete checkpoint; train first, or name another directory")
+        raise CheckpointError(
+            f"{given}: holds no complete checkpoint; train first, or name another directory"
+        )
     return newest
+
+
+def _root_in(given: Storage) -> Storage:
+    """Where a run directory's checkpoints lie, as its configuration says; other directories hold them themselves."""
+    run = given.local
+    if run is None:
+        return given
+    try:
+        directory = read_toml(run / "config.toml").get("checkpoint", {}).get("dir")
+    except (ConfigError, MissingFileError, AttributeError):
+        directory = None
+    if directory is None and not (run / "checkpoints").is_dir():
+        return given
+    return root_of(run, directory)

@@ -1,31 +1,59 @@
-"""Writing and reading a checkpoint: all of it or nothing."""
+"""Writing a checkpoint: all of it or nothing.
+
+Every process that holds shards writes its own parts and reports them; rank 0 checks that they cover all tables and
+writes the manifest, last.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
-import shutil
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from girih.checkpoint import trees
-from girih.checkpoint.directory import WRITING, name_of, retire
-from girih.checkpoint.manifest import Manifest
-from girih.dense.half import DenseHalf
+from girih.checkpoint.coverage import Parts, check_coverage, rows_of
+from girih.checkpoint.directory import name_of
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, check_parts
+from girih.checkpoint.reports import Reports
+from girih.checkpoint.storage import Storage
+from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, StorageFullError
 from girih.schema import Schema
-from girih.sparse.half import SparseHalf
 
-DENSE = "dense.safetensors"
+
+class SparseSave(Protocol):
+    """Rows as they were when a save began; written once, by any thread."""
+
+    def write(self) -> Parts:
+        """Writes the parts that this process answers for; returns their facts by name."""
+        ...
+
+    def close(self) -> None:
+        """Ends the save, written or not."""
+        ...
+
+
+class SavesRows(Protocol):
+    """What a checkpoint asks of a sparse half."""
+
+    def begin_save(self, writer: Storage) -> SparseSave:
+        """All rows as they are now, to be written as parts of a checkpoint while training goes on."""
+        ...
+
+
+class SavesParameters(Protocol):
+    """What a checkpoint asks of a dense half."""
+
+    def state(self) -> dict[str, Any]:
+        """Parameters and optimizer state; asked of all trainers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,169 +64,139 @@ class Content:
         step: batches seen.
         state: plain values and tensors: everything that is neither row nor parameter.
         sparse, dense: the halves, which hold the rest.
+        plan: what the run was built from.
+        random: of each trainer, by rank, the state of its random generators; only rank 0's is kept.
     """
 
     step: int
     schema: Schema
     state: Mapping[str, Any]
-    sparse: SparseHalf
-    dense: DenseHalf
+    sparse: SavesRows
+    dense: SavesParameters
+    plan: Mapping[str, Any] | None = None
+    random: Sequence[Any] = ()
 
 
 class Save:
-    """A checkpoint of one moment; made between two steps, written by any thread while training goes on.
+    """A checkpoint of one moment; begun by all trainers between two steps, each writes it while training goes on.
 
     Parameters, data position and counters are copied here; rows are kept by the sparse half.
 
     Args:
-        root: the checkpoint becomes ``root/step-…``.
+        root: the checkpoint becomes ``root/step-…``; rank 0's counts.
 
     Raises:
         StorageFullError: the disk is full; nothing is left behind.
     """
 
-    def __init__(self, root: Path, content: Content) -> None:
-        self._root = root
-        self._final = root / name_of(content.step)
-        self._writing = root / f"{WRITING}{os.getpid()}"
-        self._manifest, self._tensors = _begin(content)
-        with _told(root, self._writing):
-            shutil.rmtree(self._writing, ignore_errors=True)
-            self._writing.mkdir(parents=True)
-            self._rows = content.sparse.begin_save(self._writing)
+    def __init__(self, root: Storage, content: Content, ranks: TrainerGroup | None = None) -> None:
+        self._ranks = ranks or TrainerGroup()
+        self._reports = Reports(self._ranks)
+        self._root, self._name = root, name_of(content.step)
+        self._manifest, self._tensors = _begin(content, self._ranks)
+        self._draft = root.draft(self._name)
+        with self._told():
+            if self._ranks.first:
+                root.remove(self._draft.name, first=NAME)
+                self._draft.make()
+            self._draft = Storage(self._ranks.broadcast(self._draft.absolute().url))
+            self._rows = content.sparse.begin_save(self._draft)
 
-    def write(self) -> Path:
-        """Writes ``root/step-…``; it appears under that name only when it is complete and on disk.
+    def write(self) -> Storage:
+        """Writes ``root/step-…``, which is a checkpoint from the moment when all of it is there; returns it.
 
-        What has that name already is replaced whole.
+        What has that name already is replaced.
 
         Raises:
             StorageFullError: the disk is full; nothing is left behind.
+            CheckpointError: parts are missing.
         """
-        with _told(self._root, self._writing):
+        with self._told():
             try:
-                files = dict(self._rows.write())
+                parts = self._rows.write()
+            except BaseException as error:
+                if not self._ranks.first:
+                    self._reports.tell_error(error)
+                raise
             finally:
                 self._rows.close()
-            files[DENSE] = _write_dense(self._writing / DENSE, self._tensors)
-            replace(self._manifest, files=files).write(self._writing)
-            for directory in sorted(
-                (path for path in self._writing.rglob("*") if path.is_dir()), reverse=True
-            ):
-                _sync(directory)
-            _sync(self._writing)
-            if self._final.exists():
-                retire(self._final)
-            self._writing.rename(self._final)
-            _sync(self._root)
-        return self._final
+            if self._ranks.first:
+                self._complete(dict(parts))
+            else:
+                self._reports.tell(parts)
+        return self._root / self._name
+
+    def _complete(self, parts: dict[str, Mapping[str, Any]]) -> None:
+        for rank in range(1, self._ranks.size):
+            theirs = self._reports.of(rank)
+            for name in parts.keys() & theirs.keys():
+                raise CheckpointError(f"{self._draft}/{name}: written twice, by trainer {rank} and before it")
+            parts |= theirs
+        dense = serialize(self._tensors)
+        self._draft.replace(DENSE, dense)
+        check_coverage(parts, self._draft.url)
+        rows = rows_of(parts)
+        parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
+        try:
+            check_parts(parts, self._draft)
+        except CheckpointError as error:
+            hint = "; where hosts share no directory, set checkpoint.dir to an address that all of them reach"
+            raise CheckpointError(f"{str(error).partition(';')[0]}{hint}") from None
+        replace(self._manifest, rows=rows, parts=parts).write(self._draft)
+        if self._draft.name != self._name:
+            self._root.remove(self._name, first=NAME)
+            self._root.publish(self._draft, self._name)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Removes what is half-written where writing fails, and says so where the disk is full."""
+        try:
+            with _named_full(self._root):
+                yield
+        except Exception:
+            if self._ranks.first:
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    self._root.remove(self._draft.name, first=NAME)
+            raise
 
 
-class SaveBeside:
-    """What a trainer does while rank 0 makes a checkpoint: it writes the rows that it holds.
-
-    Args:
-        rows: False where only the manifest is written anew.
-    """
-
-    def __init__(self, content: Content, *, rows: bool = True) -> None:
-        content.dense.state(), content.sparse.stats()  # as rank 0 asks for the manifest
-        self._rows = content.sparse.begin_save(Path()) if rows else None
-
-    def write(self) -> None:
-        """Writes them; rank 0 hears what went wrong."""
-        if self._rows is not None:
-            try:
-                self._rows.write()
-            finally:
-                self._rows.close()
-
-
-def save_manifest(root: Path, content: Content) -> Path:
+def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = None) -> Storage:
     """Replaces only the manifest of ``root/step-…``: it is there, and no row or parameter moved since.
 
     Raises:
         StorageFullError: the disk is full; the old manifest stays.
     """
-    final = root / name_of(content.step)
-    manifest, _ = _begin(content)
-    with _told(root, None):
-        replace(manifest, files=Manifest.read(final).files).write(final)
-    return final
+    ranks = ranks or TrainerGroup()
+    place = root / name_of(content.step)
+    manifest, _ = _begin(content, ranks)
+    if ranks.first:
+        with _named_full(root):
+            before = Manifest.read(place)
+            replace(manifest, rows=before.rows, parts=before.parts).write(place)
+    return place
 
 
-def load(path: Path, *, schema: Schema, sparse: SparseHalf, dense: DenseHalf) -> dict[str, Any]:
-    """Puts a checkpoint's rows and parameters into the halves; returns the ``state`` that was saved.
-
-    Raises:
-        CheckpointError: incomplete, damaged, or of another schema or model; names the file or feature.
-    """
-    manifest = Manifest.read(path)
-    check_schema(manifest, schema, path)
-    tensors = _read_dense(path / DENSE, manifest.files[DENSE])
-    state: dict[str, Any] = trees.join(manifest.state, tensors)
-    try:
-        dense.restore(trees.join(manifest.dense, tensors))
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path / DENSE}: does not fit this model: {reason}") from None
-    run = state["run"]
-    files = {name: facts for name, facts in manifest.files.items() if name != DENSE}
-    sparse.load(path, files, step=run["step"] - run["refused"])
-    return state
-
-
-def check_schema(manifest: Manifest, schema: Schema, path: Path) -> None:
-    """Refuses a checkpoint whose rows or inputs mean something else, and says what differs.
-
-    Raises:
-        CheckpointError: names the first feature or label that differs.
-    """
-    if manifest.fingerprint == schema.fingerprint():
-        return
-    theirs = Schema.from_dict(manifest.schema, str(path))
-    if theirs.labels.names != schema.labels.names:
-        got, expected = list(theirs.labels.names), list(schema.labels.names)
-        raise CheckpointError(f"{path}: its labels are {got}, the configuration's are {expected}")
-    for ours in schema.sparse:
-        match = next((f for f in theirs.sparse if f.name == ours.name), None)
-        if match is not None and theirs.dim_of(match) != schema.dim_of(ours):
-            raise CheckpointError(
-                f"{path}: feature {ours.name!r} has dim {theirs.dim_of(match)} in the checkpoint, "
-                f"{schema.dim_of(ours)} in the configuration; set dim = {theirs.dim_of(match)} or start a new run"
-            )
-    got, expected = [f.name for f in theirs.features], [f.name for f in schema.features]
-    what = (
-        f"features {got} instead of {expected}"
-        if got != expected
-        else "features of other kinds, tables or transforms"
-    )
-    raise CheckpointError(f"{path}: was trained with {what}; use its own configuration or start a new run")
-
-
-def _begin(content: Content) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest, files still to be named, and copies of the tensors of the dense half and of ``state``."""
-    tree, tensors = trees.split({"dense": content.dense.state(), "state": content.state})
+def _begin(content: Content, ranks: TrainerGroup) -> tuple[Manifest, dict[str, Tensor]]:
+    """The manifest, parts still to be named, and copies of the tensors of the dense half, ``state`` and ``random``."""
+    whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
+    tree, tensors = trees.split(whole if ranks.first else dict.fromkeys(whole))
     manifest = Manifest(
         step=content.step,
         schema=content.schema.to_dict(),
         fingerprint=content.schema.fingerprint(),
-        state=tree["state"],
-        dense=tree["dense"],
-        rows=dict(content.sparse.stats().rows),
-        files={},
+        plan=content.plan,
+        rows={},
+        parts={},
+        **tree,
     )
     return manifest, tensors
 
 
-@contextmanager
-def _told(root: Path, writing: Path | None) -> Iterator[None]:
-    """Removes what is half-written where writing fails, and says so where the disk is full."""
+@contextlib.contextmanager
+def _named_full(root: Storage) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if writing is not None:
-            shutil.rmtree(writing, ignore_errors=True)
         code = getattr(error, "errno", None)
         full = code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full or isinstance(error, StorageFullError):
@@ -206,27 +204,3 @@ def _told(root: Path, writing: Path | None) -> Iterator[None]:
                 f"{root}: no space left for a checkpoint; free some, then --resume"
             ) from None
         raise
-
-
-def _write_dense(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    save_file(tensors, str(path))
-    _sync(path)
-    content = path.read_bytes()
-    return {"bytes": len(content), "crc32": {"": zlib.crc32(content)}}
-
-
-def _read_dense(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-    content = path.read_bytes()
-    if zlib.crc32(content) != facts["crc32"][""]:
-        raise CheckpointError(
-            f"{path}: damaged (its checksum differs); delete {path.parent.name} to use an older one"
-        )
-    return parse(content)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

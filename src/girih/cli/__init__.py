@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import click
 
-from girih.cli.words import spread
+from girih.cli.words import Group
 from girih.errors import GirihError, UserError
 
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 )  # fmt: skip
-"""What the system says of a path that is the user's to mend."""
+"""Errors of the operating system about a path that the user can mend."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="girih", prog_name="girih")
 def cli() -> None:
     """Trains deep recommender models whose embedding tables outgrow any one machine."""
@@ -34,12 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its status. A mistake is told in one line on standard error."""
+    """Runs one command and returns its status; a mistake is one line on standard error."""
     from girih.cli import commands  # noqa: F401  (registers them; imports torch, so only now)
 
     try:
-        words = spread(sys.argv[1:] if arguments is None else arguments)
-        status = cli.main(words, prog_name="girih", standalone_mode=False)
+        status = cli.main(arguments, prog_name="girih", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:

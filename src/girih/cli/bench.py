@@ -30,7 +30,7 @@ def bench(words: tuple[str, ...]) -> int:
         name, *options = words
         if name not in names:
             raise ConfigError(f"bench: unknown benchmark {name!r}{nearest(name, names)}")
-        # A fresh program, so that nothing has set up threads or memory, and signals and status are its own.
+        # A new process image: nothing has set up threads or memory yet, and signals and status are the benchmark's own.
         os.execv(sys.executable, [sys.executable, str(FOLDER / f"{name}.py"), *options])
     click.echo("girih bench NAME [OPTIONS]; girih bench NAME --help lists the options of one")
     for name, line in names.items():
@@ -39,10 +39,10 @@ def bench(words: tuple[str, ...]) -> int:
 
 
 def benchmarks() -> dict[str, str]:
-    """Name → first line of the docstring, of each file with a ``main``.
+    """Maps the name of each file with a ``main`` to the first line of its docstring.
 
     Raises:
-        MissingFileError: this is an installed package, which benchmarks are no part of.
+        MissingFileError: this is an installed package, which contains no benchmarks.
     """
     if not FOLDER.is_dir():
         raise MissingFileError(

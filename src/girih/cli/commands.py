@@ -1,4 +1,4 @@
-"""All commands; importing this registers them."""
+"""All commands: importing this module registers them."""
 
 from __future__ import annotations
 

@@ -39,10 +39,11 @@ def evaluate(run: Path, paths: tuple[str, ...]) -> int:
 
 
 def open_config(run: Path) -> RunConfig:
-    """The configuration that a run directory holds.
+    """Loads the configuration in a run directory.
 
     Raises:
-        MissingFileError, RunDirectoryError: no such directory, or no run in it.
+        MissingFileError: no such directory.
+        RunDirectoryError: the directory holds no run.
     """
     if not run.exists():
         raise MissingFileError(f"{run}: no such run directory")
@@ -54,10 +55,10 @@ def open_config(run: Path) -> RunConfig:
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
     summary = read_summary(run)
-    final = run if summary is None else checkpoint.find(run, step=summary["checkpoint_step"])
+    final = str(run) if summary is None else checkpoint.find(run, step=summary["checkpoint_step"]).url
     if summary is None:
         click.echo(
-            f"{run}: not finished; what follows is of {checkpoint.find(run).name} or its best", err=True
+            f"{run}: not finished; using {checkpoint.find(run).name}, or the best checkpoint", err=True
         )
     trainer = replace(settings, strategy=Local()).trainer()  # one process is enough to read
     trainer.load(final, resume=False)

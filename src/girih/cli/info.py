@@ -24,16 +24,16 @@ HUGE_PAGES_SHARED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 @cli.command()
 def info() -> int:
     """Show the machine and the versions; a bug report should carry this."""
+    name = (_cpuinfo("model name") or [platform.processor() or platform.machine()])[0]
+    flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
         "girih": version("girih"),
         "python": f"{sys.version.split()[0]} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
-        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
+        "processor": f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use",
-        "bfloat16": "in hardware"
-        if _has("avx512_bf16") or _has("bf16")
-        else "emulated: slow on this processor",
+        "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
         "float32 layers": "oneDNN" if onednn.available() else "as PyTorch has them",
         "idle threads": openmp.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
@@ -60,27 +60,14 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _cpuinfo() -> str:
+def _cpuinfo(*keys: str) -> list[str]:
+    """The values of some keys of ``/proc/cpuinfo``; none where the system has no such file."""
     file = Path("/proc/cpuinfo")
-    return file.read_text() if file.is_file() else ""
-
-
-def _processor() -> str:
-    names = [
-        line.partition(":")[2].strip() for line in _cpuinfo().splitlines() if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _has(flag: str) -> bool:
-    return any(
-        flag in line.split() for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features"))
-    )
+    lines = [line.partition(":") for line in file.read_text().splitlines()] if file.is_file() else []
+    return [value.strip() for key, _, value in lines if key.strip() in keys]
 
 
 def _selected(path: str) -> str:
+    """The word in brackets, as in ``always [madvise] never``."""
     file = Path(path)
-    if not file.is_file():
-        return "unknown"
-    text = file.read_text()
-    return text[text.find("[") + 1 : text.find("]")]
+    return file.read_text().partition("[")[2].partition("]")[0] if file.is_file() else "unknown"

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from girih import checkpoint
-from girih.checkpoint.save import DENSE
+from girih.checkpoint.parts import PartReader
 from girih.cli import cli
 from girih.report.text import DASH, count, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema
-from girih.store import SnapshotFile, read_snapshot
-from girih.store.memory import disk_bytes, loaded_bytes, row_bytes
+from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
+from girih.store.snapshot.file import describe_header
 
 
 @cli.command()
-@click.argument("path", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
-def inspect(path: Path) -> int:
+@click.argument("path", metavar="RUN|CHECKPOINT", type=click.Path())
+def inspect(path: str) -> int:
     """Show what a run or a checkpoint holds."""
     newest = checkpoint.find(path)
     manifest = checkpoint.Manifest.read(newest)
     schema = Schema.from_dict(manifest.schema, str(newest))
     state = manifest.state["run"]
-    summary = read_summary(path) if path.is_dir() else None
-    shards = [read_snapshot(newest / name) for name in manifest.files if name != DENSE]
+    summary = read_summary(Path(path)) if Path(path).is_dir() else None
+    reader = PartReader(newest, manifest.shards)
+    shards = [_shard(reader, name) for name in reader.parts]
     console = Console(highlight=False, markup=False)
     written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)
@@ -40,15 +42,13 @@ def inspect(path: Path) -> int:
     if others:
         console.print(f"older checkpoints: {', '.join(map(count, others))}")
     console.print(_tables(schema, manifest.rows))
-    groups: dict[str, list[SnapshotFile]] = {}
+    groups: dict[str, list[_Shard]] = {}
     for shard in shards:
         groups.setdefault(shard.description["group"], []).append(shard)
     for name, group in groups.items():
         console.print(_bytes(name, group))
-    files = Table(title="files", title_justify="left")
-    files.add_column("file")
-    files.add_column("bytes", justify="right")
-    for name, facts in manifest.files.items():
+    files = _table("files", "file", "bytes")
+    for name, facts in manifest.parts.items():
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
     if summary is not None:
@@ -56,10 +56,29 @@ def inspect(path: Path) -> int:
     return 0
 
 
+def _table(title: str, *columns: str) -> Table:
+    """An empty table; columns of numbers are aligned on the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("dim", "rows", "bytes") else "left")
+    return table
+
+
+class _Shard(NamedTuple):
+    description: dict[str, Any]
+    num_rows: int
+    bloom_bytes: int
+
+
+def _shard(reader: PartReader, name: str) -> _Shard:
+    header = reader.header(name)
+    description = describe_header(header, f"{reader.storage}/{name}")
+    blooms = sum(tensor.num_bytes for tensor in header.tensors if tensor.name.startswith("bloom."))
+    return _Shard(description, description["num_rows"], blooms)
+
+
 def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
-    shown = Table(title="tables", title_justify="left")
-    for column in ("table", "features", "dim", "rows", "dtype", "eviction", "admission"):
-        shown.add_column(column, justify="right" if column in ("dim", "rows") else "left")
+    shown = _table("tables", "table", "features", "dim", "rows", "dtype", "eviction", "admission")
     for table in schema.tables:
         features = ", ".join(f.name for f in schema.sparse if f.table_name == table.name)
         shown.add_row(
@@ -74,8 +93,8 @@ def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
     return shown
 
 
-def _bytes(name: str, shards: list[SnapshotFile]) -> Table:
-    """Bytes of a group by part: of a row, in the files, and in memory once the files are loaded."""
+def _bytes(name: str, shards: list[_Shard]) -> Table:
+    """Bytes of a group by part: per row, in the files, and in memory once the files are loaded."""
     description = shards[0].description
     num_rows = sum(shard.num_rows for shard in shards)
     row_on_disk, row_in_memory = disk_bytes(description), row_bytes(description)
@@ -84,7 +103,7 @@ def _bytes(name: str, shards: list[SnapshotFile]) -> Table:
     for shard in shards:
         for part, taken in loaded_bytes(description, shard.num_rows).items():
             in_memory[part] += taken
-    blooms = sum(_bloom_bytes(shard) for shard in shards)
+    blooms = sum(shard.bloom_bytes for shard in shards)
     if blooms:
         on_disk["bloom"] = in_memory["bloom"] = blooms
     memory, number = sum(in_memory.values()), f" in {len(shards)} shards" if len(shards) > 1 else ""
@@ -112,8 +131,3 @@ def _bytes(name: str, shards: list[SnapshotFile]) -> Table:
             count(in_memory.get(part)),
         )
     return shown
-
-
-def _bloom_bytes(shard: SnapshotFile) -> int:
-    found = (shard.bloom(table["name"]) for table in shard.description["tables"])
-    return sum(len(cells) for cells in found if cells is not None)

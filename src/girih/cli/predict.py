@@ -69,7 +69,7 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
 
 
 def _write(tables: Iterator[pa.Table], path: Path) -> int:
-    """Writes them below each other; returns how many rows they have."""
+    """Writes the tables to one file and returns the number of their rows."""
     first, num_rows = next(tables), 0
     with pq.ParquetWriter(path, first.schema) as writer:
         for table in itertools.chain([first], tables):

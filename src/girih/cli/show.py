@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +13,50 @@ from rich.table import Table
 from girih.data import Dataset
 from girih.report.text import count, fraction, short
 
+TITLES = {
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "logloss": "logloss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+    "num_examples": "num examples",
+}
+
 
 def results(summary: dict[str, Any], run: Path) -> None:
     """Prints how a run ended and where its files lie."""
-    title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
-    table = Table()
-    for column in ("label", "AUC", "logloss", "calibration"):
-        table.add_column(column, justify="left" if column == "label" else "right")
-    for label, metrics in summary["by_label"].items():
-        table.add_row(label, *(fraction(metrics[name]) for name in ("auc", "logloss", "calibration")))
-    console = Console()
+    console = Console(highlight=False)
     if summary["by_label"]:
-        console.print(title, highlight=False, soft_wrap=True)
-        console.print(table)
+        title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
+        metrics_table(summary["by_label"], title, ("auc", "logloss", "calibration"))
     else:
-        console.print("no valid or test data was configured: nothing was evaluated", highlight=False)
+        console.print("no valid or test data was configured: nothing was evaluated")
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
-        f"{summary['duration_s']:.1f} s in all",
-        highlight=False,
+        f"{summary['duration_s']:.1f} s in all"
     )
-    console.print(f"next: girih report {run}", highlight=False, soft_wrap=True)
+    console.print(f"next: girih report {run}", soft_wrap=True)
 
 
 def skipped(data: Dataset, what: str) -> None:
-    """Prints how many bad rows the last pass over some data dropped, if any."""
+    """Prints the number of bad rows that the last pass over the data dropped, if any."""
     rows = data.skipped
     if rows.count:
         number = f"{count(rows.count)} bad {'row was' if rows.count == 1 else 'rows were'}"
         click.echo(f"{what}: {number} skipped, the first: {rows.first}", err=True)
 
 
-def metrics_table(metrics: dict[str, dict[str, Any]], title: str) -> None:
-    """Prints the metrics of each label."""
-    names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "num_examples")
+def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
+    """Prints some metrics of each label, those that at least one label has."""
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
-    table = Table()
-    table.add_column("label")
+    table = Table("label")
     for name in shown:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(TITLES[name], justify="right")
     for label, values in metrics.items():
-        table.add_row(label, *(_shown(name, values[name]) for name in shown))
+        table.add_row(
+            label, *((count if name == "num_examples" else fraction)(values[name]) for name in shown)
+        )
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)
     console.print(table)
-
-
-def _shown(name: str, value: Any) -> str:
-    return count(value) if name == "num_examples" else fraction(value)

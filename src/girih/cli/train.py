@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from girih import checkpoint, config
+from girih.checkpoint import Storage
 from girih.cli import cli
 from girih.cli.show import results, skipped
 from girih.cluster import STARTED_BY_GIRIH, Cluster, end_with_parent
@@ -50,7 +51,7 @@ def train(
         return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
-        newest = checkpoint.latest(run.checkpoints)
+        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir))
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
@@ -64,7 +65,7 @@ def train(
                 cluster.close()
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
                 return 0
-            ranks.broadcast(None if newest is None else str(newest.resolve()))
+            ranks.broadcast(None if newest is None else newest.absolute().url)
         return _train(settings, datasets, run, newest, cluster)
 
 
@@ -130,7 +131,7 @@ def _train(
     settings: RunConfig,
     datasets: dict[str, Dataset],
     run: RunDirectory,
-    newest: Path | None,
+    newest: Storage | None,
     cluster: Cluster,
 ) -> int:
     start = time.perf_counter()
@@ -140,7 +141,7 @@ def _train(
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
-            trainer.load(newest, train=datasets["train"])
+            trainer.load(newest.url, train=datasets["train"])
         trainer.check(datasets["train"], datasets.get("valid"))
         changes = [] if newest is None else changed(run, settings)
         run.remove_summary()  # of what is gone on with
@@ -182,7 +183,7 @@ def _open_data(settings: RunConfig) -> dict[str, Dataset]:
     return {split: settings.dataset(split) for split in splits if getattr(settings.data, split) is not None}
 
 
-def _finished_because(newest: Path, run: Path, settings: RunConfig) -> str | None:
+def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
     """Why there is nothing left to train in a run that ended; None where there is, or where it did not end."""
     if read_summary(run) is None:
         return None

@@ -1,35 +1,41 @@
 """Options that take several words: ``--keep user item`` is ``--keep user --keep item``.
 
-A shell expands ``--data new/*.parquet`` to several words, and click takes one a time.
+A shell expands ``--data new/*.parquet`` to several words; click takes one value for each option.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
-SEVERAL = ("--data", "--keep", "--set")
-ONE = ("--out", "--run", "--strategy")
-ASSIGNMENT = re.compile(r"[\w.]+=")
+import click
 
 
-def spread(words: Iterable[str]) -> list[str]:
-    """Repeats an option before each of its words.
+class Command(click.Command):
+    """Repeats each option that may be given several times before each of its words.
 
-    Words after ``--data`` and ``--keep`` are theirs up to the next option, once the run was named; before
-    that only the first one is. Words after ``--set`` are its own as long as they assign.
+    The words are its own up to the next option, once the run or config has been named; before that, only those with
+    an ``=`` are, because ``--data new.parquet RUN`` must leave the run alone.
     """
-    result: list[str] = []
-    option, is_first, num_named = None, False, 0
-    for word in words:
-        if word.startswith("-"):
-            option, is_first = (word if word in (*SEVERAL, *ONE) else None), True
-        elif option is not None and is_first:
-            option, is_first = (None if option in ONE else option), False
-        elif option is not None and (ASSIGNMENT.match(word) if option == "--set" else num_named > 1):
-            result.append(option)
-        else:
-            option = None
-            num_named += 1  # the command, then its run or config
-        result.append(word)
-    return result
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See :class:`click.Command`."""
+        options = [option for option in self.params if isinstance(option, click.Option)]
+        several = {name for option in options if option.multiple for name in option.opts}
+        valued = {name for option in options if not option.is_flag for name in option.opts}
+        words: list[str] = []
+        option, named = "", False
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in several else ""
+            elif words and words[-1] in valued:
+                pass  # its first word
+            elif option and (named or "=" in word):
+                words.append(option)
+            else:
+                option, named = "", True
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+class Group(click.Group):
+    """A group whose commands are :class:`Command`."""
+
+    command_class = Command

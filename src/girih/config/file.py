@@ -100,6 +100,9 @@ class RunConfig:
         store = section("store", StoreOptions, StoreOptions())
         if store.directory is not None:
             store = replace(store, directory=relative_to(directory, store.directory))
+        saves = section("checkpoint", CheckpointOptions, CheckpointOptions())
+        if saves.dir is not None:
+            saves = replace(saves, dir=relative_to(directory, saves.dir))
         return cls(
             mapping=written,
             where=where,
@@ -108,7 +111,7 @@ class RunConfig:
             model_options=mapping["model"],
             data=section("data", DataOptions, None),
             train=section("train", TrainOptions, TrainOptions()),
-            checkpoint=section("checkpoint", CheckpointOptions, CheckpointOptions()),
+            checkpoint=saves,
             store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
@@ -133,6 +136,8 @@ class RunConfig:
             mapping["strategy"]["name"] = self._absolute(mapping["strategy"]["name"])
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
+        if self.checkpoint.dir is not None:
+            mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
         return mapping
 
     def _absolute(self, written: str) -> str:
@@ -200,7 +205,7 @@ class RunConfig:
                 schema=self.schema,
                 options=self.train if run is not None else replace(self.train, tensorboard=False),
                 store=self.store,
-                checkpoints=self.checkpoint,
+                checkpoints=self.checkpoint if run is not None else replace(self.checkpoint, dir=None),
                 run=run,
                 callbacks=callbacks,
                 cluster=cluster,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from girih.config import checks
 from girih.errors import ConfigError
-from girih.tables import positive, positive_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,14 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 0:
-            raise ConfigError(
-                f"early_stopping: patience = {self.patience!r}: expected an integer of at least 0"
-            )
+        checks.integer("early_stopping: patience", self.patience, 0)
         if not self.min_delta >= 0:
             raise ConfigError(f"early_stopping: min_delta = {self.min_delta}: expected at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """How long and how to train.
+    """Options of training.
 
     Attributes:
         epochs: passes over the training data.
@@ -65,17 +62,13 @@ class TrainOptions:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 0:
-            raise ConfigError(f"epochs = {self.epochs!r}: expected an integer of at least 0")
+        checks.integer("epochs", self.epochs, 0)
         for name in ("max_steps", "evaluate_every_steps", "log_every_steps"):
-            positive_count("train", name, getattr(self, name))
-        positive("train", "clip_norm", self.clip_norm)
-        if self.precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"precision = {self.precision!r}: expected 'float32' or 'bfloat16'")
-        if self.on_nonfinite not in ("stop", "skip"):
-            raise ConfigError(f"on_nonfinite = {self.on_nonfinite!r}: expected 'stop' or 'skip'")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed = {self.seed!r}: expected an integer from 0 to 2⁶³ - 1")
+            checks.integer(f"train: {name}", getattr(self, name), or_none=True)
+        checks.positive("train: clip_norm", self.clip_norm)
+        checks.choice("precision", self.precision, ("float32", "bfloat16"))
+        checks.choice("on_nonfinite", self.on_nonfinite, ("stop", "skip"))
+        checks.integer("seed", self.seed, 0, (1 << 63) - 1)
         watching = {
             "early_stopping": self.early_stopping and self.early_stopping.metric,
             "lr_schedule": self.lr_schedule and self.lr_schedule.get("metric"),

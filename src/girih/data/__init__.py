@@ -1,12 +1,13 @@
 """Sources and formats to batches; positions that can be resumed from."""
 
-from girih.data.ahead import ReadAhead, read_ahead
 from girih.data.batch import Batch
-from girih.data.columns import NULL_ID
-from girih.data.dataset import Dataset, SkippedRows
+from girih.data.dataset import Dataset
+from girih.data.decode.columns import NULL_ID
+from girih.data.epoch import SkippedRows
 from girih.data.normalization import NormalizationStats
 from girih.data.options import DataOptions, open_dataset
 from girih.data.position import Position
+from girih.data.read_ahead import ReadAhead, read_ahead
 from girih.data.readers import read_criteo, read_csv, read_libsvm, read_parquet
 
 __all__ = [

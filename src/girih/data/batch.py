@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Which part of a step's batch one trainer has.
+    """One trainer's part of a step's batch.
 
     Attributes:
-        num_examples: of the whole batch.
-        weight: of this part's mean loss in that of the whole.
-        sample: where the ids are, if not here: the number of an embedding worker, and the number under which
-            it keeps them (Persia §4.1, steps 1 and 3).
+        num_examples: examples of the whole batch.
+        weight: the weight of this part's mean loss in that of the whole.
+        sample: for ids that are not here, the number of the embedding worker that has them, and the number under
+            which it keeps them (Persia §4.1, steps 1 and 3).
     """
 
     num_examples: int
@@ -38,7 +38,7 @@ class Batch:
     Attributes:
         ids: int64[N]; the ids of feature 0 for all examples, then those of feature 1, and so on.
         offsets: int32[F·B+1]; the bag of feature f in example b is ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``.
-        weights: float32[N], one weight an id, or None where all are 1.
+        weights: float32[N], one weight per id, or None where all are 1.
         numeric: float32[B, X]; NaN marks a null of a feature that is still to be standardized.
         labels: float32[B, T], each in [0, 1]; T is 0 where the data has none (prediction).
         example_weights: float32[B], or None where all are 1.
@@ -57,10 +57,10 @@ class Batch:
 
     @property
     def num_examples(self) -> int:
-        """B."""
+        """Number of examples, B."""
         return len(self.numeric)
 
     @property
     def num_features(self) -> int:
-        """F."""
+        """Number of categorical and sequence features, F."""
         return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0

@@ -1,7 +1,6 @@
 """Data as a description that can be walked through again and again, epoch by epoch, from any position.
 
-Units (row groups, blocks of lines) are gathered into windows; a window's rows are permuted, and
-all windows one after the other are cut into batches. Resuming loads the window of the position only.
+Resuming loads the window of the position only; see :mod:`girih.data.epoch`.
 
 Shapes: B examples of a batch.
 """
@@ -11,23 +10,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
+from girih.config import checks
 from girih.data.batch import Batch
-from girih.data.plan import Plan, make_plan
-from girih.data.position import Cursor, Position
-from girih.data.units import Source
-from girih.data.windows import Windows
-from girih.errors import ConfigError, DataError, nearest
+from girih.data.epoch import EpochSpec, SkippedRows, read_epoch
+from girih.data.position import Position
+from girih.data.read_plan import ReadPlan, make_read_plan
+from girih.data.unit import Source
+from girih.errors import ConfigError, nearest
 from girih.schema import Schema
 
+BATCH_SIZE = 4096
+SHUFFLE_ROWS = 1_000_000
 
-@dataclass(slots=True)
-class SkippedRows:
-    """Bad rows dropped in the pass begun last: how many, for which reasons, and the first in words."""
 
-    count: int = 0
-    by_reason: dict[str, int] = field(default_factory=dict)
-    first: str | None = None
+class ReadOptions(TypedDict, total=False):
+    """Options of every reader; see :func:`girih.read_parquet`."""
+
+    batch_size: int
+    shuffle: bool
+    shuffle_rows: int
+    seed: int
+    on_bad_row: str
+    keep: Iterable[str]
+    with_labels: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,7 @@ class Dataset:
     on_bad_row: str
     read_ahead: int = 4
     _source: Source
-    _plan: Plan
+    _plan: ReadPlan
     _skipped: SkippedRows = field(default_factory=SkippedRows, compare=False)
 
     def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
@@ -78,7 +85,16 @@ class Dataset:
                 "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row;"
                 " start the epoch anew"
             )
-        return self._stream(replace(position, order=order))
+        spec = EpochSpec(
+            self._source,
+            self._plan,
+            self.batch_size,
+            self.seed if self.shuffle else None,
+            self.shuffle_rows if self.shuffle else 1,
+            self.on_bad_row == "error",
+            self._skipped,
+        )
+        return read_epoch(spec, replace(position, order=order))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches of epoch 0."""
@@ -106,12 +122,12 @@ class Dataset:
 
     @property
     def num_skipped(self) -> int:
-        """How many bad rows were dropped so far in the pass begun last."""
+        """The number of bad rows dropped so far in the pass begun last."""
         return self._skipped.count
 
     def with_batch_size(self, batch_size: int) -> Dataset:
         """The same rows in the same order, cut differently."""
-        check_count("batch_size", batch_size)
+        checks.integer("batch_size", batch_size)
         return replace(self, batch_size=batch_size, _skipped=SkippedRows())
 
     def in_order(self) -> Dataset:
@@ -153,43 +169,19 @@ class Dataset:
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    def _stream(self, start: Position) -> Iterator[tuple[Batch, Position]]:
-        windows = Windows(self, start)
-        window = windows.next(start.row)
-        if window is None and start.cursor == Cursor():
-            first = self._skipped.first
-            raise DataError(
-                "no rows in the files" if first is None else f"every row is bad; the first: {first}"
-            )
-        while window is not None:
-            last = None
-            while window.batches:
-                batch, row = window.batches.popleft()
-                if row == window.num_rows:
-                    last = batch  # only the next window tells whether the epoch goes on
-                else:
-                    windows.prepare(row / window.num_rows)
-                    yield batch, windows.position(window, row)
-            window = windows.next()
-            if last is not None:
-                yield last, windows.position(window)
-        rest = windows.rest()
-        if rest is not None:
-            yield rest, windows.position(None)
-
 
 def make_dataset(
     source: Source,
     schema: Schema,
-    *,
     columns: Schema | None = None,
-    batch_size: int,
-    shuffle: bool,
-    shuffle_rows: int,
-    seed: int,
-    on_bad_row: str,
-    keep: Iterable[str],
-    with_labels: bool,
+    *,
+    batch_size: int = BATCH_SIZE,
+    shuffle: bool = False,
+    shuffle_rows: int = SHUFFLE_ROWS,
+    seed: int = 0,
+    on_bad_row: str = "error",
+    keep: Iterable[str] = (),
+    with_labels: bool = True,
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
 
@@ -197,15 +189,13 @@ def make_dataset(
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
-    check_count("batch_size", batch_size)
-    check_count("shuffle_rows", shuffle_rows)
+    checks.integer("batch_size", batch_size)
+    checks.integer("shuffle_rows", shuffle_rows)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"seed = {seed!r}: expected an integer")
-    if on_bad_row not in ("error", "skip"):
-        raise ConfigError(f"on_bad_row = {on_bad_row!r}: expected 'error' or 'skip'")
-    if not isinstance(shuffle, bool):
-        raise ConfigError(f"shuffle = {shuffle!r}: expected true or false")
-    plan = make_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
+    checks.choice("on_bad_row", on_bad_row, ("error", "skip"))
+    checks.flag("shuffle", shuffle)
+    plan = make_read_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
     source.check(plan)
     return Dataset(
         schema=schema,
@@ -225,9 +215,3 @@ def check_schema(schema: object) -> None:
         raise ConfigError(
             f"schema = {schema!r}: expected a girih.Schema, as Schema.load('config.toml') gives"
         )
-
-
-def check_count(name: str, value: int) -> None:
-    """Refuses anything but integers of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1")

@@ -35,7 +35,7 @@ class NormalizationStats:
 
     @classmethod
     def empty(cls, schema: Schema) -> NormalizationStats:
-        """Of no rows."""
+        """Statistics of an empty dataset."""
         chosen = [(place, f.name) for place, f in enumerate(schema.numeric) if "standardize" in f.transform]
         zeros = np.zeros(len(chosen))
         return cls(
@@ -52,20 +52,20 @@ class NormalizationStats:
             DataError: a bad row, unless the dataset skips them.
             KeyboardInterrupt: ``stop_requested`` said so, between two batches.
         """
-        moments = cls.empty(dataset.schema)
-        if not moments.features:
-            return moments
-        columns = dataset.select(moments.features).in_order().with_batch_size(1 << 16)
-        places = moments.places
-        moments = replace(moments, places=tuple(range(len(places))))
+        stats = cls.empty(dataset.schema)
+        if not stats.features:
+            return stats
+        columns = dataset.select(stats.features).in_order().with_batch_size(1 << 16)
+        places = stats.places
+        stats = replace(stats, places=tuple(range(len(places))))
         for batch in columns:
             if stop_requested():
                 raise KeyboardInterrupt
-            moments = moments.merge(moments.measured(batch))
-        return replace(moments, places=places)
+            stats = stats.merge(stats.measured(batch))
+        return replace(stats, places=places)
 
     def narrowed(self, schema: Schema) -> NormalizationStats:
-        """Those of the features that a smaller schema has, as its batches hold them."""
+        """Statistics of the features that a smaller schema has, as its batches hold them."""
         own = {feature.name for feature in schema.numeric}
         return NormalizationStats.from_dict(
             {name: of for name, of in self.to_dict().items() if name in own}, schema
@@ -78,7 +78,7 @@ class NormalizationStats:
         return np.where(std > 0.0, std, 1.0)
 
     def measured(self, batch: Batch) -> NormalizationStats:
-        """The moments of one batch that is not standardized yet."""
+        """The statistics of one batch that is not standardized yet."""
         values = batch.numeric[:, self.places].astype(np.float64)
         present = ~np.isnan(values)
         count = present.sum(axis=0).astype(np.float64)
@@ -87,7 +87,7 @@ class NormalizationStats:
         return replace(self, count=count, mean=mean, squares=(deviations * deviations).sum(axis=0))
 
     def merge(self, other: NormalizationStats) -> NormalizationStats:
-        """The moments of the rows of both."""
+        """The statistics of the rows of both."""
         count = self.count + other.count
         total = np.maximum(count, 1.0)
         shift = other.mean - self.mean
@@ -105,7 +105,7 @@ class NormalizationStats:
         return replace(batch, numeric=numeric)
 
     def to_dict(self) -> dict[str, Any]:
-        """By feature, in numbers that JSON holds exactly."""
+        """A mapping by feature, in numbers that JSON holds exactly."""
         rows = zip(self.features, self.count.tolist(), self.mean.tolist(), self.squares.tolist(), strict=True)
         return {
             name: {"count": count, "mean": mean, "squares": squares} for name, count, mean, squares in rows

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from girih.config import checks
 from girih.data import readers
-from girih.data.dataset import Dataset, check_count
+from girih.data.dataset import BATCH_SIZE, SHUFFLE_ROWS, Dataset
 from girih.data.paths import Paths, relative_to
 from girih.errors import ConfigError
 from girih.schema import Schema
@@ -18,12 +19,12 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Where the data lies and how it is read.
+    """Files, and options of reading them.
 
     Attributes:
         format: of all files.
         train, valid, test: a path, glob or fsspec address, or a list of them.
-        batch_size: examples of a batch.
+        batch_size: examples per batch.
         separator, quote, columns: of CSV; see :func:`girih.read_csv`.
         shuffle: the training data, each epoch anew, in windows of at least ``shuffle_rows`` rows.
         on_bad_row: ``error`` stops; ``skip`` drops and counts.
@@ -34,19 +35,19 @@ class DataOptions:
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
-    batch_size: int = readers.BATCH_SIZE
+    batch_size: int = BATCH_SIZE
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None
     shuffle: bool = True
-    shuffle_rows: int = readers.SHUFFLE_ROWS
+    shuffle_rows: int = SHUFFLE_ROWS
     on_bad_row: Literal["error", "skip"] = "error"
     read_ahead: int = 4
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size)
-        check_count("shuffle_rows", self.shuffle_rows)
-        check_count("read_ahead", self.read_ahead)
+        checks.integer("batch_size", self.batch_size)
+        checks.integer("shuffle_rows", self.shuffle_rows)
+        checks.integer("read_ahead", self.read_ahead)
         for split in ("train", "valid", "test"):
             paths = getattr(self, split)
             if paths is not None and (not paths or not all(paths)):

@@ -1,4 +1,4 @@
-"""Where in the data a run stands, and the order in which an epoch walks through it."""
+"""Positions in the data, and the order in which an epoch walks through it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
-from girih.kernels.cpu.order import fill_stream
+from girih.kernels.cpu.hashing import fill_stream
 
 
 class Cursor(NamedTuple):
-    """Where a unit begins: its place in the epoch's order and, in text files, its first byte and line."""
+    """The beginning of a unit: its place in the epoch's order and, in text files, its first byte and line."""
 
     part: int = 0
     byte: int = 0
@@ -24,12 +24,12 @@ class Cursor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where the next batch starts.
+    """The start of the next batch.
 
     Attributes:
         epoch: after the last batch of an epoch, the next one.
         window: ordinal of the window that holds the next row, in this epoch.
-        part, byte, line: where the window begins: place in the epoch's order of row groups or text files,
+        part, byte, line: the window's beginning: place in the epoch's order of row groups or text files,
             and, in a text file, byte (of its decompressed text) and line.
         row: rows of the window that earlier batches took.
         skipped: bad rows dropped before the window.
@@ -47,7 +47,7 @@ class Position:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the window begins."""
+        """The beginning of the window."""
         return Cursor(self.part, self.byte, self.line)
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,10 +98,3 @@ def sorted_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         places = order[tied]
         order[tied] = places[np.argsort(keys[places])]
     return order
-
-
-def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64, element by element."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

@@ -1,44 +1,34 @@
-"""One function a format: files and a schema to a :class:`~girih.data.dataset.Dataset`."""
+"""One function per format: files and a schema to a :class:`~girih.data.dataset.Dataset`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Unpack
 
-from girih.data.dataset import Dataset, check_count, check_schema, make_dataset
-from girih.data.delimited import DelimitedSource
-from girih.data.pairs import PairSource, as_columns
-from girih.data.parquet import ParquetSource
+from girih.config import checks
+from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
+from girih.data.formats.delimited import DelimitedSource
+from girih.data.formats.libsvm import LibsvmSource, as_columns
+from girih.data.formats.parquet import ParquetSource
+from girih.data.formats.text import BLOCK_BYTES
 from girih.data.paths import Paths, find_files
-from girih.data.text import BLOCK_BYTES
 from girih.errors import ConfigError
 from girih.schema import Schema
 
-BATCH_SIZE = 4096
-SHUFFLE_ROWS = 1_000_000
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
 
-def read_parquet(
-    paths: Paths,
-    schema: Schema,
-    *,
-    batch_size: int = BATCH_SIZE,
-    shuffle: bool = False,
-    shuffle_rows: int = SHUFFLE_ROWS,
-    seed: int = 0,
-    on_bad_row: str = "error",
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
-) -> Dataset:
+def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
     """Reads Parquet files.
 
     Args:
         paths: a file, directory, glob or fsspec address, or a list of them.
         schema: the features and labels to read; no other column is touched.
-        batch_size: examples of a batch; the last one of an epoch may have fewer.
-        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows``.
-        seed: decides the order, together with the epoch.
-        on_bad_row: ``error`` stops at the first; ``skip`` drops and counts them.
+        batch_size: examples of a batch; the last one of an epoch may have fewer. Default: 4096.
+        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows``
+            (default: a million). Default: False.
+        seed: decides the order, together with the epoch. Default: 0.
+        on_bad_row: ``error`` (the default) stops at the first; ``skip`` drops and counts them.
         keep: columns to carry along, as ``Batch.kept``.
         with_labels: False for data without label columns.
 
@@ -47,18 +37,7 @@ def read_parquet(
         DataError: a file or column that cannot serve the schema.
         ConfigError: an option that cannot be used.
     """
-    source = ParquetSource(find_files(paths, suffix=".parquet"))
-    return make_dataset(
-        source,
-        schema,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffle_rows=shuffle_rows,
-        seed=seed,
-        on_bad_row=on_bad_row,
-        keep=keep,
-        with_labels=with_labels,
-    )
+    return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
 
 def read_csv(
@@ -68,14 +47,8 @@ def read_csv(
     separator: str = ",",
     quote: str = '"',
     columns: Sequence[str] | None = None,
-    batch_size: int = BATCH_SIZE,
-    shuffle: bool = False,
-    shuffle_rows: int = SHUFFLE_ROWS,
-    seed: int = 0,
-    on_bad_row: str = "error",
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
     block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads text files of separated values, gzip-compressed or not.
 
@@ -84,10 +57,8 @@ def read_csv(
         quote: the character around values that hold the separator; "" for none.
         columns: names, for files without a header line. A first line that repeats them is passed over.
             Without labels, files may lack the label columns.
-        shuffle: permutes files, then rows in windows of at least ``shuffle_rows``.
-        block_bytes: how much text is decoded at once.
-
-    The others are those of :func:`read_parquet`.
+        block_bytes: the text that is decoded at once.
+        options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
     lists = None
@@ -95,73 +66,26 @@ def read_csv(
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
             raise ConfigError(f"columns = {columns!r}: expected a list of different names")
         lists = [tuple(columns)]
-        if not with_labels:
+        if not options.get("with_labels", True):
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    check_count("block_bytes", block_bytes)
-    source = DelimitedSource(
-        find_files(paths), separator=separator, quote=quote, columns=lists, block_bytes=block_bytes
-    )
-    return make_dataset(
-        source,
-        schema,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffle_rows=shuffle_rows,
-        seed=seed,
-        on_bad_row=on_bad_row,
-        keep=keep,
-        with_labels=with_labels,
-    )
+    source = _delimited(paths, separator, quote, lists, block_bytes)
+    return make_dataset(source, schema, **options)
 
 
 def read_criteo(
-    paths: Paths,
-    schema: Schema,
-    *,
-    batch_size: int = BATCH_SIZE,
-    shuffle: bool = False,
-    shuffle_rows: int = SHUFFLE_ROWS,
-    seed: int = 0,
-    on_bad_row: str = "error",
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
-    block_bytes: int = BLOCK_BYTES,
+    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
 ) -> Dataset:
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
-    lists = [CRITEO_COLUMNS] if with_labels else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    check_count("block_bytes", block_bytes)
-    source = DelimitedSource(
-        find_files(paths), separator="\t", quote="", columns=lists, block_bytes=block_bytes
-    )
-    return make_dataset(
-        source,
-        schema,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffle_rows=shuffle_rows,
-        seed=seed,
-        on_bad_row=on_bad_row,
-        keep=keep,
-        with_labels=with_labels,
-    )
+    lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
+    return make_dataset(_delimited(paths, "\t", "", lists, block_bytes), schema, **options)
 
 
 def read_libsvm(
-    paths: Paths,
-    schema: Schema,
-    *,
-    batch_size: int = BATCH_SIZE,
-    shuffle: bool = False,
-    shuffle_rows: int = SHUFFLE_ROWS,
-    seed: int = 0,
-    on_bad_row: str = "error",
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
-    block_bytes: int = BLOCK_BYTES,
+    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
 ) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
@@ -173,22 +97,20 @@ def read_libsvm(
     check_schema(schema)
     columns = as_columns(schema)
     named = [name for name in schema.labels.names if name not in schema.labels.derive]
-    check_count("block_bytes", block_bytes)
-    source = PairSource(
+    checks.integer("block_bytes", block_bytes)
+    source = LibsvmSource(
         find_files(paths),
         num_pairs=len(schema.features),
         label=named[0] if named else "label",
         block_bytes=block_bytes,
     )
-    return make_dataset(
-        source,
-        schema,
-        columns=columns,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffle_rows=shuffle_rows,
-        seed=seed,
-        on_bad_row=on_bad_row,
-        keep=keep,
-        with_labels=with_labels,
+    return make_dataset(source, schema, columns, **options)
+
+
+def _delimited(
+    paths: Paths, separator: str, quote: str, lists: Sequence[Sequence[str]] | None, block_bytes: int
+) -> DelimitedSource:
+    checks.integer("block_bytes", block_bytes)
+    return DelimitedSource(
+        find_files(paths), separator=separator, quote=quote, columns=lists, block_bytes=block_bytes
     )

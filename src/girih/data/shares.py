@@ -51,7 +51,7 @@ def _joined(values: NDArray[Any], pieces: list[slice]) -> NDArray[Any]:
 
 
 def _weight(part: Batch, whole: Batch) -> float:
-    """Of the part's mean loss in the whole's: see ``bce_with_logits``."""
+    """The weight of the part's mean loss in the whole's: see ``bce_with_logits``."""
     if whole.example_weights is None or part.example_weights is None:
         return part.num_examples / max(1, whole.num_examples)
     total = float(whole.example_weights.sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""How good the predictions are: exact, and the same however the examples were split over ranks."""
+"""Metrics of predictions: exact, and the same however the examples are split over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers that come out. What the examples leave undefined is None, never NaN: JSON has no NaN."""
+"""The resulting metrics. One that the examples leave undefined is None, never NaN: JSON has no NaN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CalibrationBin:
     Attributes:
         prediction: their mean prediction.
         label: their mean label.
-        count: how many they are.
+        count: the number of examples.
     """
 
     prediction: float
@@ -44,8 +44,8 @@ class LabelMetrics:
             that entropy is 0.
         calibration: mean prediction over mean label; None where the mean label is 0.
         gauc: AUC within groups, averaged by examples; None without groups, or with both classes in none.
-        mean_label: None without examples, or where all weigh 0; so are all that follow and logloss.
-        mean_prediction: as mean_label.
+        mean_label: None without examples, or if their weights sum to 0; so are logloss and mean_prediction.
+        mean_prediction: None under the same conditions as mean_label.
         calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
     """
 
@@ -76,22 +76,22 @@ class Metrics:
 
     @property
     def first(self) -> LabelMetrics:
-        """The first label's, by which a run is judged."""
+        """Metrics of the first label, by which a run is judged."""
         return next(iter(self.by_label.values()))
 
     @property
     def auc(self) -> float | None:
-        """The first label's."""
+        """The first label's AUC."""
         return self.first.auc
 
     @property
     def logloss(self) -> float | None:
-        """The first label's."""
+        """The first label's logloss."""
         return self.first.logloss
 
     @property
     def num_examples(self) -> int:
-        """How many examples were scored."""
+        """Number of examples scored."""
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:
@@ -134,8 +134,8 @@ def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMet
     """All metrics of one label.
 
     Args:
-        scores: made without groups.
-        grouped_auc: what :func:`girih.metrics.score_histogram.gauc` said, of a tally made with them.
+        scores: a histogram made without groups.
+        grouped_auc: the result of :func:`girih.metrics.score_histogram.gauc` on a histogram made with groups.
     """
     num_examples = int(scores.counts.sum())
     masses = scores.positives + scores.negatives
@@ -172,7 +172,7 @@ def _entropy(rate: float) -> float:
 def _calibration_curve(
     scores: ScoreHistogram, predictions: Floats, masses: Floats
 ) -> tuple[CalibrationBin, ...]:
-    """Equal predictions share a bin, so bins are only about equal, and fewer where there are many ties."""
+    """Up to NUM_BINS bins; equal predictions share one, so ties make bins unequal and fewer."""
     middles = np.cumsum(scores.counts) - scores.counts / 2
     starts = run_starts((middles * NUM_BINS / scores.counts.sum()).astype(np.int64))
     mass = sum_runs(masses, starts)

@@ -1,6 +1,6 @@
-"""Scores of one label as a tally: how much was positive and negative at each distinct logit.
+"""Scores of one label as a histogram: the positive and negative weight at each distinct logit.
 
-Every metric is a function of the tally. It is sorted and does not depend on the order in which the
+Every metric is a function of the histogram. It is sorted and does not depend on the order in which the
 examples came, so ranks that merge their scores get the bits that one process would get.
 
 Shapes: B examples, U distinct logits (distinct pairs of group and logit, where there are groups).
@@ -18,14 +18,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ScoreHistogram:
-    """Sorted by group, then by logit.
+    """Weights and counts, sorted by group, then by logit.
 
     Attributes:
-        ranks: int64[U], the group as a number from 0 on; all 0 where there are none.
+        ranks: int64[U], the group as a number from 0; all 0 without groups.
         logits: float64[U].
         positives: float64[U], Σ weight · label.
         negatives: float64[U], Σ weight · (1 − label).
-        counts: int64[U], examples.
+        counts: int64[U], number of examples.
     """
 
     ranks: NDArray[np.int64]
@@ -41,10 +41,10 @@ def tally(
     weights: NDArray[np.float32] | None = None,
     ranks: NDArray[np.int64] | None = None,
 ) -> ScoreHistogram:
-    """Counts float32[B] logits, all finite. A label y between 0 and 1 counts as y positive, 1 − y negative.
+    """Builds a histogram. A label y between 0 and 1 counts as y positive and 1 − y negative.
 
     Args:
-        logits: float32[B].
+        logits: float32[B], finite.
         labels: float32[B] in [0, 1].
         weights: float32[B] ≥ 0; None where all are 1.
         ranks: int64[B], each in [0, 2³¹); None where there are no groups.
@@ -79,7 +79,7 @@ def tally(
 def auc(scores: ScoreHistogram) -> float | None:
     """Area under the ROC curve, a tie counting one half; None without both classes. Groups are ignored.
 
-    The tally must hold each logit once, as it does where it was made without groups.
+    The histogram must hold each logit once, so it must be made without groups.
     """
     below = np.cumsum(scores.negatives) - scores.negatives
     wins = float(np.sum(scores.positives * (below + scores.negatives / 2)))
@@ -108,7 +108,7 @@ def gauc(scores: ScoreHistogram) -> float | None:
 
 
 def run_starts(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Where each run of equal values begins: int64, ascending, 0 first; empty for none."""
+    """Start indices of the runs of equal values: int64, ascending, the first 0; empty without values."""
     if len(values) == 0:
         return np.zeros(0, np.int64)
     return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Evidence: logits beside labels, kept until the metrics are asked for.
+"""Logits and labels, kept until the metrics are computed.
 
 Shapes: B examples of one call, n examples so far, T labels.
 """
@@ -31,7 +31,7 @@ class Scores:
 
     @property
     def num_examples(self) -> int:
-        """n."""
+        """Number of examples so far, n."""
         return self._num_examples
 
     def add(
@@ -41,18 +41,18 @@ class Scores:
         weights: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> None:
-        """Takes a copy of B examples; either all of it or, in an error, nothing.
+        """Adds copies of B examples; on an error nothing is added.
 
         Args:
-            logits: float32[B, T] (or [B], of one label), before the sigmoid.
-            labels: as logits, each in [0, 1].
+            logits: float32[B, T], or [B] for one label, before the sigmoid.
+            labels: of the same shape as logits, each in [0, 1].
             weights: float32[B] ≥ 0; None where all are 1.
-            groups: int64[B], whose AUC is taken apart for GAUC, as users; given always or never.
+            groups: int64[B], for example users; GAUC averages their AUCs. Give them in every call or in none.
 
         Raises:
             NonFiniteError: a logit is NaN or infinite.
             DataError: a label outside [0, 1], a weight that is negative or not finite.
-            ConfigError: shapes that differ, or from those before; groups given for some examples only.
+            ConfigError: shapes differ from each other or from earlier ones; groups for some examples only.
         """
         columns: Arrays = {"logits": _two_axes(logits), "labels": _two_axes(labels)}
         if weights is not None:
@@ -64,7 +64,7 @@ class Scores:
         self._extend(columns)
 
     def merge(self, other: Scores) -> None:
-        """Adds all of another's examples; the other stays as it is.
+        """Adds all examples of another object, which is left unchanged.
 
         Raises:
             ConfigError: the two differ in labels or in having groups.
@@ -72,16 +72,20 @@ class Scores:
         self._extend(other.arrays())
 
     def arrays(self) -> Arrays:
-        """What :meth:`from_arrays` takes: ``logits``, ``labels`` float32[n, T] and, where given, ``weights``
-        float32[n], ``groups`` int64[n]. To be read only. Empty where nothing was added."""
+        """All scores, for :meth:`from_arrays`; treat them as read-only.
+
+        Returns:
+            ``logits`` and ``labels`` float32[n, T]; where given, ``weights`` float32[n] and ``groups`` int64[n].
+            Empty without examples.
+        """
         return {name: self._column(name) for name in self._columns}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, ArrayLike]) -> Scores:
-        """The inverse of :meth:`arrays`, on the other end of a wire.
+        """Rebuilds scores from :meth:`arrays`, for example those of another rank.
 
         Raises:
-            ConfigError: an array is missing or unknown, or shapes differ; and as :meth:`add`.
+            ConfigError: an array is missing or unknown; else see :meth:`add`.
         """
         scores = cls()
         names = set(arrays)
@@ -93,10 +97,10 @@ class Scores:
         return scores
 
     def result(self, label_names: Sequence[str]) -> Metrics:
-        """The metrics of T labels; all of them None where nothing was added.
+        """Computes the metrics of T labels; all are None without examples.
 
         Raises:
-            ConfigError: the names are not T, or not distinct.
+            ConfigError: the number of names is not T, or a name is repeated.
         """
         if not label_names or len(set(label_names)) != len(label_names):
             raise ConfigError(f"label names {list(label_names)}: expected at least one, and no name twice")

@@ -1,4 +1,4 @@
-"""What the models refuse: options out of range, schemas that a formula has no answer for."""
+"""Checks of models: layer widths, and schemas for which a formula has no answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from girih.errors import ConfigError
 from girih.schema import DEFAULT_DIM, Schema
-
-
-def count(name: str, value: int) -> int:
-    """Refuses anything but integers of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r}: expected an integer of at least 1")
-    return value
 
 
 def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> tuple[int, ...]:
@@ -27,20 +20,6 @@ def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> t
             f"{name} = {shown!r}: expected a list of integers of at least 1{least}, as in [400, 400]"
         )
     return tuple(values)
-
-
-def flag(name: str, value: bool) -> bool:
-    """Refuses anything but booleans."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} = {value!r}: expected true or false")
-    return value
-
-
-def rate(name: str, value: float) -> float:
-    """Refuses anything but numbers in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigError(f"{name} = {value!r}: expected a number of at least 0, below 1")
-    return float(value)
 
 
 def one_label(model: str, schema: Schema) -> None:

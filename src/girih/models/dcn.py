@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from girih.config.checks import integer
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
@@ -29,7 +30,7 @@ class DCN(nn.Module):
     ) -> None:
         super().__init__()
         self.schema = schema
-        checks.count("cross_layers", cross_layers)
+        integer("cross_layers", cross_layers)
         hidden = checks.widths("hidden", hidden, may_be_empty=True)
         self.needs = needs.of_all(schema, needs.EMBEDDING)
         width, num_labels = DenseInput(schema).width, len(schema.labels.names)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from girih.config.checks import integer
 from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
@@ -41,14 +42,15 @@ class DCNv2(nn.Module):
     ) -> None:
         super().__init__()
         self.schema = schema
-        checks.count("cross_layers", cross_layers)
+        integer("cross_layers", cross_layers)
         hidden = checks.widths("hidden", hidden, may_be_empty=True)
         if structure not in ("parallel", "stacked"):
             raise ConfigError(f"structure = {structure!r}{nearest(structure, ('parallel', 'stacked'))}")
         self.needs = needs.of_all(schema, needs.EMBEDDING)
         self.inputs = DenseInput(schema)
         width = self.inputs.width
-        if rank is not None and checks.count("rank", rank) > width:
+        integer("rank", rank, or_none=True)
+        if rank is not None and rank > width:
             raise ConfigError(f"rank = {rank}: expected at most {width}, the width of the crosses' input")
         self.cross = CrossNetwork(MatrixCross(width, rank) for _ in range(cross_layers))
         deep = MLP(width, hidden, dropout=dropout, batch_norm=batch_norm)

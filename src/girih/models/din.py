@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from girih.config.checks import flag
 from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
@@ -40,7 +41,7 @@ class DIN(nn.Module):
         self.schema = schema
         hidden = checks.widths("hidden", hidden)
         attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
-        checks.flag("softmax", softmax)
+        flag("softmax", softmax)
         pairs = _by_table(schema) if attention is None else _checked(schema, attention)
         self.pairs = pairs
         dims = {pair[0]: checks.one_dim(f"din: {' and '.join(pair)}", schema, pair) for pair in pairs}

@@ -1,4 +1,4 @@
-"""What the sparse half hands to a model: one vector a bag, or one vector an id.
+"""Embeddings as the sparse half hands them to a model: one vector per bag, or one per id.
 
 Shapes: B examples, F features, D width of an embedding, L ids of one feature in the whole batch.
 """

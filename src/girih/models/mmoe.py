@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from girih.config.checks import integer
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
@@ -31,7 +32,7 @@ class MMoE(nn.Module):
     ) -> None:
         super().__init__()
         self.schema = schema
-        checks.count("num_experts", num_experts)
+        integer("num_experts", num_experts)
         expert_hidden = checks.widths("expert_hidden", expert_hidden)
         tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
         num_labels = len(schema.labels.names)

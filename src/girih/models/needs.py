@@ -22,7 +22,7 @@ def of_all(schema: Schema, *kinds: str) -> dict[str, frozenset[str]]:
 
 
 def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
-    """What a module declares in its attribute ``needs``, checked, in the schema's order.
+    """The checked declaration in a module's attribute ``needs``, in the schema's order.
 
     A module without the attribute reads the embedding of every categorical and sequence feature.
     Features of which nothing is needed are left out.

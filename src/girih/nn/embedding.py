@@ -1,8 +1,8 @@
 """Drop-in modules: an ``EmbeddingBag`` and an ``Embedding`` whose tables grow, for any PyTorch loop.
 
-Rows are no parameters. What that means:
+Rows are not parameters:
 
-- ``backward`` applies the rows' gradients at once, one optimizer step a use of the module; there is
+- ``backward`` applies the rows' gradients at once, one optimizer step per use of the module; there is
   nothing for ``optimizer.step()`` to do. Two uses in one forward are two steps, in the order in which
   autograd comes back to them; two backwards (``retain_graph=True``, or two losses) apply both.
 - ``torch.nn.utils.clip_grad_norm_`` and weight decay of a torch optimizer do not see rows. Scale
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
-from girih.nn.rows import Growing, RowOptions, integers
+from girih.nn.growing import GrowingModule, RowOptions, integers
 from girih.sparse.groups.pack import POOLING_MODES
 
 
-class EmbeddingBag(Growing):
+class EmbeddingBag(GrowingModule):
     """``torch.nn.EmbeddingBag`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Args:
@@ -55,7 +55,7 @@ class EmbeddingBag(Growing):
         if mode not in POOLING_MODES:
             raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, **rows)
-        self._pooled, self._vectors = self.tile(mode, whole=False), self.tile("sum", whole=True)
+        self._pooled, self._vectors = self.group(mode, whole=False), self.group("sum", whole=True)
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
@@ -136,7 +136,7 @@ class EmbeddingBag(Growing):
         return bag
 
 
-class Embedding(Growing):
+class Embedding(GrowingModule):
     """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Arguments are those of :class:`EmbeddingBag`, without pooling; ``padding_idx`` gives zeros and learns nothing.
@@ -144,7 +144,7 @@ class Embedding(Growing):
 
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
         super().__init__(dim, **rows)
-        self._vectors = self.tile("sum", whole=padding_idx is None)
+        self._vectors = self.group("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
     def forward(self, input: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def _check_options(module: nn.EmbeddingBag | nn.Embedding) -> None:
             raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
 
 
-def _take_weights(target: Growing, module: nn.EmbeddingBag | nn.Embedding) -> None:
+def _take_weights(target: GrowingModule, module: nn.EmbeddingBag | nn.Embedding) -> None:
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids
     target.assign(kept, module.weight.detach()[kept])

@@ -1,8 +1,17 @@
-"""What a run looks like: progress while it runs, a page afterwards."""
+"""A run as people see it: progress while it goes on, a page afterwards."""
 
 from __future__ import annotations
 
-from girih.report.page import write_report
+import os
+from pathlib import Path
+
 from girih.report.progress import Progress
 
 __all__ = ["Progress", "write_report"]
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """See :func:`girih.report.page.write_report`, which is imported on the first call: Altair is large."""
+    from girih.report import page
+
+    return page.write_report(run_dir)

@@ -1,14 +1,13 @@
-"""How far a run is, while it runs: a live bar in a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: a live bar in a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
@@ -25,10 +24,10 @@ class Progress(Callback):
     """Shows the records of a run as they come; a context manager, and a callback.
 
     Args:
-        total_examples: how many examples the whole run trains on; None where nobody knows.
+        total_examples: the number of examples that the whole run trains on; None if unknown.
         console: where to write; standard error unless given. Its own ``is_terminal`` decides bar or lines.
         every_s: seconds between two plain lines. The first record and the last are always shown.
-        clock: seconds that only grow.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -49,21 +48,20 @@ class Progress(Callback):
         self._bar: Bar | None = None
         if self._console.is_terminal:
             fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
-            columns = (_Counted(Column(no_wrap=True)), BarColumn(None, table_column=fill), _Read(keep))
-            self._bar = Bar(*columns, console=self._console, expand=True)
-            self._task = self._bar.add_task("", total=total_examples, read=Text())
+            done, values = (
+                TextColumn(f"{{task.fields[{name}]}}", table_column=keep) for name in ("done", "values")
+            )
+            self._bar = Bar(
+                done, BarColumn(None, table_column=fill), values, console=self._console, expand=True
+            )
+            self._task = self._bar.add_task("", total=total_examples, done="", values="")
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self._unprinted is not None:
@@ -78,34 +76,39 @@ class Progress(Callback):
         if self._started is None:
             self._started = now, record["examples"]
         if self._bar is not None:
-            text, room = Text(), self._console.width - _BAR_WIDTH
+            values, room = "", self._console.width - _BAR_WIDTH
             for value, unit in self._parts(record):
-                part = Text("  " if text else "").append(value, "bold").append(f" {unit}")
-                if text.cell_len + part.cell_len <= room:
-                    text.append_text(part)
-            self._bar.update(self._task, completed=record["examples"], read=text)
+                room -= len(f"  {value} {unit}")
+                if room >= 0:
+                    values += f"  [bold]{value}[/] {unit}"
+            examples = record["examples"]
+            share = (
+                f"{min(100 * examples / self._total, 100):3.0f} %"
+                if self._total
+                else f"{short(examples)} examples"
+            )
+            self._bar.update(self._task, completed=examples, done=share, values=values.strip())
         elif self._printed_at is None or now - self._printed_at >= self._every_s:
             self._print(record)
         else:
             self._unprinted = record
 
     def message(self, text: str) -> None:
-        """Writes a line that stays, above the bar."""
+        """Shows a line of text that stays, above the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
     def on_plan(self, plan: Record) -> None:
-        """Says who owns what and what a step sends; and where another strategy would send less."""
-        predicted, most = plan["predicted"], 6
+        """Shows the owner of each feature and the bytes of a step, beside those of a strategy that may send less."""
+        predicted = plan["predicted"]
         if not plan["placement"] or not predicted:
             return
         owners: dict[int, list[str]] = {}
         for feature, rank in plan["placement"].items():
             owners.setdefault(rank, []).append(feature)
-        shown = [
-            f"{rank} {', '.join(names[:most])}"
-            + (f" and {len(names) - most} more" if len(names) > most else "")
-            for rank, names in sorted(owners.items())
-        ]
+        shown = []
+        for rank, names in sorted(owners.items()):
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            shown.append(f"{rank} {', '.join(names[:6])}{more}")
         self.message(f"features by trainer: {'; '.join(shown)}; upper network: {predicted['dense']}")
         own, other = predicted["bytes_per_step"], predicted.get("synchronous_bytes_per_step")
         text = f"a trainer sends {size(own)} per step"
@@ -116,11 +119,11 @@ class Progress(Callback):
         self.message(text)
 
     def on_metrics(self, record: Record) -> None:
-        """As :meth:`update`."""
+        """See :meth:`update`."""
         self.update(record)
 
     def on_evaluation(self, record: Record) -> None:
-        """Writes a line that stays."""
+        """Shows the metrics of one evaluation, on a line that stays."""
         names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration")
         values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
         shown = "  ".join(values) or "no metric is defined here"
@@ -154,23 +157,6 @@ class Progress(Callback):
         # Over the whole run, so that evaluations and checkpoints count; at first only the record knows.
         rate = done / seconds if done > 0 and seconds > 0 else record.get("samples_per_s")
         return _clock_time(left / rate) if rate and is_number(rate) else DASH
-
-
-class _Counted(ProgressColumn):
-    """37 %, or the examples where the total is not known."""
-
-    def render(self, task: Task) -> Text:
-        if task.total:
-            return Text(f"{min(100 * task.completed / task.total, 100):3.0f} %")
-        return Text(f"{short(task.completed)} examples")
-
-
-class _Read(ProgressColumn):
-    """The values of the last record."""
-
-    def render(self, task: Task) -> Text:
-        text = task.fields["read"]
-        return text if isinstance(text, Text) else Text(str(text))
 
 
 def _clock_time(seconds: float) -> str:

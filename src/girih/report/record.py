@@ -13,7 +13,7 @@ from girih.errors import RunDirectoryError
 from girih.report.text import is_number
 
 _SECRET_VALUE = re.compile(
-    r"""((?:secret|password|token|access_key|api_key)["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""", re.IGNORECASE
+    r"""(?i)((?:secret|password|token|access_key|api_key)["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')"""
 )
 _SECRET_IN_ADDRESS = re.compile(r"(://[^/\s:@\"']*:)[^@\s/\"']+@")
 
@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(slots=True)
 class RunRecord:
-    """What lies in a run directory.
+    """The content of a run directory.
 
     Attributes:
         name: the directory's.
@@ -63,14 +63,10 @@ def read_run(directory: Path) -> RunRecord:
     """
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
-        raise RunDirectoryError(
-            f"{directory}: {what}; expected a run directory, as `girih train --run` makes it"
-        )
+        raise RunDirectoryError(f"{directory}: {what}; give a run directory, as `girih train --run` makes it")
     if not ((directory / "config.toml").is_file() or (directory / "metrics.jsonl").is_file()):
-        raise RunDirectoryError(
-            f"{directory}: not a run directory (no config.toml or metrics.jsonl in it); "
-            "give the one that `girih train --run` made"
-        )
+        told = "not a run directory (no config.toml or metrics.jsonl in it)"
+        raise RunDirectoryError(f"{directory}: {told}; give one that `girih train --run` made")
     run = RunRecord(name=directory.resolve().name)
     _read_config(run, directory / "config.toml")
     _read_metrics(run, directory / "metrics.jsonl")
@@ -92,11 +88,8 @@ def _read_config(run: RunRecord, path: Path) -> None:
 
 
 def _read_metrics(run: RunRecord, path: Path) -> None:
-    text = _text_of(path)
     num_damaged = 0
-    for line in (text or "").splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, (_text_of(path) or "").splitlines()):
         record = _json(line)
         if not isinstance(record, dict) or not is_number(record.get("step")):
             num_damaged += 1
@@ -118,12 +111,11 @@ def _read_metrics(run: RunRecord, path: Path) -> None:
 
 def _read_summary(run: RunRecord, path: Path) -> None:
     text = _text_of(path)
-    if text is None:
-        run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
-        return
-    summary = _json(text)
+    summary = _json(text or "")
     if isinstance(summary, dict):
         run.summary = summary
+    elif text is None:
+        run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
     else:
         run.notes.append("summary.json is damaged and left out.")
 
@@ -133,34 +125,25 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
     if text is None:
         run.notes.append("There is no timeline.json: no timeline.")
         return
-    timeline = _json(text)
-    if isinstance(timeline, dict):
-        totals = timeline.get("totals_s")
+    trace = _json(text)
+    if isinstance(trace, dict):
+        totals = trace.get("totals_s")
         if isinstance(totals, dict):
             run.totals_s = {name: float(total) for name, total in totals.items() if is_number(total)}
-        timeline = timeline.get("traceEvents")
-    if not isinstance(timeline, list):
+        trace = trace.get("traceEvents")
+    if not isinstance(trace, list):
         run.notes.append("timeline.json is damaged and left out.")
         return
     titles: dict[Any, str] = {}  # of all processes but the first, whose phases stand for the run's
-    for event in timeline:
+    for event in trace:
         if not isinstance(event, dict):
             continue
         if event.get("name") == "process_name" and event.get("pid"):
             titles[event["pid"]] = f"{(event.get('args') or {}).get('name', '?')}: "
-        if event.get("ph") != "X":
-            continue
         start, length = event.get("ts"), event.get("dur")
-        if is_number(start) and is_number(length):
-            thread = str(event.get("tid", ""))
-            run.events.append(
-                Event(
-                    titles.get(event.get("pid"), "") + str(event.get("name", "")),
-                    thread,
-                    float(start or 0),
-                    float(length or 0),
-                )
-            )
+        if event.get("ph") == "X" and is_number(start) and is_number(length):
+            name = titles.get(event.get("pid"), "") + str(event.get("name", ""))
+            run.events.append(Event(name, str(event.get("tid", "")), start, length))
     run.events.sort(key=lambda event: (event.start_us, -event.duration_us))
     if not run.events:
         run.notes.append("timeline.json holds no spans: no timeline.")
@@ -174,7 +157,7 @@ def _text_of(path: Path) -> str | None:
 
 
 def _json(text: str) -> Any:
-    """None where it is not JSON."""
+    """The parsed text; None where it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

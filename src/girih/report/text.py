@@ -1,4 +1,4 @@
-"""Numbers as people read them. What is not a finite number reads as a dash."""
+"""Numbers as text for people; a dash for anything that is not a finite number."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _BINARY_STEPS = ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " Ki
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite number, and no bool."""
+    """Whether a value is a finite number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def fraction(value: Any, digits: int = 5) -> str:
-    """0.98412."""
+    """For example 0.98412."""
     return f"{value:.{digits}f}" if is_number(value) else DASH
 
 
 def count(value: Any) -> str:
-    """5,382."""
+    """For example 5,382."""
     return f"{value:,.0f}" if is_number(value) else DASH
 
 
 def short(value: Any) -> str:
-    """As :func:`count` below 10,000; else three digits and k, M, G or T: 53.8 k."""
+    """Below 10,000 like :func:`count`; else three digits and k, M, G or T: 53.8 k."""
     if not is_number(value):
         return DASH
     return _scaled(value, _STEPS) if abs(value) >= 1e4 else f"{value:,.0f}"

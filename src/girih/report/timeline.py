@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
+from typing import Any
 
+from girih.report import charts
 from girih.report.record import Event, RunRecord
-from girih.report.svg import NUM_COLOURS, strip
 from girih.report.text import DASH, count, is_number, percent
 
 NUM_STEPS = 6
 MAX_SPANS = 3000
 
 
-def timeline_section(run: RunRecord) -> str:
-    """A strip and a table; nothing where nothing was timed."""
+def timeline(run: RunRecord) -> dict[str, Any] | None:
+    """A few steps and the time by phase, for the template; None where nothing was timed."""
     events = run.events
-    colours = {name: 1 + at % NUM_COLOURS for at, name in enumerate(dict.fromkeys(e.name for e in events))}
     if not events or _end(events) <= events[0].start_us:
-        return ""
+        return None
     start_us, end_us, told = window(events)
     inside = [e for e in events if e.start_us < end_us and e.start_us + e.duration_us > start_us]
-    inside.sort(key=lambda event: event.duration_us, reverse=True)
-    order = {name: at for at, name in enumerate(colours)}
-    drawn = sorted(inside[:MAX_SPANS], key=lambda event: (order[event.name], event.start_us))
-    left_out = len(inside) - len(drawn)
-    more = f" {count(left_out)} of the shortest spans are left out." if left_out else ""
-    return (
-        f"<h2>Timeline</h2><p>{escape(told)}{more}</p>"
-        f'<div class="card">{strip(drawn, start_us, end_us, colours)}</div>' + _phases(run, colours)
-    )
+    drawn = set(sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS])
+    if len(drawn) < len(inside):
+        told += f" {count(len(inside) - len(drawn))} of the shortest spans are left out."
+    present = {event.name for event in drawn}
+    lanes = [name for name in dict.fromkeys(event.name for event in events) if name in present]
+    rows = [_row(event, start_us, end_us) for event in inside if event in drawn]
+    return {"told": told, "chart": charts.timeline_chart(rows, lanes), **_phases(run)}
 
 
 def window(events: Sequence[Event]) -> tuple[float, float, str]:
-    """From when to when a few typical steps last, and what to call them.
+    """A few typical steps: their start and end in microseconds, and a sentence about them.
 
     A step begins with the phase named ``step``, or else with the longest of those that come about as often
     as any. Typical is the window of median length: neither the warm-up nor an evaluation is in it.
@@ -42,10 +39,8 @@ def window(events: Sequence[Event]) -> tuple[float, float, str]:
     first, last = events[0].start_us, _end(events)
     starts: dict[str, list[float]] = defaultdict(list)
     total: dict[str, float] = defaultdict(float)
-    own = [
-        event for event in events if ": " not in event.name
-    ] or events  # other processes have a beat of their own
-    for event in own:
+    own = [event for event in events if ": " not in event.name]  # other processes have a beat of their own
+    for event in own or events:
         starts[event.name].append(event.start_us)
         total[event.name] += event.duration_us
     most = max(len(at) for at in starts.values())
@@ -56,44 +51,42 @@ def window(events: Sequence[Event]) -> tuple[float, float, str]:
     windows = sorted((b - a, a, b) for a, b in zip(starts[beat], starts[beat][NUM_STEPS:], strict=False))
     length, start, end = windows[len(windows) // 2]
     what = "steps" if beat == "step" else f"rounds of {beat}"
-    told = f"{NUM_STEPS} typical {what}: {length / 1000:,.4g} ms"
-    return (
-        start,
-        end,
-        f"{told}, {(start - first) / 1e6:,.4g} s into a recording of {(last - first) / 1e6:,.4g} s.",
-    )
+    told = f"{NUM_STEPS} typical {what}: {length / 1000:,.4g} ms, {(start - first) / 1e6:,.4g} s into a recording"
+    return start, end, f"{told} of {(last - first) / 1e6:,.4g} s."
 
 
-def _phases(run: RunRecord, colours: dict[str, int]) -> str:
+def _row(event: Event, start_us: float, end_us: float) -> dict[str, Any]:
+    begin, end = max(event.start_us, start_us), min(event.start_us + event.duration_us, end_us)
+    return {
+        "phase": event.name,
+        "from_ms": (begin - start_us) / 1000,
+        "to_ms": (end - start_us) / 1000,
+        "ms": event.duration_us / 1000,
+        "thread": event.thread,
+    }
+
+
+def _phases(run: RunRecord) -> dict[str, Any]:
+    """The cells of the table, longest phase first, and the name of the whole that shares refer to."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:
-        recorded[event.name].append(event.duration_us)
+        recorded[event.name].append(event.duration_us / 1000)
+    told, totals_s = "recording", {name: sum(spans) / 1000 for name, spans in recorded.items()}
     span_s = (_end(run.events) - run.events[0].start_us) / 1e6
     whole_s = _whole_s(run) if run.totals_s else None
-    told, totals_s = "recording", {name: sum(spans) / 1e6 for name, spans in recorded.items()}
     if whole_s:
         told, span_s, totals_s = "run; mean and longest are of the recording", whole_s, run.totals_s
-    titles = ("Phase", "Share of time", "Total", "Recorded", "Mean", "Longest")
-    rows = []
+    phases = []
     for name, total_s in sorted(totals_s.items(), key=lambda item: -item[1]):
-        spans, share = recorded.get(name, []), total_s / span_s
-        bar = f'<i class="c{colours.get(name, 1)}" style="width:{min(100 * share, 100):.1f}%"></i>'
-        mean = f"{sum(spans) / len(spans) / 1000:,.3f} ms" if spans else DASH
-        longest = f"{max(spans) / 1000:,.3f} ms" if spans else DASH
-        rows.append(
-            f'<tr><td>{escape(name)}</td><td>{percent(share)}<span class="bar">{bar}</span></td>'
-            f"<td>{total_s:,.3f} s</td><td>{count(len(spans))}</td><td>{mean}</td><td>{longest}</td></tr>"
-        )
-    head = "".join(f"<th>{title}</th>" for title in titles)
-    return (
-        f"<h2>Time by phase</h2><p>Over the whole {told}. Phases run side by side and inside one another, so "
-        'shares need not add up to 100 %.</p><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+        spans = recorded.get(name, [])
+        mean, longest = (sum(spans) / len(spans), max(spans)) if spans else (None, None)
+        shown = [f"{ms:,.3f} ms" if ms is not None else DASH for ms in (mean, longest)]
+        phases.append((name, percent(total_s / span_s), f"{total_s:,.3f} s", count(len(spans)), *shown))
+    return {"phases_of": told, "phases": phases}
 
 
 def _whole_s(run: RunRecord) -> float | None:
-    """How long the run took, or has taken so far; None where nothing tells."""
+    """Seconds from the run's start to its end, or to its latest record; None where nothing tells."""
     told = (run.summary or {}).get("duration_s")
     if not is_number(told) and run.training:
         told = run.training[-1].get("elapsed_s")

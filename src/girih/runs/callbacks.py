@@ -1,4 +1,4 @@
-"""What hears of a run as it goes."""
+"""Callbacks that receive training events."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Record = Mapping[str, Any]
 
 
 class Callback(Protocol):
-    """Hears every record of a run, in the trainer process of rank 0, between two steps.
+    """Receives every record of a run, in the trainer process of rank 0, between two steps.
 
-    Any object of these methods will do; one that inherits from this class writes only those it uses.
-    What a callback raises stops the run.
+    Any object with these methods will do; a subclass overrides only those it needs.
+    An exception raised by a callback stops the run.
     """
 
     def on_plan(self, plan: Record) -> None:
@@ -24,15 +24,15 @@ class Callback(Protocol):
         return
 
     def on_metrics(self, record: Record) -> None:
-        """A training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
+        """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
         return
 
     def on_evaluation(self, record: Record) -> None:
-        """An evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more."""
+        """Receives an evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more."""
         return
 
     def on_end(self, summary: Record | None) -> None:
-        """Once, last: ``summary.json``, or None where the run was stopped before its end."""
+        """Receives ``summary.json`` once, at the very end; None if the run was stopped early."""
         return
 
 
@@ -40,8 +40,8 @@ class TensorBoard(Callback):
     """Writes training records as ``train/<name>`` and evaluations as ``<split>/<name>``, by step.
 
     Args:
-        directory: where the event files go; made if it is missing. A resumed run may write into the same:
-            what the stopped one wrote past the checkpoint is hidden.
+        directory: where the event files go; created if missing. A resumed run may use the directory of the
+            stopped one: TensorBoard then hides the events written after the checkpoint.
 
     Raises:
         ConfigError: tensorboard is not installed, or the directory cannot be written.
@@ -82,7 +82,7 @@ class TensorBoard(Callback):
 
     def _write(self, prefix: str, record: Record) -> None:
         step = int(record["step"])
-        if self._writer is None:  # only the first record says from where on a stopped run's records are void
+        if self._writer is None:  # the first record tells from which step on older events are void
             self._writer = self._make_writer(str(self._directory), purge_step=step)
         for name, value in record.items():
             if name not in self._NOT_DRAWN and isinstance(value, int | float) and not isinstance(value, bool):

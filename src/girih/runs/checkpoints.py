@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from girih import checkpoint
-from girih.checkpoint import Content
-from girih.runs.background import BackgroundTasks
+from girih.checkpoint import Storage
+from girih.checkpoint.save import Content, Save, save_manifest
 from girih.comm.group import TrainerGroup
+from girih.runs.background import BackgroundTasks
 from girih.runs.stats import Spans
 
 
@@ -20,24 +21,33 @@ class RunCheckpoints:
     Args:
         run: the run's directory; None keeps them in a temporary one until :meth:`close`.
         keep: how many of the latest stay, beside the best.
-        ranks: this trainer among all: rank 0 writes the checkpoint, the others their rows into it.
+        ranks: this trainer among all: each writes its rows, rank 0 what makes them a checkpoint.
+        directory: where they lie, if not in the run's directory; any fsspec address.
     """
 
-    def __init__(self, run: Path | None, keep: int, ranks: TrainerGroup | None = None) -> None:
+    def __init__(
+        self,
+        run: Path | None,
+        keep: int,
+        ranks: TrainerGroup | None = None,
+        *,
+        directory: str | None = None,
+    ) -> None:
         self._run, self._keep, self._ranks = run, keep, ranks or TrainerGroup()
+        self._directory = directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writing = BackgroundTasks("girih-checkpoint")
-        self._latest: Path | None = None  # of exactly what the trainer holds now
-        self._best: Path | None = None
+        self._latest: Storage | None = None  # of exactly what the trainer holds now
+        self._best: Storage | None = None
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Storage:
         """Where they lie."""
-        if self._run is not None:
-            return self._run / "checkpoints"
+        if self._run is not None or self._directory is not None:
+            return checkpoint.root_of(self._run or Path(), self._directory)
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="girih-best-")
-        return Path(self._temporary.name)
+        return Storage.at(self._temporary.name)
 
     def begin(self, content: Callable[[], Content], best_step: int | None, spans: Spans) -> None:
         """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
@@ -48,17 +58,13 @@ class RunCheckpoints:
         with spans("wait for checkpoint"):
             self.settle(wait=True)
         with spans("checkpoint"):
-            root = Path(self._ranks.broadcast(str(self.root) if self._ranks.first else None))
+            root = Storage(self._ranks.broadcast(self.root.url if self._ranks.first else None))
             now = content()
             done = functools.partial(self._note, root, best_step)
-            moved = self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step))
-            if not self._ranks.first:
-                beside = checkpoint.SaveBeside(now, rows=moved)
-                self._writing.submit(beside.write, lambda _: None)
-            elif not moved:
-                done(checkpoint.save_manifest(root, now))
+            if self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step)):
+                self._writing.submit(Save(root, now, self._ranks).write, done)
             else:
-                self._writing.submit(checkpoint.Save(root, now).write, done)
+                done(save_manifest(root, now, self._ranks))
 
     def settle(self, *, wait: bool = False) -> None:
         """Notes those that are written, or with ``wait`` all; raises what went wrong."""
@@ -68,18 +74,18 @@ class RunCheckpoints:
         """Rows or parameters move: the latest is no longer what the trainer holds."""
         self._latest = None
 
-    def set_best(self, path: Path) -> None:
+    def set_best(self, place: Storage) -> None:
         """Of an earlier run that goes on."""
-        self._best = path
+        self._best = place
 
-    def best(self, step: int | None) -> Path:
+    def best(self, step: int | None) -> Storage:
         """The one that was best, which is of this step.
 
         Raises:
             CheckpointError: it is gone.
         """
-        best = self._best or checkpoint.find(self.root, step=step) if self._ranks.first else ""
-        return Path(self._ranks.broadcast(str(best)))
+        best = (self._best or checkpoint.find(self.root, step=step)).url if self._ranks.first else None
+        return Storage(self._ranks.broadcast(best))
 
     def close(self) -> None:
         """Waits for what is being written, and ends."""
@@ -89,8 +95,10 @@ class RunCheckpoints:
             if self._temporary is not None:
                 self._temporary.cleanup()
 
-    def _note(self, root: Path, best_step: int | None, path: Path) -> None:
-        self._latest = path
-        if best_step is not None and path.name == checkpoint.name_of(best_step):
-            self._best = path
+    def _note(self, root: Storage, best_step: int | None, place: Storage) -> None:
+        if not self._ranks.first:
+            return
+        self._latest = place
+        if best_step is not None and place.name == checkpoint.name_of(best_step):
+            self._best = place
         checkpoint.rotate(root, self._keep, best_step)

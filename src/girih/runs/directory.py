@@ -81,11 +81,6 @@ class RunDirectory:
         """Chrome trace of the first steps."""
         return self.path / "timeline.json"
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
-        return self.path / "checkpoints"
-
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")

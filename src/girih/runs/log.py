@@ -1,4 +1,4 @@
-"""What a run says while it trains: records to ``metrics.jsonl`` and to callbacks."""
+"""The log of a run while it trains: records in ``metrics.jsonl`` and for callbacks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
-from girih.metrics import Metrics
 from girih.training.schedules import Step
 from girih.training.state import RunState
 
 
 class RunLog:
-    """Gathers steps into records.
+    """Aggregates steps into records.
 
     Args:
         path: ``metrics.jsonl``, appended to; None writes no file.
-        callbacks: each record goes to them too.
-        every_steps: how many steps make one record.
+        callbacks: receive each record too.
+        every_steps: number of steps per record.
     """
 
     def __init__(self, path: Path | None, callbacks: Sequence[Callback], every_steps: int) -> None:
@@ -38,14 +38,14 @@ class RunLog:
         self._last_counters: Mapping[str, int] = {}
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Starts counting from here: what was done before is in earlier records."""
+        """Starts a new window at this state; earlier work is in earlier records."""
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
     def step(
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
-        """Takes one step in; every so often a record comes out."""
+        """Adds one step, and writes a record after every ``every_steps`` of them."""
         self._window_staleness[step.staleness] += 1
         if step.refused is None:
             self._window_loss += step.loss * step.num_examples
@@ -56,7 +56,7 @@ class RunLog:
     def flush(
         self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
     ) -> None:
-        """Writes a record of the steps since the last one, if there were any; without counters, the last ones."""
+        """Writes a record of the steps since the last one, if any; without ``counters``, with the last known ones."""
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
@@ -92,7 +92,7 @@ class RunLog:
             callback.on_evaluation(record)
 
     def end(self, summary: dict[str, Any] | None) -> None:
-        """Tells the callbacks that the run is over."""
+        """Calls ``on_end`` of each callback."""
         for callback in self._callbacks:
             callback.on_end(summary)
 
@@ -102,7 +102,7 @@ class RunLog:
 
 
 def rewind(path: Path, state: RunState) -> None:
-    """Drops what a run resumed at ``state`` will write again: later records, an evaluation that it still owes."""
+    """Drops the records that a run resumed at ``state`` will write again, such as an evaluation still to be done."""
     if not path.exists():
         return
     kept = []
@@ -119,7 +119,7 @@ def rewind(path: Path, state: RunState) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that lies in RAM, in bytes (its peak where the system tells no more)."""
+    """Resident memory of this process, in bytes; its peak where the system reports only that."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -32,7 +32,9 @@ def summarize(
         Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
     totals = dict(totals)
-    first = {name: totals.pop(name) for name in ("staleness_max", "staleness_mean", "lost_updates", "wire_bytes")}
+    first = {
+        name: totals.pop(name) for name in ("staleness_max", "staleness_mean", "lost_updates", "wire_bytes")
+    }
     return {
         "auc": None if metrics is None else metrics.auc,
         "logloss": None if metrics is None else metrics.logloss,

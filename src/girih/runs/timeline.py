@@ -1,4 +1,4 @@
-"""``timeline.json``: what every process of a run did when, in Chrome's trace format; Perfetto opens it."""
+"""``timeline.json``: spans of every process of a run in Chrome's trace format, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 from girih.runs.files import write_whole
 
 Events = Sequence[tuple[str, float, float]]
-"""(name, start in seconds of ``time.perf_counter``, seconds)."""
+"""Spans: name, start (``time.perf_counter``) and length, both in seconds."""
 
 BESIDE = frozenset({"allreduce"})
-"""Spans that go on while others of the same process do, each other included, so that they need tracks of their own."""
+"""Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 
 
 def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mapping[str, float]) -> None:
-    """Writes the spans of some processes, by title; those of the first one come first.
+    """Writes the spans of processes.
 
     Args:
+        processes: spans by the title of their process; the first is the one whose phases stand for the run.
         totals_s: seconds of each phase of the first process, over the whole run.
     """
     origin = min((start for events in processes.values() for _, start, _ in events), default=0.0)
     trace: list[dict[str, Any]] = []
     for number, (title, events) in enumerate(processes.items()):
         trace.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": title}})
-        free_us: list[int] = []  # from when on each track of those beside is
+        free_us: list[int] = []  # when each separate track becomes free
         for name, start, seconds in events:
             begin, end = round((start - origin) * 1e6), round((start - origin + seconds) * 1e6)
             track = _free_track(free_us, begin, end) if name in BESIDE else 0
@@ -38,7 +39,7 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
 
 
 def _free_track(free_us: list[int], begin: int, end: int) -> int:
-    """The first track beside the main one on which nothing goes on any more; it is taken."""
+    """Takes the first separate track that is free at ``begin``; returns its number, from 1."""
     track = next((number for number, free in enumerate(free_us) if free <= begin), len(free_us))
     free_us[track : track + 1] = [end]
     return 1 + track

@@ -18,7 +18,12 @@ Snapshots = Mapping[str, Mapping[str, Any]]
 
 
 def totals(
-    ranks: TrainerGroup, own: Stats, sparse: SparseStats, dense: DenseHalf, loaders: Snapshots, state: RunState
+    ranks: TrainerGroup,
+    own: Stats,
+    sparse: SparseStats,
+    dense: DenseHalf,
+    loaders: Snapshots,
+    state: RunState,
 ) -> dict[str, Any]:
     """Sums over all processes, for ``summary.json``."""
     processes = [*loaders.values(), *sparse.processes.values()]

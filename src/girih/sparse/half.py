@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.save import SparseSave
+from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 
@@ -70,18 +72,6 @@ class Pulled(Protocol):
         ...
 
 
-class SparseSave(Protocol):
-    """Rows as they were when a save began; to be written once, by any thread."""
-
-    def write(self) -> Mapping[str, Any]:
-        """Writes the files; returns relative path → {"bytes", "crc32"}."""
-        ...
-
-    def close(self) -> None:
-        """Ends the save, written or not."""
-        ...
-
-
 @dataclass(frozen=True)
 class SparseStats:
     """Statistics of a sparse half, summed over all processes that hold rows.
@@ -116,18 +106,18 @@ class SparseHalf(Protocol):
         """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
         ...
 
-    def begin_save(self, directory: Path) -> SparseSave:
-        """Begins a consistent image of all rows, written below a directory while training goes on."""
+    def begin_save(self, writer: Storage) -> SparseSave:
+        """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
         ...
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those saved, whatever the number of shards then and now.
 
         Args:
             step: updates that were applied when they were saved.
 
         Raises:
-            CheckpointError: damaged, or of another layout; names the file.
+            CheckpointError: damaged, or of another layout; names the part.
         """
         ...
 

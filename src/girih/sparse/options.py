@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from girih.config import checks
 from girih.errors import ConfigError, StorageFullError
 from girih.runs.files import named
 from girih.store import File, GroupSpec, Heap, Shared, Store
-from girih.tables import positive_count
 
 MOST_THREADS = 8
 
@@ -39,10 +39,8 @@ class StoreOptions:
     reserve_rows: int | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.shards, int) and not isinstance(self.shards, bool)
-        if self.shards is not None and not (whole and 1 <= self.shards <= 256):
-            raise ConfigError(f"store: shards = {self.shards!r}: expected an integer from 1 to 256")
-        positive_count("store", "reserve_rows", self.reserve_rows)
+        checks.integer("store: shards", self.shards, 1, 256, or_none=True)
+        checks.integer("store: reserve_rows", self.reserve_rows, or_none=True)
         if self.arena not in (None, "heap", "file", "shared"):
             raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap', 'file' or 'shared'")
         if (self.arena == "file") != (self.directory is not None):

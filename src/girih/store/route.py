@@ -1,4 +1,4 @@
-"""Which shard owns a key: a pure function of the key and the number of shards.
+"""The shard that owns a key: a pure function of the key and the number of shards.
 
 U keys.
 """
@@ -6,13 +6,13 @@ U keys.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.errors import ConfigError
 from girih.kernels.cpu.hashing import shards_of_keys
+from girih.store.arrays import Ints, Longs
 
 
-def shard_of(ids: NDArray[np.int64], tables: NDArray[np.int32], num_shards: int) -> NDArray[np.int32]:
+def shard_of(ids: Longs, tables: Ints, num_shards: int) -> Ints:
     """The owning shard of each key, int32[U], spread evenly.
 
     Args:

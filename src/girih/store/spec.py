@@ -1,4 +1,4 @@
-"""What a store is told about the tables it holds: frozen, pure."""
+"""Frozen descriptions of the tables that a store holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Segment:
 class TableSpec:
     """One table of a group; its number is its place in :attr:`GroupSpec.tables`.
 
-    ``initializers`` has one entry a segment.
+    ``initializers`` has one entry per segment.
     """
 
     name: str

@@ -18,21 +18,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError
-from girih.kernels.cpu import index, update
-from girih.kernels.cpu import layout as at
-from girih.store.arena import ArenaOptions, ArenaShape, Heap, open_arena
-from girih.store.layout import bare, describe, fingerprint, hyper_rows, row_layout
-from girih.store.live import LiveSnapshot
-from girih.store.memory import row_bytes
-from girih.store.residents import Residents
-from girih.store.restore import Keep, Source, restore
-from girih.store.snapshot import Snapshot
-from girih.store.space import Space
+from girih.kernels.cpu import layout
+from girih.store.accounting import held_bytes
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.memory.options import ArenaOptions, Heap
+from girih.store.rows.row_table import ONCE
+from girih.store.snapshot.restore import Keep, Source, restore
+from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
-
-_LAST_STEP = (1 << 31) - 1
-_EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
-_NO_COUNTS: NDArray[np.int32] = np.zeros(0, np.int32)
+from girih.store.state import LAST_STEP, open_state
 
 
 class Store:
@@ -46,7 +40,7 @@ class Store:
         spec: the tables and their rows.
         shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
         arena: where the arrays live; :class:`Heap` by default.
-        clock: seconds since 1970, for tables whose rows live for so many seconds.
+        clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Raises:
         ConfigError: a spec that cannot be held, or an arena of another layout.
@@ -62,36 +56,10 @@ class Store:
         arena: ArenaOptions | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.spec = spec
-        self.shard = shard
-        self.num_shards = num_shards
-        self.layout = row_layout(spec, shard, num_shards)
-        self.description = describe(spec, self.layout, shard, num_shards)
-        bound_to = bare(self.description)
-        shape = ArenaShape(
-            description=bound_to,
-            fingerprint=fingerprint(bound_to),
-            num_words=self.layout.num_words,
-            tables_bytes=8 * at.TABLE_COLUMNS * len(spec.tables),
-            cells_bytes=self.layout.num_cells,
-        )
-        self.space = Space(open_arena(arena or Heap(), shape), spec.dim, self.layout.num_words)
-        self._clock = clock
-        self._rules = self.layout.kernel.rules
-        self._in_seconds = self._rules[:, at.IN_SECONDS] != 0
-        self.first_hyper = hyper_rows(spec, 1.0, 1)
-        self.residents = Residents(self.space, self.layout, self.first_hyper)
+        self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
+        self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
 
-    # Verbs.
-
-    def lookup(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        counts: NDArray[np.int32] | None,
-        step: int,
-        out: NDArray[np.float32],
-    ) -> NDArray[np.int32]:
+    def lookup(self, ids: Longs, tables: Ints, counts: Ints | None, step: int, out: Floats) -> Ints:
         """Reads rows for training: marks them used, and makes rows for new keys that are admitted.
 
         Args:
@@ -108,30 +76,19 @@ class Store:
             StorageFullError: no memory for more rows; the keys before were served.
         """
         ids, tables = self._keys(ids, tables)
-        counts = _NO_COUNTS if counts is None else _checked("counts", counts, np.int32, (len(ids),))
+        counts = ONCE if counts is None else _checked("counts", counts, np.int32, (len(ids),))
         _check_step(step)
         self._check_out(out, len(ids))
-        now = self._now(step)
-        with self.space.changing(step):
-            self.residents.expire(now)
-            return self.residents.read(ids, tables, counts, now, step, out, forced=False)
+        return self.state.lookup(ids, tables, counts, step, out)
 
-    def peek(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32], out: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
-        return self.residents.peek(ids, tables, out)
+        return self.state.peek(ids, tables, out)
 
     def apply_gradients(
-        self,
-        ids: NDArray[np.int64],
-        tables: NDArray[np.int32],
-        rows: NDArray[np.int32] | None,
-        grads: NDArray[np.float32],
-        step: int,
-        lr_scale: float = 1.0,
+        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float = 1.0
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
 
@@ -147,22 +104,13 @@ class Store:
             How many gradients were dropped.
         """
         ids, tables = self._keys(ids, tables)
-        grads = _checked("grads", grads, np.float32, (len(ids), self.layout.num_columns))
+        grads = _checked("grads", grads, np.float32, (len(ids), self._dim))
         _check_step(step)
-        if rows is None:
-            rows = self._find(ids, tables)
-        else:
+        if rows is not None:
             rows = _checked("rows", rows, np.int32, (len(ids),))
-        hyper = hyper_rows(self.spec, lr_scale, step)
-        with self.space.changing(step):
-            dropped, kernel = 0, self.layout.kernel
-            for part in self.space.stretches(len(ids), 1):
-                dropped += update.apply_gradients(
-                    self.space.arrays, kernel, ids[part], tables[part], rows[part], grads[part], hyper, step
-                )
-            return dropped
+        return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale)
 
-    def assign(self, ids: NDArray[np.int64], tables: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+    def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
 
         Optimizer state stays (FTRL's z is made to agree). It counts as a use, and as a change, in the step
@@ -172,63 +120,36 @@ class Store:
             ConfigError: a table is full and none of its rows may leave; all other keys are assigned.
         """
         ids, tables = self._keys(ids, tables)
-        values = _checked("values", values, np.float32, (len(ids), self.layout.num_columns))
-        step = min(self.last_step + 1, _LAST_STEP)
-        counters = self.space.arrays.tables
-        with self.space.changing():
-            reads = counters[:, [at.LOOKUPS, at.HITS, at.FULL]]
-            rows = self.residents.read(
-                ids, tables, _NO_COUNTS, self._now(step), step, np.empty_like(values), forced=True
-            )
-            counters[:, [at.LOOKUPS, at.HITS, at.FULL]] = reads
-            for part in self.space.stretches(len(ids), 1):
-                update.assign(
-                    self.space.arrays,
-                    self.layout.kernel,
-                    rows[part],
-                    values[part],
-                    values[part].view(np.uint32),
-                    self.first_hyper,
-                    step,
-                )
+        values = _checked("values", values, np.float32, (len(ids), self._dim))
+        rows = self.state.assign(ids, tables, values)
         if (rows < 0).any():
             table = int(tables[np.argmin(rows)])
+            most = self.state.layout.kernel.rules[table, layout.MAX_ROWS]
             raise ConfigError(
-                f"table {self.spec.tables[table].name!r}: full at {self._rules[table, at.MAX_ROWS]:,} rows"
+                f"table {self.spec.tables[table].name!r}: full at {most:,} rows"
                 f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
             )
 
-    def evict(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> int:
+    def evict(self, ids: Longs, tables: Ints) -> int:
         """Removes keys; returns how many had a row."""
-        ids, tables = self._keys(ids, tables)
-        with self.space.changing():
-            rows = np.unique(self._find(ids, tables))
-            return self.residents.drop(rows)
+        return self.state.evict(*self._keys(ids, tables))
 
-    def live_snapshot(self, directory: str | os.PathLike[str]) -> LiveSnapshot:
+    def snapshot(
+        self, directory: str | os.PathLike[str] | None = None, *, since: int | None = None
+    ) -> Snapshot:
         """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
 
         Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
         in bounded memory; what does not fit goes to a file without a name in ``directory``.
 
+        Args:
+            since: makes it a delta: only rows that were made or updated in a step after this one, which are
+                counted first. It does not tell which rows have left.
+
         Raises:
             ConfigError: one was taken and not closed.
         """
-        counters = [self.counters(table) for table in range(len(self.spec.tables))]
-        return LiveSnapshot(self.space, self.layout, self.description, counters, directory)
-
-    def snapshot(self) -> Snapshot:
-        """The whole state as columns, read chunk by chunk; no verb may change rows until it was read."""
-        return self.delta_since(None)
-
-    def delta_since(self, version: int | None) -> Snapshot:
-        """As :meth:`snapshot`, but only rows that were made or updated in a step after ``version``.
-
-        It does not tell which rows have left since.
-        """
-        self.space.check_open()
-        counters = [self.counters(table) for table in range(len(self.spec.tables))]
-        return Snapshot(self.space, self.layout, self.description, counters, version)
+        return Snapshot(self.state, directory, since)
 
     def restore(
         self,
@@ -253,57 +174,43 @@ class Store:
                 store is as before.
             StorageFullError: no memory; the store holds a part.
         """
-        self.space.check_open()
-        if self.space.saving is not None:
+        memory = self.state.memory
+        memory.check_open()
+        if memory.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
-        with self.space.changing():
-            restore(self, sources, keep, optimizer_state, frozenset(elsewhere))
-
-    # What it holds.
+        with memory.changing():
+            restore(self.state, sources, keep, optimizer_state, frozenset(elsewhere))
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables."""
-        return int(self.space.arrays.state[at.NUM_ROWS])
+        return self.state.memory.num_rows
 
     def num_rows_of(self, table: int) -> int:
         """Rows of one table."""
-        return int(self.space.arrays.tables[table, at.TABLE_ROWS])
+        return self.state.memory.num_rows_of(table)
 
     @property
     def last_step(self) -> int:
         """The largest step seen; 0 before the first."""
-        return int(self.space.arrays.state[at.LAST_STEP])
+        return self.state.memory.last_step
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """What happened so far, in one table or in all.
+        """Counts of what happened so far, in one table or in all.
 
         ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
         admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied
         (``updates``) and ``dropped``.
         """
-        tables = self.space.arrays.tables
-        chosen = tables if table is None else tables[table : table + 1]
-        return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
+        return self.state.memory.counters(table)
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part: all memory of this store, but for what a call holds.
-
-        Columns of rows have the names of a snapshot's (``ids``, ``embedding``, ``embedding.sum``, …), beside
-        ``neighbours`` and ``padding``; for the other parts see :meth:`Space.used_bytes`. Private memory is
-        used once it was touched, memory of Bloom filters too, though it counts as a whole.
-        """
-        used, reserved = self.space.used_bytes(), self.space.reserved_bytes()
-        used["scratch"] = reserved["scratch"] = self.residents.scratch_bytes
-        columns = row_bytes(self.description)
-        for bytes_of in (used, reserved):
-            num_rows = bytes_of.pop("rows") // sum(columns.values())
-            bytes_of.update({name: size * num_rows for name, size in columns.items()})
-        return {part: {"used": used[part], "reserved": reserved[part]} for part in used}
+        """Bytes ``used`` and ``reserved`` by part; see :func:`girih.store.accounting.held_bytes`."""
+        return held_bytes(self.state)
 
     def close(self) -> None:
         """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""
-        self.space.close()
+        self.state.memory.close()
 
     def __enter__(self) -> Store:
         return self
@@ -313,23 +220,8 @@ class Store:
     ) -> None:
         self.close()
 
-    # Inside.
-
-    def _find(self, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> NDArray[np.int32]:
-        rows = np.empty(len(ids), np.int32)
-        index.find_all(self.space.arrays, ids, tables, rows)
-        return rows
-
-    def _now(self, step: int) -> NDArray[np.int64]:
-        now = np.full(len(self._rules), step, np.int64)
-        if self._in_seconds.any():
-            now[self._in_seconds] = int(self._clock()) - _EPOCH_S
-        return now
-
-    def _keys(
-        self, ids: NDArray[np.int64], tables: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        self.space.check_open()
+    def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
+        self.state.memory.check_open()
         ids = _checked("ids", ids, np.int64, (len(ids),))
         tables = _checked("tables", tables, np.int32, (len(ids),))
         # Kernels do not check bounds; as unsigned numbers, negative ones are large too.
@@ -340,8 +232,8 @@ class Store:
             )
         return ids, tables
 
-    def _check_out(self, out: NDArray[np.float32], num_keys: int) -> None:
-        shape = (num_keys, self.layout.num_columns)
+    def _check_out(self, out: Floats, num_keys: int) -> None:
+        shape = (num_keys, self._dim)
         if (
             out.dtype != np.float32
             or out.shape != shape
@@ -362,5 +254,5 @@ def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int,
 
 
 def _check_step(step: int) -> None:
-    if not 1 <= step <= _LAST_STEP:
+    if not 1 <= step <= LAST_STEP:
         raise ConfigError(f"step = {step}: expected 1 to 2³¹ - 1")

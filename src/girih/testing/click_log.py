@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.dataset import check_count
-from girih.data.position import mixed
+from girih.config import checks
 from girih.errors import ConfigError
 from girih.schema import Categorical, Feature, Numeric, Schema
 
@@ -59,15 +58,14 @@ def click_log(
     Raises:
         ConfigError: an argument that makes no log.
     """
-    check_count("num_examples", num_examples)
-    check_count("cardinality", cardinality)
+    checks.integer("num_examples", num_examples)
+    checks.integer("cardinality", cardinality)
     if num_features < 3 or num_numeric < 0 or start < 0:
         raise ConfigError(
             f"click_log: num_features = {num_features}, num_numeric = {num_numeric}, start = {start}:"
             " expected at least 3, 0 and 0"
         )
-    if not zipf > 0:
-        raise ConfigError(f"click_log: zipf = {zipf!r}: expected a number above 0")
+    checks.positive("click_log: zipf", zipf)
     log = _Log(seed, np.arange(start, start + num_examples, dtype=np.uint64))
     columns: dict[str, Any] = {}
     user = log.ranks("user", cardinality, zipf)
@@ -188,8 +186,8 @@ class _Log:
         )
         salt = np.zeros(1, dtype=np.uint64)
         for byte in word:
-            salt = mixed((salt << np.uint64(8)) ^ salt ^ byte)
-        return mixed(mixed(keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) ^ salt)
+            salt = _mixed((salt << np.uint64(8)) ^ salt ^ byte)
+        return _mixed(_mixed(keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) ^ salt)
 
 
 def _unit(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -203,3 +201,10 @@ def _rarity(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((left * right).sum(axis=0) / np.sqrt(LATENT_DIM))
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64, element by element."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

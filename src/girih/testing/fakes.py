@@ -10,7 +10,6 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
@@ -135,15 +136,16 @@ class FakePulled:
 class FakeSave:
     """Rows as they were."""
 
-    def __init__(self, directory: Path, rows: Mapping[Key, tuple[Vector, Vector]]) -> None:
-        self._directory = directory
-        self._text = json.dumps([[*key, v.tolist(), a.tolist()] for key, (v, a) in rows.items()])
+    def __init__(self, writer: Storage, rows: Mapping[Key, tuple[Vector, Vector]]) -> None:
+        self._writer = writer
+        text = json.dumps([[*key, v.tolist(), a.tolist()] for key, (v, a) in rows.items()])
+        self._text = text.encode()
 
     def write(self) -> dict[str, Any]:
         """Writes the file."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / "rows.json").write_text(self._text)
-        return {"rows.json": {"bytes": len(self._text), "crc32": zlib.crc32(self._text.encode())}}
+        with self._writer.create("rows.json") as file:
+            file.write(self._text)
+        return {"rows.json": {"bytes": len(self._text), "crc32": {"": zlib.crc32(self._text)}}}
 
     def close(self) -> None:
         """No-op."""
@@ -205,13 +207,13 @@ class FakeSparse:
         names = dict.fromkeys((table.name for table in self.spec.schema.tables), 0)
         return SparseStats({"rows": len(keys)}, names | Counter(table for table, _ in keys))
 
-    def begin_save(self, directory: Path) -> FakeSave:
+    def begin_save(self, writer: Storage) -> FakeSave:
         """Takes the rows as they are."""
-        return FakeSave(directory, self.rows)
+        return FakeSave(writer, self.rows)
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows."""
-        found = [row for name in files for row in json.loads((directory / name).read_text())]
+        found = [row for name in reader.parts for row in json.loads(reader.storage.read(name))]
         self.rows = {
             (table, segment, number): (np.array(v, np.float32), np.array(a, np.float32))
             for table, segment, number, v, a in found

@@ -1,134 +1,172 @@
-"""A connection on which things go wrong on purpose: any channel with faults between it and the RPC."""
+"""Connections on which things go wrong on purpose: those faults that a stream can have."""
 
 from __future__ import annotations
 
-import heapq
 import random
+import socket
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.channel import SERVER, Channel
+from girih.comm.rpc import Client
+from girih.comm.rpc.endpoints import dialer
 from girih.comm.rpc.frames import Part
+from girih.comm.rpc.handshake import Hello, Welcome
+from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer
+from girih.comm.transports.streams import laid_out
 
-_OVERTAKEN_S: Final = 0.01
-_LOOKS_S: Final = 0.003
 _MOST_FLIPPED: Final = 4
+_HEADER_BYTES: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often a message, in either direction, meets which fault: probabilities.
+    """How often something happens to a message, in either direction: probabilities.
 
     Attributes:
-        drop: it is lost.
-        delay: it is late, by up to ``delay_s`` seconds; others may come before it.
-        duplicate: it comes twice.
-        reorder: those sent within the next 10 ms come before it.
-        corrupt: up to 4 of its bytes are others; arrays notice only with checksums.
-        cut_after: after so many messages nothing passes any more; None: never.
+        broken: the connection breaks before it, in its middle, or after it.
+        refused: the same of each attempt to connect.
+        corrupt: up to 4 bytes of its header are others.
+        delay: it, and all behind it, is late by up to ``delay_s`` seconds.
+        cut_after: after so many messages the connection breaks, and nobody listens any more; None: never.
         seed: of the dice.
     """
 
-    drop: float = 0.0
-    delay_s: float = 0.0
-    delay: float = 0.5
-    duplicate: float = 0.0
-    reorder: float = 0.0
+    broken: float = 0.0
+    refused: float = 0.0
     corrupt: float = 0.0
+    delay: float = 0.5
+    delay_s: float = 0.0
     cut_after: int | None = None
     seed: int = 0
 
 
-class FaultyChannel:
-    """A client's channel with faults."""
+def connect(
+    address: str,
+    *,
+    faults: Faults,
+    secret: bytes,
+    timeout_s: float = 40.0,
+    resolve: Callable[[], str] | None = None,
+    dialer: Callable[[str], Dialer] = dialer,
+) -> Client:
+    """See :func:`girih.comm.rpc.connect`."""
+    dice = _Dice(faults)
+    return Client(
+        lambda where: FaultyDialer(dialer(where), dice),
+        address,
+        secret=secret,
+        timeout_s=timeout_s,
+        resolve=resolve,
+    )
 
-    def __init__(self, channel: Channel, faults: Faults) -> None:
-        self._channel = channel
-        self._faults = faults
-        self._dice = random.Random(faults.seed)
-        self._num_messages = 0
-        self._late: list[
-            tuple[float, int, bool, list[Part]]
-        ] = []  # a heap: when, tie-breaker, outward, message
-        self._received: deque[list[Part]] = deque()
-        # what the faults do not touch
-        self.wake = channel.wake
-        self.wake_leader = channel.wake_leader
-        self.take_over = channel.take_over
-        self.hand_back = channel.hand_back
-        self.buffer = channel.buffer
-        self.offer = channel.offer
-        self.accept = channel.accept
-        self.accepted = channel.accepted
-        self.forget = channel.forget
-        self.gone = channel.gone
-        self.close = channel.close
 
-    def send(self, peer: bytes, parts: Sequence[Part]) -> None:
-        self._pass(list(parts), outward=True)
+class _Dice(random.Random):
+    """One client's."""
 
-    def receive(self) -> tuple[bytes, list[Part]] | None:
-        self._release()
-        while not self._received:
-            message = self._channel.receive()
-            if message is None:
-                return None
-            self._pass(message[1], outward=False)
-        return SERVER, self._received.popleft()
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(faults.seed)
+        self.faults = faults
+        self.num_messages = 0
 
-    def wait(self, seconds: float | None) -> None:
-        self._channel.wait(self._until_due(seconds))
+    def cut(self) -> bool:
+        """Whether it is over for good."""
+        return self.faults.cut_after is not None and self.num_messages > self.faults.cut_after
 
-    def lead(self, seconds: float | None) -> bool:
-        return self._channel.lead(self._until_due(seconds))
 
-    def _until_due(self, seconds: float | None) -> float:
-        """What is late may be sent while another thread waits: so none waits for long."""
-        if self._received:
-            return 0.0
-        return _LOOKS_S if seconds is None else min(seconds, _LOOKS_S)
+class FaultyDialer:
+    """Makes faulty connections."""
 
-    def _pass(self, parts: list[Part], *, outward: bool) -> None:
-        faults, dice = self._faults, self._dice
-        self._num_messages += 1
-        if faults.cut_after is not None and self._num_messages > faults.cut_after:
-            return
-        if dice.random() < faults.drop:
-            return
+    def __init__(self, inner: Dialer, dice: _Dice) -> None:
+        self._inner, self._dice = inner, dice
+        self.stop = inner.stop
+
+    def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
+        if self._dice.cut():
+            raise ConnectionRefusedError("cut")
+        if self._dice.random() < self._dice.faults.refused:
+            raise ConnectionResetError("of these faults")
+        connection, welcome = self._inner.dial(secret, hello, timeout_s)
+        if self._dice.random() < self._dice.faults.refused:  # the server has begun a session by now
+            connection.close()
+            raise ConnectionResetError("of these faults")
+        return FaultyConnection(connection, self._dice), welcome
+
+
+class FaultyConnection:
+    """A connection with faults."""
+
+    def __init__(self, inner: Connection, dice: _Dice) -> None:
+        self._inner, self._dice = inner, dice
+        self._broken = False
+        self.fileno, self.flush, self.buffer, self.close = (
+            inner.fileno,
+            inner.flush,
+            inner.buffer,
+            inner.close,
+        )
+
+    def send(self, parts: Sequence[Part]) -> bool:
+        if self._broken:
+            raise ConnectionLost("broken")
+        parts = self._late_or_corrupt(parts)
+        kind = self._breaks()
+        if kind == "before":
+            self._break()
+        elif kind == "amid":
+            self._break(parts)
+        flushed = self._inner.send(parts)
+        if kind == "after":
+            self._break()
+        return flushed
+
+    def receive(self) -> list[Part] | None:
+        if self._broken:
+            raise ConnectionLost("broken")
+        parts = self._inner.receive()
+        if parts is None:
+            return None
+        if self._breaks():
+            self._break()
+        return self._late_or_corrupt(parts)
+
+    def _breaks(self) -> str | None:
+        self._dice.num_messages += 1
+        if self._dice.cut():
+            return "before"
+        if self._dice.random() < self._dice.faults.broken:
+            return self._dice.choice(("before", "amid", "after"))
+        return None
+
+    def _break(self, amid: Sequence[Part] | None = None) -> None:
+        """Breaks the connection; some of a message may go out before."""
+        self._broken = True
+        stream = getattr(self._inner, "stream", self._inner)
+        inner: socket.socket | None = getattr(stream, "socket", None)
+        if inner is None:  # in this process
+            self._inner.other.end()  # type: ignore[attr-defined]
+            self._inner.end()  # type: ignore[attr-defined]
+            raise ConnectionLost("broken")
+        with suppress(OSError):
+            if amid is not None and stream.flush():
+                whole = b"".join(laid_out(amid))
+                inner.send(whole[: self._dice.randrange(len(whole))])
+        with suppress(OSError):
+            inner.shutdown(socket.SHUT_RDWR)
+        raise ConnectionLost("broken")
+
+    def _late_or_corrupt(self, parts: Sequence[Part]) -> list[Part]:
+        faults, dice, parts = self._dice.faults, self._dice, list(parts)
+        if faults.delay_s and dice.random() < faults.delay:
+            time.sleep(dice.uniform(0, faults.delay_s))
         if dice.random() < faults.corrupt:
-            parts = self._corrupted(parts)
-        for _ in range(2 if dice.random() < faults.duplicate else 1):
-            late_s = dice.uniform(0, faults.delay_s) if dice.random() < faults.delay else 0.0
-            if dice.random() < faults.reorder:
-                late_s += _OVERTAKEN_S
-            if late_s:
-                item = (time.monotonic() + late_s, dice.getrandbits(60), outward, parts)
-                heapq.heappush(self._late, item)
-            else:
-                self._deliver(parts, outward)
-
-    def _deliver(self, parts: list[Part], outward: bool) -> None:
-        if outward:
-            self._channel.send(SERVER, parts)
-        else:
-            self._received.append(parts)
-
-    def _release(self) -> None:
-        while self._late and self._late[0][0] <= time.monotonic():
-            _, _, outward, parts = heapq.heappop(self._late)
-            self._deliver(parts, outward)
-
-    def _corrupted(self, parts: list[Part]) -> list[Part]:
-        parts = list(parts)
-        number = self._dice.randrange(len(parts))
-        damaged: NDArray[Any] = np.array(parts[number])
-        for _ in range(self._dice.randint(1, _MOST_FLIPPED)):
-            damaged[self._dice.randrange(len(damaged))] ^= self._dice.randint(1, 255)
-        parts[number] = damaged
+            damaged: NDArray[Any] = np.array(parts[0])
+            for _ in range(dice.randint(1, _MOST_FLIPPED)):
+                damaged[dice.randrange(_HEADER_BYTES)] ^= dice.randint(1, 255)
+            parts[0] = damaged
         return parts

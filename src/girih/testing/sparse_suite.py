@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.models.needs import FIRST_ORDER
@@ -36,12 +37,12 @@ class SparseHalfSuite:
         """The batch as this half pulls it; the same, where ids come with it."""
         return batch
 
-    def saved(self, half: SparseHalf, directory: Path) -> Mapping[str, Any]:
-        """Saves; returns the files of all processes."""
-        save = half.begin_save(directory)
-        files = save.write()
+    def saved(self, half: SparseHalf, storage: Storage) -> PartReader:
+        """Saves; returns the parts of all processes."""
+        save = half.begin_save(storage)
+        parts = save.write()
         save.close()
-        return files
+        return PartReader(storage, parts)
 
     def test_pulled_embeddings_are_leaves_that_collect_gradients(self) -> None:
         half, (batch, _) = self.make(), cases.batches()
@@ -153,11 +154,11 @@ class SparseHalfSuite:
         half, batches = self.make(), cases.batches()
         for step, batch in enumerate(batches, 1):
             self._step(half, batch, step)
-        files = self.saved(half, tmp_path)
-        assert files
+        reader = self.saved(half, Storage.at(tmp_path))
+        assert reader.parts
         other = self.make()
         self._step(other, cases.batch_of([11], [11]), 1)  # goes with the load
-        other.load(tmp_path, files, step=2)
+        other.load(reader, step=2)
         assert half.stats().rows == other.stats().rows
         for each in (half, other):  # with the optimizer's state
             self._step(each, batches[0], 3)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from girih import checkpoint
-from girih.checkpoint import CheckpointOptions, Content
+from girih.checkpoint import CheckpointOptions, Storage
+from girih.checkpoint.load import Loaded, load
+from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
 from girih.data import Dataset, NormalizationStats
 from girih.errors import ConfigError
@@ -47,6 +49,7 @@ class TrainingRun:
         plan, session: None until the session opens.
         normalization: mean and deviation of standardized features, once they are known.
         resumed: whether it goes on from a checkpoint.
+        saves: whether it makes checkpoints.
     """
 
     def __init__(
@@ -69,10 +72,9 @@ class TrainingRun:
         self.state = RunState()
         self.normalization: NormalizationStats | None = None
         self.resumed = False
-        saves = bool(self.ranks.broadcast(directory is not None))
-        self._save_every_steps = checkpoints.every_steps if saves else None
-        self._saves = saves
-        self.checkpoints = RunCheckpoints(directory, checkpoints.keep, self.ranks)
+        self.saves = bool(self.ranks.broadcast(directory is not None or checkpoints.dir is not None))
+        self._save_every_steps = checkpoints.every_steps if self.saves else None
+        self.checkpoints = RunCheckpoints(directory, checkpoints.keep, self.ranks, directory=checkpoints.dir)
         self.callbacks = list(callbacks)
         self._log: RunLog | None = None
         self._loaders: Mapping[str, Mapping[str, Any]] = {}
@@ -152,7 +154,7 @@ class TrainingRun:
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
         self._note(log)
-        if self._saves:
+        if self.saves:
             self._begin_save()
             self.checkpoints.settle(wait=True)
 
@@ -178,30 +180,30 @@ class TrainingRun:
             scores.merge(Scores.from_arrays(arrays))
         return scores
 
-    def restore(self, path: Path, train: Dataset | None = None) -> dict[str, Any]:
-        """Takes rows, parameters and normalization from a checkpoint; returns the state that was saved with them.
+    def restore(self, place: Storage, train: Dataset | None = None) -> Loaded:
+        """Takes rows, parameters and normalization from a checkpoint; returns what was saved with them.
 
         Args:
             train: the data that training goes on with, for a plan that depends on it.
         """
         self.checkpoints.forget_latest()
-        plan = checkpoint.Manifest.read(path).state.get("plan")
-        session = self.open(train, None if plan is None else Plan.from_dict(plan, str(path)))
-        state = checkpoint.load(path, schema=self.facts.schema, sparse=session.sparse, dense=session.dense)
-        kept = state["normalization"]
+        plan = checkpoint.Manifest.read(place).plan
+        session = self.open(train, None if plan is None else Plan.from_dict(plan, place.url))
+        loaded = load(place, schema=self.facts.schema, sparse=session.sparse, dense=session.dense)
+        kept = loaded.state["normalization"]
         self.normalization = None if kept is None else NormalizationStats.from_dict(kept, self.facts.schema)
-        return state
+        return loaded
 
-    def resume(self, path: Path, train: Dataset | None) -> None:
+    def resume(self, place: Storage, train: Dataset | None) -> None:
         """Goes on from a checkpoint: its step, position and random state too."""
-        state = self.restore(path, train)
-        self.state = RunState.from_dict(state["run"])
+        loaded = self.restore(place, train)
+        self.state = RunState.from_dict(loaded.state["run"])
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
-            self.checkpoints.set_best(checkpoint.find(path.parent, step=self.state.best_step))
-        self.learning_rate.restore(state["learning_rate"])
-        random_state.restore(state["random"], self.ranks.rank)
+            self.checkpoints.set_best(checkpoint.find(place.parent, step=self.state.best_step))
+        self.learning_rate.restore(loaded.state["learning_rate"])
+        random_state.restore(loaded.random, self.ranks.rank)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
 
@@ -217,11 +219,11 @@ class TrainingRun:
                 "run": self.state.to_dict(),
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
-                "random": random_state.gather(self.ranks, self.context.dense.device),
-                "plan": plan.to_dict(),
             },
             sparse=session.sparse,
             dense=session.dense,
+            plan=plan.to_dict(),
+            random=random_state.gather(self.ranks, self.context.dense.device),
         )
 
     def known_normalization(self) -> NormalizationStats:

@@ -12,8 +12,6 @@ Shapes: D the last dim, W ≤ D the numbers of a block.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,7 +69,6 @@ def grow(halves: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np
     Raises:
         WireError: the two do not fit together.
     """
-    values: NDArray[Any] = np.empty(halves.shape, np.float32)
     fits = halves.dtype == np.float16 and scales.dtype == np.float32 and halves.ndim == scales.ndim > 0
     if fits and halves.size:
         fits = halves.shape[:-1] == scales.shape[:-1] and 0 < scales.shape[-1] <= halves.shape[-1]
@@ -81,9 +78,15 @@ def grow(halves: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np
             f"{halves.dtype}{list(halves.shape)} with scales {scales.dtype}{list(scales.shape)}; expected"
             " float16[..., D] and float32[..., D/block]"
         )
-    if halves.size:
-        width = halves.shape[-1] // scales.shape[-1]
-        rows = values.reshape(-1, width)
-        bits = np.ascontiguousarray(halves).view(np.uint16).reshape(-1, width)
-        wire_codecs.grow_blocks(bits, np.ascontiguousarray(scales).reshape(-1), rows, rows.view(np.uint32))
+    bits = np.ascontiguousarray(halves)
+    values: NDArray[np.float32] = bits.astype(np.float32)
+    if not halves.size:
+        return values
+    width = halves.shape[-1] // scales.shape[-1]
+    rows, scale = values.reshape(-1, width), np.ascontiguousarray(scales).reshape(-1, 1)
+    wide = ~(scale[:, 0] >= wire_codecs.SMALL)  # the factor is beyond float32
+    with np.errstate(invalid="ignore", over="ignore"):
+        rows *= scale * np.float32(1 / KAPPA)
+        if wide.any():
+            rows[wide] = bits.reshape(-1, width)[wide] * (scale[wide].astype(np.float64) / KAPPA)
     return values

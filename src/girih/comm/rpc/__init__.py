@@ -1,10 +1,10 @@
-"""Frames, codecs and transports between processes: calls that happen exactly once."""
+"""Calls between processes that happen exactly once."""
 
 from girih.comm.rpc.client import Client
 from girih.comm.rpc.endpoints import connect, listen
 from girih.comm.rpc.frames import Frame, Limits
 from girih.comm.rpc.reply import Reply
-from girih.comm.rpc.server import Request, Server
-from girih.testing.faults import Faults
+from girih.comm.rpc.request import Request
+from girih.comm.rpc.server import Server
 
-__all__ = ["Client", "Faults", "Frame", "Limits", "Reply", "Request", "Server", "connect", "listen"]
+__all__ = ["Client", "Frame", "Limits", "Reply", "Request", "Server", "connect", "listen"]

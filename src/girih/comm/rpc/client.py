@@ -1,33 +1,29 @@
 """The asking side: calls from any thread.
 
-Who calls sends by itself, and who waits for a reply takes what comes meanwhile, so that a call costs no change of
-thread. A thread of the client's own does the rest: it takes replies while nobody waits, sends again, calls back.
+Who calls sends by itself. A thread of the client's own, the poller, does all else: it connects, and connects again,
+receives replies, finishes calls and calls back.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
-import secrets
+import selectors
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc.channel import SERVER, Channel
 from girih.comm.rpc.frames import (
+    ACKNOWLEDGE,
     FAILED,
     GOODBYE,
-    HELLO,
     REPLY,
     REQUEST,
-    SEEN,
-    WELCOME,
-    WORKING,
     Frame,
     Header,
     Limits,
@@ -35,67 +31,76 @@ from girih.comm.rpc.frames import (
     total_bytes,
     unpack,
 )  # fmt: skip
+from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.reply import Reply
-from girih.errors import RemoteError, WireError, WireTimeout
+from girih.comm.rpc.session import Session
+from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer
+from girih.comm.transports.wakeup import Wakeup
+from girih.errors import Lost, RemoteError, WireError, WireTimeout
 from girih.kernels.buffers import Buffers
 
+LINGER_S: Final = 0.3
 _LOG = logging.getLogger(__name__)
-_SEEN_AFTER_S: Final = 0.02  # idle: then the server may forget the last replies
-_MOST_GOT: Final = 64  # replies of which the server does not know that they came
-_MOST_GOT_BYTES: Final = 1 << 22
-_NO_FRAME: Final = Packed(Frame(0), Limits(), False)
+_HANDSHAKE_S: Final = 5.0
+_LEAST_PAUSE_S: Final = 0.05
+_MOST_PAUSE_S: Final = 0.25
+_GONE_S: Final = 0.5  # a server that left and refuses connections for so long is dead
+_LASTING_S: Final = 1.0
+_MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # of replies, for which the server holds memory
+_NO_FRAME: Final = Packed(Frame(0), Limits())
+_IN: Final = selectors.EVENT_READ
+_OUT: Final = selectors.EVENT_WRITE
 
 
 class Client:
     """Calls one server. Made by ``connect``.
 
+    Args:
+        dial: what connects to an address.
+        address, secret, timeout_s, resolve: see ``connect``.
+
     Attributes:
-        address: the server's.
-        bytes_sent, bytes_received: of all messages, headers included.
-        retried: requests that were sent again.
-        num_damaged: messages that could not be read.
+        address: the server's, as last resolved.
+        incarnation: the server's; None before the first connection.
+        bytes_sent, bytes_received: of all messages, headers included; what is sent twice counts twice.
+        num_reconnects: connections after the first one.
+        num_lost: calls that failed with ``Lost``.
+        num_damaged: messages that could not be read; each ended its connection.
     """
 
     def __init__(
         self,
-        channel: Channel,
+        dial: Callable[[str], Dialer],
         address: str,
         *,
         secret: bytes,
-        limits: Limits,
         timeout_s: float,
-        retries: int,
-        checksums: bool,
+        resolve: Callable[[], str] | None,
     ) -> None:
         self.address = address
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.retried = 0
-        self.num_damaged = 0
-        self._channel = channel
+        self.incarnation: int | None = None
+        self.bytes_sent = self.bytes_received = 0
+        self.num_reconnects = self.num_lost = self.num_damaged = 0
+        self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
+        self._dialer = dial(address)
+        self._limits = Limits()
         self._buffers = Buffers()
-        self._limits = limits
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._checksums = checksums
-        self._number = secrets.randbits(64) | 1
-        secret_and_offer = (np.frombuffer(secret, np.uint8), np.frombuffer(channel.offer(), np.uint8))
-        self._hello = Packed(Frame(0, (), secret_and_offer), limits, True)
-        self._lock = threading.Lock()  # of all below and the channel
-        self._no_leader = threading.Condition(self._lock)
-        self._leader: Reply | None = None  # for which a thread waits and takes what comes
-        self._leader_thread = 0
-        self._waiting: dict[int, Reply] = {}  # in the order of their numbers
-        self._to_call_back: list[Reply] = []
-        self._deadlines: list[tuple[float, int]] = []  # a heap; those of calls that moved on are skipped
-        self._looks_s = 0.0  # when the client's thread will look at the deadlines
-        self._must_greet = True
-        self._num_sent = 0  # calls that were sent; their numbers are 1 to this
-        self._got: list[int] = []  # whose replies came, which the server does not know yet
-        self._got_bytes = 0
-        self._tell_s = 0.0  # when to tell it
-        self._failure: Exception | None = None
+        self._lock = threading.Lock()  # of all below, and of sending
+        self._connection: Connection | None = None
+        self._session, self._session_number = Session(), 0
+        self._unsent: dict[Reply, Packed] = {}  # made while there is no connection
+        self._waiting: dict[int, Reply] = {}  # sent, by number
+        self._deadline_s = math.inf  # the first of all calls
+        self._received = 0  # messages that the server had when it was connected last
+        self._unacknowledged_bytes = 0
+        self._blocked = False  # something is left to send
+        self._pause_s = 0.0  # before the next attempt to connect
+        self._connected_s = 0.0
+        self._lost_s = time.monotonic()  # when there was a useful connection last
         self._closed = False
+        self._wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup.fileno(), _IN)
         self._thread = threading.Thread(target=self._run, name=f"girih client {address}", daemon=True)
         self._thread.start()
 
@@ -118,242 +123,227 @@ class Client:
         The arrays are given away: nobody may write to them again.
 
         Args:
-            timeout_s: after so long without a sign it is sent again; see ``connect``.
+            timeout_s: after so long it fails with ``WireTimeout``; by default it lasts while there is a connection.
 
         Raises:
             WireError: the frame is beyond the limits, or the client is closed.
         """
-        packed = Packed(Frame(kind, tuple(fields), tuple(arrays)), self._limits, self._checksums)
-        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        packed = Packed(Frame(kind, tuple(fields), tuple(arrays)), self._limits)
+        reply = Reply(self.address, kind, timeout_s)
         with self._lock:
             if self._closed:
                 raise WireError(f"{self.address}: kind {kind}: the connection was closed on this side")
-            self._greet()
-            self._num_sent += 1
-            reply = Reply(self, self._num_sent, kind, packed, wait_s)
-            self._waiting[reply.number] = reply
-            try:
-                self._try(reply)
-            except Exception as error:
-                self._fail(error)
-            if reply.deadline_s < self._looks_s or self._channel.gone(SERVER):
-                self._look_now()
+            if self._connection is None:
+                self._unsent[reply] = packed
+            else:
+                self._send(reply, packed)
+            wakes = self._connection is None or reply.deadline_s < self._deadline_s
+            self._deadline_s = min(self._deadline_s, reply.deadline_s)
+        if wakes:
+            self._wakeup.ask()
         return reply
-
-    def wait_for(self, reply: Reply, done: threading.Event, timeout_s: float | None) -> bool:
-        """For ``Reply``: waits until it is done, or so long; whether it is."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._take_over(reply):
-            try:
-                while not done.is_set():
-                    with self._lock:
-                        try:
-                            if self._failure is None:
-                                self._take_messages(reply)
-                        except Exception as error:
-                            self._fail(error)  # the client's thread finishes this reply, and all others
-                    if done.is_set():
-                        break
-                    left_s = None if end_s is None else end_s - time.monotonic()
-                    if (left_s is not None and left_s <= 0) or not self._channel.lead(left_s):
-                        break
-            finally:
-                with self._lock:
-                    self._leader = None
-                    self._channel.hand_back()
-                    if self._closed:
-                        self._no_leader.notify()
-        return done.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-
-    def _take_over(self, reply: Reply) -> bool:
-        """Whether this thread is to take what comes until this reply is done."""
-        with self._lock:
-            if (
-                self._leader is not None
-                or self._closed
-                or reply.done()
-                or threading.current_thread() is self._thread
-                or not self._channel.take_over()
-            ):
-                return False
-            self._leader, self._leader_thread = reply, threading.get_ident()
-            return True
 
     def buffer(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """An array to fill that ``call`` sends without a copy."""
-        array = self._channel.buffer(SERVER, np.dtype(dtype), shape)
+        connection = self._connection
+        array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
         return self._buffers.take(dtype, *shape) if array is None else array
 
     def close(self) -> None:
         """Calls that are not answered raise ``WireError``."""
         with self._lock:
             self._closed = True
+        self._wakeup.ask()
+        self._dialer.stop()
         if threading.current_thread() is self._thread:
             return  # a callback may close its client: it ends after the callback
-        self._channel.wake()
         self._thread.join()
 
     def _run(self) -> None:
-        failure: Exception | None = None
+        why = "the connection was closed on this side"
         try:
             while not self._closed:
-                with self._lock:
-                    self._greet()
-                    if self._failure is not None:
-                        break
-                    if self._leader is None:
-                        self._take_messages(None)
-                    wait_s = self._look()
-                self._call_back()
-                if not self._closed:
-                    self._channel.wait(wait_s)
-            with self._lock:
-                self._send(GOODBYE, 0, _NO_FRAME)
+                connection = self._connection
+                if connection is None:
+                    self._connect()
+                else:
+                    self._receive(connection)
+                self._expire()
         except Exception as error:
-            failure = error
             _LOG.exception("%s: the client failed and is closed", self.address)
+            why += f": {error!r}"
         with self._lock:
             self._closed = True
-            failure = failure or self._failure
-            why = "the connection was closed on this side" + (f": {failure!r}" if failure else "")
-            for reply in list(self._waiting.values()):
-                self._finish(reply, None, WireError(f"{self.address}: kind {reply.kind}: {why}"))
-            while self._leader is not None:
-                self._channel.wake_leader()
-                self._no_leader.wait(1.0)
-            self._channel.close()
-        self._call_back()
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(ConnectionLost):
+                connection.send(self._session.uncounted(GOODBYE, _NO_FRAME))
+            connection.close(LINGER_S)
+        self._fail([*self._waiting.values(), *self._unsent], WireError, why)
+        self._selector.close()
+        self._wakeup.close()
 
-    def _greet(self) -> None:
-        """The first message of all."""
-        if self._must_greet:
-            self._must_greet = False
-            self._send(HELLO, 0, self._hello)
+    def _connect(self) -> None:
+        """Tries once; where it fails, waits for a moment, or until there is a call."""
+        try:
+            if self._resolve is not None and self._pause_s:
+                self.address = self._resolve()
+                self._dialer = self._dial(self.address)
+            if self._closed:  # too late to be stopped
+                return
+            hello = Hello(self._session_number, self._session.received)
+            connection, welcome = self._dialer.dial(self._secret, hello, min(_HANDSHAKE_S, self._timeout_s))
+        except (OSError, LookupError) as error:  # WireError is an OSError
+            self._give_up(error)
+            self._pause()
+            return
+        self._begin(connection, welcome)
 
-    def _fail(self, error: Exception) -> None:
-        """Ends the client, whose thread then fails what is outstanding."""
-        _LOG.error("%s: the client failed and is closed", self.address, exc_info=error)
-        self._failure = error
-        self._channel.wake()
+    def _begin(self, connection: Connection, welcome: Welcome) -> None:
+        """Goes on with the session, or begins another one."""
+        lost: list[Reply] = []
+        refused: list[tuple[Reply, WireError]] = []
+        before, self.incarnation = self.incarnation, welcome.incarnation
+        with self._lock:
+            self.num_reconnects += before is not None
+            self._limits, self._connected_s = welcome.limits, time.monotonic()
+            self._selector.register(connection, _IN)
+            self._connection = connection
+            if welcome.session == self._session_number:
+                if welcome.received > self._received:
+                    self._pause_s = 0.0  # the last connection was of use
+                for parts in self._session.resume(welcome.received):
+                    self._put(parts)
+            else:
+                lost = list(self._waiting.values())
+                self._waiting.clear()
+                self._session, self._session_number = Session(), welcome.session
+            self._received = welcome.received
+            for reply, packed in self._unsent.items():
+                try:
+                    self._send(reply, packed)
+                except WireError as error:
+                    refused.append((reply, error))
+            self._unsent.clear()
+        for reply, why in refused:
+            reply.finish(why)
+        self.num_lost += len(lost)
+        lives = f"incarnation {before}, now {welcome.incarnation}"
+        if before == welcome.incarnation:
+            lives = f"incarnation {before}, which does not know this connection any more"
+        self._fail(lost, Lost, f"lost, as the process that was called was restarted ({lives})")
 
-    def _look_now(self) -> None:
-        self._looks_s = 0.0
-        self._channel.wake()
+    def _send(self, reply: Reply, packed: Packed) -> None:
+        packed.check(self._limits)  # those of the server, which the call may not have known
+        self._unacknowledged_bytes = 0
+        number, parts = self._session.message(REQUEST, 0, packed)
+        self._waiting[number] = reply
+        self._put(parts)
 
-    def _call_back(self) -> None:
-        while self._to_call_back:
-            self._to_call_back.pop(0).call_back()
+    def _put(self, parts: list[NDArray[np.uint8]]) -> None:
+        """Sends; what does not go at once, the poller sends."""
+        self.bytes_sent += total_bytes(parts)
+        with suppress(ConnectionLost):  # the poller sees it too
+            if self._connection is not None and not self._connection.send(parts):
+                self._blocked = True
+                self._wakeup.ask()
 
-    def _finish(self, reply: Reply, frame: Frame | None, error: Exception | None) -> None:
-        del self._waiting[reply.number]
-        if reply.finish(frame, error):
-            self._to_call_back.append(reply)
-            if threading.current_thread() is not self._thread:
-                self._channel.wake()
-        if reply is self._leader and threading.get_ident() != self._leader_thread:
-            self._channel.wake_leader()
-
-    def _try(self, reply: Reply) -> None:
-        reply.num_tries += 1
-        self._await(reply)
-        if reply.packed is not None:
-            self._send(REQUEST, reply.number, reply.packed)
-
-    def _await(self, reply: Reply) -> None:
-        reply.deadline_s = time.monotonic() + reply.timeout_s
-        heapq.heappush(self._deadlines, (reply.deadline_s, reply.number))
-
-    def _take_messages(self, until: Reply | None) -> None:
-        """All that are there, or until this reply is done."""
-        while until is None or not until.done():
-            try:
-                message = self._channel.receive()
-                if message is None:
-                    break
-                self.bytes_received += total_bytes(message[1])
-                header, frame = unpack(message[1], self._limits)
-                if header.client == self._number:
-                    self._take(header, frame)
-            except WireError as error:
-                self.num_damaged += 1
-                _LOG.debug("%s: dropped %s", self.address, error)
-            message = frame = None  # type: ignore[assignment]  # the caller may drop its memory before the next comes
+    def _receive(self, connection: Connection) -> None:
+        """Waits, then takes all messages that are there."""
+        try:
+            if self._blocked:
+                with self._lock:
+                    self._blocked = not connection.flush()
+                self._selector.modify(connection, _IN | _OUT if self._blocked else _IN)
+            self._wait(None)
+            parts = connection.receive()
+            while parts is not None and not self._closed:
+                self.bytes_received += total_bytes(parts)
+                header, frame = unpack(parts, self._limits)
+                del parts  # whoever waits may drop its memory before the next one comes
+                self._take(header, frame)
+                del frame
+                parts = connection.receive()
+        except WireError as error:
+            self.num_damaged += not isinstance(error, ConnectionLost)
+            _LOG.debug("%s: %s", self.address, error)
+            self._lose(connection, error)
 
     def _take(self, header: Header, frame: Frame) -> None:
-        if header.status == WELCOME:
-            self._channel.accepted(bool(frame.fields and frame.fields[0]))
+        self._pause_s = 0.0
+        with self._lock:
+            if not self._session.hear(header):
+                return
+            reply = self._waiting.pop(header.request, None)
+            self._unacknowledged_bytes += sum(array.nbytes for array in frame.arrays)
+            if self._unacknowledged_bytes >= _MOST_UNACKNOWLEDGED_BYTES:
+                self._unacknowledged_bytes = 0
+                self._put(self._session.uncounted(ACKNOWLEDGE, _NO_FRAME))
+        if reply is None:  # it was given up
             return
-        reply = self._waiting.get(header.request)
-        if reply is None:  # a second answer, or one that came too late
-            return
-        if header.status == WORKING:
-            reply.num_tries = 1
-            self._await(reply)
-            return
-        self._got.append(header.request)
-        self._got_bytes += sum(array.nbytes for array in frame.arrays)
         if header.status == REPLY:
-            self._finish(reply, frame, None)
-        elif header.status == FAILED:
-            self._finish(reply, None, RemoteError(bytes(frame.arrays[0]).decode(errors="replace")))
-        if not self._waiting:
-            self._tell_s = time.monotonic() + _SEEN_AFTER_S
-            if self._tell_s < self._looks_s:
-                self._look_now()
-        elif len(self._got) >= _MOST_GOT or self._got_bytes >= _MOST_GOT_BYTES:
-            self._tell_seen()  # an old request keeps the floor down
+            reply.finish(frame)
+        elif header.status == FAILED and frame.arrays:
+            reply.finish(RemoteError(bytes(frame.arrays[0]).decode(errors="replace")))
+        else:
+            reply.finish(WireError(f"{self.address}: an answer of status {header.status}"))
 
-    def _look(self) -> float | None:
-        """Sends again what was not answered in time; returns for how many seconds there is nothing to do."""
-        if self._waiting and self._channel.gone(SERVER):
-            for reply in list(self._waiting.values()):
-                self._give_up(reply, "the connection was lost, and nobody listens there any more")
-        self._resend()
-        wakes_s = self._deadlines[0][0] if self._deadlines else math.inf
+    def _lose(self, connection: Connection, error: WireError) -> None:
         now = time.monotonic()
-        if now < self._tell_s:  # also amid a call, so that its reply need not wake this thread
-            wakes_s = min(wakes_s, self._tell_s)
-        elif self._got and not self._waiting:
-            self._tell_seen()
-        self._looks_s = wakes_s
-        return None if wakes_s == math.inf else max(0.0, wakes_s - now)
+        if not self._pause_s or now - self._connected_s > _LASTING_S:  # it was of use
+            self._lost_s = now
+        with self._lock:
+            self._connection = None
+            self._selector.unregister(connection)
+            connection.close()
+        self._give_up(error)
+        self._pause()
 
-    def _resend(self) -> None:
+    def _pause(self) -> None:
+        """Waits before the next attempt: not at all after a connection that was of use."""
+        pause_s, self._pause_s = self._pause_s, min(max(2 * self._pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+        if pause_s:
+            self._wait(pause_s)
+
+    def _wait(self, seconds: float | None) -> None:
+        """For messages, for ``_wakeup``, and for the first deadline."""
+        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        until_s = min(end_s, self._deadline_s)
+        left_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
+        for key, _ in self._selector.select(left_s):
+            if key.fd == self._wakeup.fileno():
+                self._wakeup.heard()
+
+    def _give_up(self, error: Exception) -> None:
+        """Fails calls that found no connection for too long, or at once where nobody listens any more."""
         now = time.monotonic()
-        greeted = False
-        while self._deadlines and (
-            self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._waiting
-        ):
-            deadline_s, number = heapq.heappop(self._deadlines)
-            reply = self._waiting.get(number)
-            if reply is None or reply.deadline_s != deadline_s:
-                continue
-            if reply.num_tries > self._retries:
-                self._give_up(reply, f"no answer after {reply.num_tries} tries of {reply.timeout_s} s")
-                continue
-            if not greeted:  # it may have been the hello that was lost, or the server is another one now
-                self._send(HELLO, 0, self._hello)
-                greeted = True
-            self.retried += 1
-            self._try(reply)
+        refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError)) and self._resolve is None
+        gone = refused and self.incarnation is not None and now - self._lost_s > _GONE_S
+        why = "the connection was lost, and nobody listens there any more"
+        if not gone:
+            why = f"no lasting connection for {self._timeout_s} s: {error}"
 
-    def _floor(self) -> int:
-        return next(iter(self._waiting), self._num_sent + 1)
+        def hopeless(reply: Reply) -> bool:
+            return gone or now - max(self._lost_s, reply.made_s) > self._timeout_s
 
-    def _tell_seen(self) -> None:
-        """Lets the server forget replies."""
-        seen = np.array(self._got, np.int64)
-        self._got, self._got_bytes = [], 0
-        self._send(SEEN, 0, Packed(Frame(0, (), (seen,)), self._limits, True))
+        self._drop(hopeless, f"{why}; is that process alive, and does it have the same secret?")
 
-    def _give_up(self, reply: Reply, why: str) -> None:
-        error = f"{self.address}: kind {reply.kind}: {why}; is that process alive, and does it have the same secret?"
-        self._finish(reply, None, WireTimeout(error))
+    def _expire(self) -> None:
+        """Fails calls whose time is over."""
+        now = time.monotonic()
+        if now >= self._deadline_s:
+            self._drop(lambda reply: reply.deadline_s <= now, "no answer within the time given for it")
+            with self._lock:
+                replies = (*self._waiting.values(), *self._unsent)
+                self._deadline_s = min((reply.deadline_s for reply in replies), default=math.inf)
 
-    def _send(self, status: int, number: int, packed: Packed) -> None:
-        floor = self._floor()
-        if self._got and floor > max(self._got):
-            self._got, self._got_bytes = [], 0
-        parts = packed.parts(Header(status, number, self._number, floor))
-        self.bytes_sent += total_bytes(parts)
-        self._channel.send(SERVER, parts)
+    def _drop(self, hopeless: Callable[[Reply], bool], why: str) -> None:
+        with self._lock:
+            dropped = [reply for reply in (*self._waiting.values(), *self._unsent) if hopeless(reply)]
+            self._waiting = {number: reply for number, reply in self._waiting.items() if reply not in dropped}
+            self._unsent = {reply: packed for reply, packed in self._unsent.items() if reply not in dropped}
+        self._fail(dropped, WireTimeout, why)
+
+    def _fail(self, replies: Sequence[Reply], kind: type[Exception], why: str) -> None:
+        for reply in replies:
+            reply.finish(kind(f"{self.address}: kind {reply.kind}: {why}"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from girih.comm.rpc.channel import Channel
 from girih.comm.rpc.client import Client
 from girih.comm.rpc.frames import Limits
-from girih.comm.rpc.server import Request, Server
-from girih.comm.transports.addresses import TCP
-from girih.comm.transports.inproc import InprocClient, InprocServer
-from girih.comm.transports.shared import SharedClient, SharedServer
-from girih.comm.transports.socket_client import SocketClient
-from girih.comm.transports.socket_server import SocketServer
+from girih.comm.rpc.request import Request
+from girih.comm.rpc.server import Server
+from girih.comm.rpc.transport import Dialer, Listener
+from girih.comm.transports.addresses import TCP, Local
+from girih.comm.transports.shared import SharedDialer, SharedListener
+from girih.comm.transports.sockets import SocketDialer, SocketListener
 from girih.errors import WireError
-from girih.testing.faults import Faults, FaultyChannel
 
 
 def listen(
@@ -23,79 +21,70 @@ def listen(
     address: str = "tcp://127.0.0.1:*",
     secret: bytes,
     limits: Limits = Limits(),  # noqa: B008  # frozen
-    checksums: bool = False,
+    incarnation: int = 0,
 ) -> Server:
     """Answers requests with ``handler`` until the server is closed.
 
     Args:
         handler: called on the server's thread for each request, once; it must be quick, and may leave the reply to
             another thread. An exception that it raises is the reply.
-        address: ``tcp://HOST:PORT`` (``*``: any free port), ``shm://`` for this host, ``inproc://NAME`` for this
-            process. Loopback unless another host is named: the secret and all data travel in the clear.
+        address: ``tcp://HOST:PORT`` (``*``: any free port), or ``shm://`` for this host. Loopback unless another host
+            is named: data travel in the clear; the secret does not travel.
         secret: what clients must know.
-        checksums: arrays sent carry a checksum; headers always do.
+        limits: also for what clients send and receive.
+        incarnation: the how-manieth life of this process it is; clients are told.
 
     Raises:
         WireError: the address cannot be listened at.
     """
-    channel: SocketServer | InprocServer
+    listener: Listener
     if address.startswith("tcp://"):
-        channel = SocketServer(TCP(address), limits)
+        listener = SocketListener(TCP(address), limits)
     elif address == "shm://":
-        channel = SharedServer(limits)
-    elif address.startswith("inproc://"):
-        channel = InprocServer(address)
+        listener = SharedListener(limits)
     else:
         raise _unknown(address)
-    return Server(channel, channel.address, handler, secret=secret, limits=limits, checksums=checksums)
+    return Server(listener, handler, secret=secret, limits=limits, incarnation=incarnation)
 
 
 def connect(
     address: str,
     *,
     secret: bytes,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
-    timeout_s: float = 10.0,
-    retries: int = 3,
-    checksums: bool = False,
-    faults: Faults | None = None,
+    timeout_s: float = 40.0,
+    resolve: Callable[[], str] | None = None,
 ) -> Client:
     """Connects to a server; returns at once, whether it is there or not.
 
-    A request without a sign of the server for ``timeout_s`` is sent again, up to ``retries`` times; then its reply
-    raises ``WireTimeout``. A server that still works at it says so when asked again, and the tries begin anew.
+    A connection that breaks is made again, and the session goes on: each call happens once. Calls that the server's
+    process took along when it ended fail with ``Lost``; later ones go to its next life.
 
     Args:
         address: ``Server.address``.
         secret: the server's.
-        checksums: arrays sent carry a checksum; headers always do.
-        faults: what goes wrong on purpose, in both directions.
+        timeout_s: a call that finds no connection for so long fails with ``WireTimeout``. While there is one, a call
+            takes as long as it takes.
+        resolve: asked for the address before each attempt to connect again, as a restarted server listens elsewhere;
+            LookupError: not known yet. Without it, calls fail at once when nobody listens any more.
 
     Raises:
         WireError: the address cannot be connected to.
-        StorageFullError: there is no shared memory for ``shm://``.
     """
-    channel: Channel
+    return Client(dialer, address, secret=secret, timeout_s=timeout_s, resolve=resolve)
+
+
+def dialer(address: str) -> Dialer:
+    """What connects to an address.
+
+    Raises:
+        WireError: it is none.
+    """
     if address.startswith("tcp://"):
-        channel = SocketClient(TCP(address), limits)
-    elif address.startswith("shm://"):
-        channel = SharedClient(address, limits)
-    elif address.startswith("inproc://"):
-        channel = InprocClient(address)
-    else:
-        raise _unknown(address)
-    if faults is not None:
-        channel = FaultyChannel(channel, faults)
-    return Client(
-        channel,
-        address,
-        secret=secret,
-        limits=limits,
-        timeout_s=timeout_s,
-        retries=retries,
-        checksums=checksums,
-    )
+        return SocketDialer(TCP(address))
+    if address.startswith("shm://"):
+        return SharedDialer(Local(address.removeprefix("shm://")))
+    raise _unknown(address)
 
 
 def _unknown(address: str) -> WireError:
-    return WireError(f"address {address!r}; expected tcp://HOST:PORT, shm:// or inproc://NAME")
+    return WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")

@@ -4,9 +4,9 @@ A message is a list of parts, each uint8[n]. The first holds a header of fixed s
 each array, a CRC-32 of all this, and the small arrays; each large array is a part of its own, its memory as it is.
 Little-endian throughout.
 
-    header   magic, layout version, kind, status, flags, how many fields and arrays, request, client, floor
+    header   magic, layout version, kind, status, how many fields and arrays, number, request, acknowledged
     fields   int64 each
-    arrays   dtype, dims, whether it is a part of its own, shape, checksum
+    arrays   dtype, dims, whether it is a part of its own, shape
     CRC-32   of all before it
     small arrays, each from a multiple of 8 bytes on
 """
@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import WireError
-from girih.kernels.cpu.checksum import checksum
 
 Part = NDArray[np.uint8]
 """uint8[n], C-contiguous; received ones start at a multiple of 8 bytes and are for reading."""
@@ -32,15 +31,15 @@ Part = NDArray[np.uint8]
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
 MOST_DIMS: Final = 3
+MOST_EXTENT: Final = 1 << 40  # numpy cannot have (0, 2⁶³), though it has no elements
 MAGIC: Final = b"GRIH"
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 
-HELLO, WELCOME, REQUEST, REPLY, FAILED, WORKING, SEEN, GOODBYE = range(8)
-"""What a message is to the RPC: its status."""
+REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
+"""A message's status: what it is to the session."""
 
-_CHECKSUMS: Final = 1  # a flag
-_HEADER: Final = struct.Struct("<4sHHHBBH2xQQQ")
-_ARRAY: Final = struct.Struct("<BBB5x3QQ")
+_HEADER: Final = struct.Struct("<4sHHHBxH2xQQQ")
+_ARRAY: Final = struct.Struct("<BBB5x3Q")
 _CRC: Final = struct.Struct("<I")
 _DTYPES: Final = tuple(
     np.dtype(name)
@@ -69,38 +68,34 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is refused, before memory is taken for it.
+    """What is refused, before memory is taken for it. A server's limits hold for its clients too.
 
     Attributes:
-        most_arrays: of one frame.
-        most_bytes: of all arrays of one frame.
-        most_replies: that a server keeps for one client until the client says that it has them.
-        most_reply_bytes: of those together. The oldest go first; to be asked for one again is answered with an error.
-        lane_bytes: of shared memory a direction and connection, for ``shm://``.
+        most_arrays: in one frame.
+        most_bytes: of all arrays of one frame together.
+        lane_bytes: of shared memory per direction and connection, for ``shm://``.
     """
 
     most_arrays: int = 256
     most_bytes: int = 1 << 30
-    most_replies: int = 1 << 12
-    most_reply_bytes: int = 1 << 28
     lane_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the RPC says of a frame.
+    """What the session says about a message.
 
     Attributes:
         status: ``REQUEST``, ``REPLY``, …
-        request: its number, counted by the client from 1; 0 where it belongs to none.
-        client: the number that the client drew.
-        floor: the lowest request that the client still waits for.
+        number: the message's own, counted from 1 by its sender in the order of sending; 0: it is not counted.
+        request: the number of the request that a reply answers; else 0.
+        acknowledged: the sender has received the other side's messages up to this number.
     """
 
     status: int
+    number: int
     request: int
-    client: int
-    floor: int
+    acknowledged: int
 
 
 class Packed:
@@ -112,24 +107,16 @@ class Packed:
 
     __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
 
-    def __init__(self, frame: Frame, limits: Limits, checksums: bool) -> None:
+    def __init__(self, frame: Frame, limits: Limits) -> None:
         if not 0 <= frame.kind < 1 << 16:
             raise WireError(f"kind {frame.kind}: a kind is from 0 to 65535")
         if len(frame.fields) > MOST_FIELDS:
             raise WireError(
                 f"kind {frame.kind}: {len(frame.fields)} fields; at most {MOST_FIELDS}; use an array"
             )
-        if len(frame.arrays) > limits.most_arrays:
-            raise WireError(
-                f"kind {frame.kind}: {len(frame.arrays)} arrays, at most {limits.most_arrays}; join some,"
-                " or raise Limits.most_arrays on both sides"
-            )
         self.num_bytes = sum(array.nbytes for array in frame.arrays)
-        if self.num_bytes > limits.most_bytes:
-            raise WireError(
-                f"kind {frame.kind}: {self.num_bytes:,} bytes of arrays, at most {limits.most_bytes:,};"
-                " send less at once, or raise Limits.most_bytes on both sides"
-            )
+        self._kind, self._counts = frame.kind, (len(frame.fields), len(frame.arrays))
+        self.check(limits)
         try:
             described = [struct.pack(f"<{len(frame.fields)}q", *frame.fields)]
         except struct.error as error:
@@ -137,14 +124,31 @@ class Packed:
         self._small: list[bytes] = []
         self._large: list[Part] = []
         for number, array in enumerate(frame.arrays):
-            described.append(self._lay(array, checksums, f"kind {frame.kind}: array {number}"))
-        self._kind = frame.kind
-        self._counts = (_CHECKSUMS if checksums else 0, len(frame.fields), len(frame.arrays))
+            described.append(self._lay(array, f"kind {frame.kind}: array {number}"))
         self._described = b"".join(described)
 
-    def _lay(self, array: NDArray[Any], checksums: bool, what: str) -> bytes:
+    def check(self, limits: Limits) -> None:
+        """Whether the other side takes it.
+
+        Raises:
+            WireError: it does not.
+        """
+        num_arrays = self._counts[1]
+        if num_arrays > limits.most_arrays:
+            raise WireError(
+                f"kind {self._kind}: {num_arrays} arrays, at most {limits.most_arrays}; join some,"
+                " or raise the server's Limits.most_arrays"
+            )
+        if self.num_bytes > limits.most_bytes:
+            raise WireError(
+                f"kind {self._kind}: {self.num_bytes:,} bytes of arrays, at most {limits.most_bytes:,};"
+                " send less at once, or raise the server's Limits.most_bytes"
+            )
+
+    def _lay(self, array: NDArray[Any], what: str) -> bytes:
         code = _CODES.get(array.dtype)
-        if code is None or array.ndim > MOST_DIMS or not array.flags.c_contiguous:
+        unfit = array.ndim > MOST_DIMS or not array.flags.c_contiguous or _extent(array.shape) > MOST_EXTENT
+        if code is None or unfit:
             raise WireError(
                 f"{what} is {array.dtype}{list(array.shape)}, strides {array.strides}; expected a C-contiguous"
                 f" array of integers or floats with at most {MOST_DIMS} dims; see np.ascontiguousarray"
@@ -156,27 +160,24 @@ class Packed:
         elif array.nbytes:
             self._small.append(data.tobytes() + bytes(-array.nbytes % 8))
         shape = (*array.shape, *(1,) * (MOST_DIMS - array.ndim))
-        return _ARRAY.pack(code, array.ndim, own, *shape, checksum(data) if checksums else 0)
+        return _ARRAY.pack(code, array.ndim, own, *shape)
 
     def parts(self, header: Header) -> list[Part]:
         """The message's parts; to be called as often as it is sent."""
-        head = _HEADER.pack(
-            MAGIC,
-            LAYOUT,
-            self._kind,
-            header.status,
-            *self._counts,
-            header.request,
-            header.client,
-            header.floor,
-        )
+        numbers = (header.number, header.request, header.acknowledged)
+        head = _HEADER.pack(MAGIC, LAYOUT, self._kind, header.status, *self._counts, *numbers)
         crc = zlib.crc32(self._described, zlib.crc32(head))
         first = b"".join((head, self._described, _CRC.pack(crc), b"\0\0\0\0", *self._small))
         return [np.frombuffer(first, np.uint8), *self._large]
 
 
+def _extent(shape: Sequence[int]) -> int:
+    """The product of all dims that are not 0."""
+    return math.prod(dim or 1 for dim in shape)
+
+
 def total_bytes(parts: Sequence[Part]) -> int:
-    """Of all parts together."""
+    """The size of a message."""
     return sum(len(part) for part in parts)
 
 
@@ -190,9 +191,7 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
     if len(first) < _HEADER.size:
         raise WireError(f"a message of {len(first)} bytes; a header has {_HEADER.size}")
     head = first.data
-    magic, layout, kind, status, flags, num_fields, num_arrays, request, client, floor = _HEADER.unpack_from(
-        head
-    )
+    magic, layout, kind, status, num_fields, num_arrays, *numbers = _HEADER.unpack_from(head)
     if magic != MAGIC or layout != LAYOUT:
         raise WireError(f"a message of {magic!r}, layout {layout}; expected {MAGIC!r}, layout {LAYOUT}")
     if num_fields > MOST_FIELDS or num_arrays > limits.most_arrays:
@@ -208,13 +207,7 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
     fields = struct.unpack_from(f"<{num_fields}q", head, _HEADER.size)
     described = list(_ARRAY.iter_unpack(head[arrays_at:end]))
     arrays = _views(described, parts, end + 8, limits)
-    if flags & _CHECKSUMS:
-        for number, array in enumerate(arrays):
-            if checksum(array.reshape(-1).view(np.uint8)) != described[number][-1]:
-                raise WireError(
-                    f"a message of kind {kind} whose array {number} is damaged: its checksum differs"
-                )
-    return Header(status, request, client, floor), Frame(kind, fields, arrays)
+    return Header(status, *numbers), Frame(kind, fields, arrays)
 
 
 def _views(
@@ -223,9 +216,11 @@ def _views(
     """The arrays as described, if they fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1
-    for code, ndim, own, *shape, _ in described:
+    for code, ndim, own, *shape in described:
         if code >= len(_DTYPES) or ndim > MOST_DIMS:
             raise WireError(f"a message with an array of dtype {code} and {ndim} dims, which are not known")
+        if _extent(shape[:ndim]) > MOST_EXTENT:
+            raise WireError(f"a message with an array of shape {shape[:ndim]}, which is none that is sent")
         count = math.prod(shape[:ndim])
         size = count * _DTYPES[code].itemsize
         num_bytes += size

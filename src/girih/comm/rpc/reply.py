@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from girih.comm.rpc.frames import Frame, Packed
+from girih.comm.rpc.frames import Frame
 from girih.errors import WireTimeout
-
-if TYPE_CHECKING:
-    from girih.comm.rpc.client import Client
 
 _LOG = logging.getLogger(__name__)
 
 
 class Reply:
-    """What will be answered to one call."""
+    """The answer to one call, once it is there.
 
-    __slots__ = ("_callbacks", "_client", "_done", "_error", "_frame", "_lock", "address", "deadline_s", "kind", "num_tries",
-                 "number", "packed", "timeout_s")  # fmt: skip
+    Attributes:
+        address, kind: what was called.
+        made_s: when. deadline_s: when it is given up.
+    """
 
-    def __init__(self, client: Client, number: int, kind: int, packed: Packed, timeout_s: float) -> None:
-        self._client = client
-        self.address = client.address
-        self.number = number
+    __slots__ = (
+        "_callbacks",
+        "_done",
+        "_error",
+        "_frame",
+        "_lock",
+        "address",
+        "deadline_s",
+        "kind",
+        "made_s",
+    )
+
+    def __init__(self, address: str, kind: int, timeout_s: float | None) -> None:
+        self.address = address
         self.kind = kind
-        self.packed: Packed | None = packed
-        self.timeout_s = timeout_s
-        self.deadline_s = 0.0
-        self.num_tries = 0
+        self.made_s = time.monotonic()
+        self.deadline_s = math.inf if timeout_s is None else self.made_s + timeout_s
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._callbacks: list[Callable[[Reply], None]] = []
@@ -47,12 +55,12 @@ class Reply:
         Raises:
             RemoteError: the other side failed.
             WireTimeout: it does not answer; or it did not within ``timeout_s``, and may yet.
+            Lost: the process that was called was restarted.
             WireError: the client was closed.
         """
-        if not self._done.is_set() and not self._client.wait_for(self, self._done, timeout_s):
+        if not self._done.wait(timeout_s):
             raise WireTimeout(
-                f"{self.address}: kind {self.kind}: no answer within {timeout_s} s, after {self.num_tries} tries;"
-                " it is still waited for"
+                f"{self.address}: kind {self.kind}: no answer within {timeout_s} s; it is still waited for"
             )
         if self._error is not None:
             raise self._error
@@ -66,16 +74,14 @@ class Reply:
                 return
         callback(self)
 
-    def finish(self, frame: Frame | None, error: Exception | None) -> bool:
-        """For the client: from here on it is done; whether there is somebody to call back."""
+    def finish(self, result: Frame | Exception) -> None:
+        """For the client's thread, once: from here on it is done."""
         with self._lock:
-            self._frame, self._error = frame, error
-            self.packed = None  # the memory of the arrays sent
+            if isinstance(result, Frame):
+                self._frame = result
+            else:
+                self._error = result
             self._done.set()
-            return bool(self._callbacks)
-
-    def call_back(self) -> None:
-        """For the client's thread, once."""
         for callback in self._callbacks:
             try:
                 callback(self)

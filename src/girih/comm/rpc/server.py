@@ -2,99 +2,67 @@
 
 from __future__ import annotations
 
-import hmac
+import errno
 import logging
+import secrets
+import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc import reply_cache
-from girih.comm.rpc.channel import Channel
 from girih.comm.rpc.frames import (
-    FAILED,
     GOODBYE,
-    HELLO,
-    REPLY,
     REQUEST,
-    SEEN,
-    WELCOME,
-    WORKING,
-    Frame,
-    Header,
     Limits,
     Packed,
-    Part,
     total_bytes,
     unpack,
 )  # fmt: skip
-from girih.comm.rpc.reply_cache import Memory
+from girih.comm.rpc.handshake import Hello, Welcome
+from girih.comm.rpc.request import Request
+from girih.comm.rpc.session import Session
+from girih.comm.rpc.transport import Connection, ConnectionLost, Listener, Stranger
+from girih.comm.transports.wakeup import Wakeup
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
 
+LINGER_S: Final = 0.3
 _LOG = logging.getLogger(__name__)
-_MOST_AT_ONCE: Final = 64  # messages before it looks for new peers
-_TIDY_S: Final = 5.0
-_SILENT_S: Final = 3600.0  # a client without requests that is not heard of for so long is forgotten
-_MOST_ERROR_BYTES: Final = 1 << 16
-_NO_FRAME: Final = Packed(Frame(0), Limits(), False)
+_MOST_AT_ONCE: Final = 64  # messages before it looks at the files
+_TIDY_S: Final = 0.25
+_IDLE_S: Final = 5.0
+_STRANGER_S: Final = 5.0  # for the handshake
+_MOST_STRANGERS: Final = 256
+_SESSION_S: Final = 120.0  # a client without a connection for so long is forgotten
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_IN: Final = selectors.EVENT_READ
+_OUT: Final = selectors.EVENT_WRITE
 
 
-class Request:
-    """What a client asks; to be answered once, from any thread, at any later time.
+class Peer:
+    """A client, as its server sees it.
 
     Attributes:
-        frame: its arrays are read-only views; hold them as long as you like.
-        client: the number of who asks.
+        number: its session's.
+        connection: None while it is broken, since ``lost_s``.
+        lock: of the session, and of sending.
+        gone: it said goodbye, or was forgotten.
     """
 
-    __slots__ = ("_number", "_open", "_peer", "_server", "client", "frame")
-
-    def __init__(self, server: Server, peer: bytes, header: Header, frame: Frame) -> None:
-        self._server = server
-        self._peer = peer
-        self._number = header.request
-        self._open = [True]
-        self.client = header.client
-        self.frame = frame
-
-    def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Answers. The arrays are given away: nobody may write to them again.
-
-        Raises:
-            WireError: it was answered before, or the frame is beyond the limits (which fails the request).
-        """
-        frame = Frame(self.frame.kind, tuple(fields), tuple(arrays))
-        try:
-            packed = Packed(frame, self._server.limits, self._server.checksums)
-        except WireError as error:
-            self.fail(error)
-            raise
-        self._answer(REPLY, packed)
-
-    def fail(self, error: str | Exception) -> None:
-        """Answers that it went wrong: ``RemoteError`` at the client.
-
-        Raises:
-            WireError: it was answered before.
-        """
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
-        self._answer(FAILED, Packed(Frame(self.frame.kind, (), (data,)), self._server.limits, False))
-
-    def buffer(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """An array to fill that ``reply`` sends without a copy."""
-        return self._server.buffer(self._peer, dtype, shape)
-
-    def _answer(self, status: int, packed: Packed) -> None:
-        try:
-            self._open.pop()  # one operation, so that only one thread succeeds
-        except IndexError:
-            raise WireError(f"kind {self.frame.kind}: this request was answered before") from None
-        self._server.answer(self._peer, self._number, status, packed)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.session = Session()
+        self.connection: Connection | None = None
+        self.lost_s = time.monotonic()
+        self.lock = threading.Lock()
+        self.gone = False
 
 
 class Server:
@@ -102,36 +70,38 @@ class Server:
 
     Attributes:
         address: what clients connect to.
+        incarnation, limits: see ``listen``.
         bytes_sent, bytes_received: of all messages, headers included; what is sent twice counts twice.
-        num_refused: messages of peers that did not know the secret.
-        num_damaged: messages that could not be read.
+        num_refused: strangers who did not prove that they know the secret, or not in time.
+        num_damaged: messages that could not be read; each ended its connection.
     """
 
     def __init__(
         self,
-        channel: Channel,
-        address: str,
+        listener: Listener,
         handler: Callable[[Request], None],
         *,
         secret: bytes,
         limits: Limits,
-        checksums: bool,
+        incarnation: int,
     ) -> None:
-        self.address = address
-        self.limits = limits
-        self.checksums = checksums
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.num_refused = 0
-        self.num_damaged = 0
-        self._channel = channel
+        self.address = listener.address
+        self.incarnation, self.limits = incarnation, limits
+        self.bytes_sent = self.bytes_received = 0
+        self.num_refused = self.num_damaged = 0
         self._buffers = Buffers()
-        self._handler = handler
-        self._secret = secret
-        self._clients: dict[bytes, Memory] = {}
-        self._lock = threading.Lock()  # of the clients' memories and the channel
+        self._listener, self._handler, self._secret = listener, handler, secret
+        self._strangers: dict[Stranger, float] = {}  # until when
+        self._peers: dict[int, Peer] = {}  # by session
+        self._ready: deque[Peer] = deque()  # may have messages, each by turns
+        self._blocked: deque[Peer] = deque()  # have something left to send
+        self._counting = threading.Lock()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"girih server {address}", daemon=True)
+        self._accepting = False
+        self._wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup.fileno(), _IN, lambda _: self._wakeup.heard())
+        self._thread = threading.Thread(target=self._run, name=f"girih server {self.address}", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Server:
@@ -145,80 +115,184 @@ class Server:
         self._closing = True
         if threading.current_thread() is self._thread:
             return  # a handler may close its server: it ends after the handler
-        self._channel.wake()
+        self._wakeup.ask()
         self._thread.join()
 
-    def buffer(self, peer: bytes, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """For ``Request.buffer``."""
-        array = self._channel.buffer(peer, np.dtype(dtype), shape)
+    def _answer(self, peer: Peer, number: int, status: int, packed: Packed) -> None:
+        """From any thread."""
+        with peer.lock:
+            if not peer.gone:
+                self._put(peer, peer.session.message(status, number, packed)[1])
+
+    def _buffer(self, peer: Peer, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+        connection = peer.connection
+        array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
         return self._buffers.take(dtype, *shape) if array is None else array
 
-    def answer(self, peer: bytes, number: int, status: int, packed: Packed) -> None:
-        """For ``Request``, from any thread."""
-        with self._lock:
-            memory = self._clients.get(peer)
-            if memory is not None and memory.answered(number, status, packed):
-                self._send(peer, status, number, memory, packed)
-
     def _run(self) -> None:
-        tidy_s = time.monotonic() + _TIDY_S
+        tidy_s = 0.0
         try:
             while not self._closing:
-                for _ in range(_MOST_AT_ONCE):
-                    if self._closing or not self._take_message():
-                        break
-                if not self._closing:
-                    self._channel.wait(tidy_s - time.monotonic())
                 if time.monotonic() >= tidy_s:
-                    with self._lock:
-                        self._tidy()
+                    self._tidy()
                     tidy_s = time.monotonic() + _TIDY_S
+                for key, mask in self._selector.select(self._rest_s()):
+                    key.data(mask)
+                while self._blocked:
+                    self._watch(self._blocked.popleft())
+                for _ in range(_MOST_AT_ONCE):
+                    if not self._ready or self._closing:
+                        break
+                    self._receive(self._ready.popleft())
         except Exception:  # the clients see that the connection ends
             _LOG.critical("%s: the server failed and is closed", self.address, exc_info=True)
         finally:
-            with self._lock:
-                self._clients.clear()
-                self._channel.close()
+            self._end()
 
-    def _take_message(self) -> bool:
-        """False if there was none."""
+    def _rest_s(self) -> float:
+        """How long it may wait for files."""
+        if self._ready:
+            return 0.0
+        return _TIDY_S if self._strangers or not self._accepting else _IDLE_S
+
+    def _end(self) -> None:
+        self._closing = True
+        end_s = time.monotonic() + LINGER_S
+        self._listener.close()
+        for stranger in self._strangers:
+            stranger.close()
+        for peer in self._peers.values():
+            with peer.lock:
+                peer.gone = True
+                if peer.connection is not None:
+                    peer.connection.close(max(0.0, end_s - time.monotonic()))
+        self._peers.clear()
+        self._ready.clear()
+        self._selector.close()
+        self._wakeup.close()
+
+    def _tidy(self) -> None:
+        """Listens again; forgets who is late."""
+        now = time.monotonic()
+        for stranger in [stranger for stranger, end_s in self._strangers.items() if now > end_s]:
+            self._refuse(stranger, "nothing that he said in time")
+        for peer in [p for p in self._peers.values() if p.connection is None and now - p.lost_s > _SESSION_S]:
+            self._forget(peer)
+        if not self._accepting and len(self._strangers) < _MOST_STRANGERS:
+            self._accepting = True
+            self._selector.register(self._listener, _IN, self._accept)
+
+    def _accept(self, _: int) -> None:
+        """Takes whoever connected in; pauses while there are no descriptors or too many strangers."""
         try:
-            with self._lock:
-                message = self._channel.receive()
-            if message is None:
-                return False
-            self.bytes_received += total_bytes(message[1])
-            request = self._heard(*message)
-        except WireError as error:
-            self.num_damaged += 1
-            _LOG.debug("%s: dropped %s", self.address, error)
-            return True
-        del message  # its memory may be wanted back before the next one comes
+            while len(self._strangers) < _MOST_STRANGERS:
+                stranger = self._listener.accept()
+                if stranger is None:
+                    return
+                self._selector.register(stranger, _IN, partial(self._hear, stranger))
+                self._strangers[stranger] = time.monotonic() + _STRANGER_S
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTORS:  # of one connection, which is gone
+                return
+            _LOG.warning("%s: cannot take connections now: %s", self.address, error)
+        self._accepting = False
+        self._selector.unregister(self._listener)
+
+    def _hear(self, stranger: Stranger, _: int) -> None:
+        try:
+            found = stranger.hear(self._secret, self._greet)
+        except Exception as error:  # whatever he said, it ends nobody but him
+            self._refuse(stranger, error)
+            return
+        if found is not None:
+            del self._strangers[stranger]
+            self._selector.unregister(stranger)
+            self._join(*found)
+
+    def _refuse(self, stranger: Stranger, why: object) -> None:
+        self.num_refused += 1
+        _LOG.debug("%s: refused a stranger: %s", self.address, why)
+        del self._strangers[stranger]
+        self._selector.unregister(stranger)
+        stranger.close()
+
+    def _greet(self, hello: Hello) -> Welcome:
+        """For somebody who proved that he knows the secret: a session he had, or a new one."""
+        peer = self._peers.get(hello.session)
+        if peer is None:
+            peer = Peer(secrets.randbits(63) | 1)
+            self._peers[peer.number] = peer
+        elif peer.connection is not None:  # it broke, and this side does not know yet
+            self._lose(peer)
+        return Welcome(self.incarnation, peer.number, peer.session.received, self.limits)
+
+    def _join(self, connection: Connection, hello: Hello, number: int) -> None:
+        peer = self._peers[number]
+        with peer.lock:
+            peer.connection = connection
+            self._selector.register(connection, _IN, partial(self._handle, peer))
+            for parts in peer.session.resume(hello.received if hello.session == number else 0):
+                self._put(peer, parts)
+
+    def _handle(self, peer: Peer, mask: int) -> None:
+        if mask & _OUT:
+            self._watch(peer)
+        if mask & _IN and peer not in self._ready:
+            self._ready.append(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Sends on; waits for the file to be writable while something is left."""
+        with peer.lock, suppress(ConnectionLost):
+            if peer.connection is not None:
+                flushed = peer.connection.flush()
+                self._selector.modify(
+                    peer.connection, _IN if flushed else _IN | _OUT, partial(self._handle, peer)
+                )
+
+    def _put(self, peer: Peer, parts: list[NDArray[np.uint8]]) -> None:
+        """Sends; what does not go at once, the server's thread sends. Under the peer's lock."""
+        with self._counting:
+            self.bytes_sent += total_bytes(parts)
+        with suppress(ConnectionLost):  # the server's thread sees it too
+            if peer.connection is not None and not peer.connection.send(parts):
+                self._blocked.append(peer)
+                self._wakeup.ask()
+
+    def _receive(self, peer: Peer) -> None:
+        """Takes one message of a peer."""
+        connection = peer.connection
+        if connection is None:
+            return
+        try:
+            parts = connection.receive()
+            if parts is None:
+                return
+            request = self._take(peer, parts)
+        except Exception as error:  # one bad message ends one connection
+            self.num_damaged += not isinstance(error, ConnectionLost)
+            _LOG.debug("%s: %s", self.address, error)
+            self._lose(peer)
+            return
+        del parts  # its memory may be wanted back before the next one comes
+        if not peer.gone:
+            self._ready.append(peer)
         if request is not None:
-            self._handle(request)
-        return True
+            self._call(request)
 
-    def _heard(self, peer: bytes, parts: list[Part]) -> Request | None:
-        """Takes a message in; a request if it is a new one."""
-        memory = self._clients.get(peer)
-        if memory is None and total_bytes(parts) > _MOST_ERROR_BYTES:  # too long for a hello
-            self.num_refused += 1
-            return None
+    def _take(self, peer: Peer, parts: list[NDArray[np.uint8]]) -> Request | None:
+        """A request, if the message is a new one."""
+        self.bytes_received += total_bytes(parts)
         header, frame = unpack(parts, self.limits)
-        with self._lock:
-            if header.status == HELLO:
-                self._greet(peer, header, frame)
-            elif memory is None or memory.client != header.client:
-                self.num_refused += 1
-            elif header.status == GOODBYE:
-                self._forget(peer)
-            else:
-                memory.acknowledge(header.floor, _seen(frame) if header.status == SEEN else ())
-                if header.status == REQUEST and self._is_new(peer, memory, header, frame):
-                    return Request(self, peer, header, frame)
-        return None
+        with peer.lock:
+            is_new = peer.session.hear(header)
+        if header.status == GOODBYE:
+            self._forget(peer)
+        if header.status != REQUEST or not is_new:
+            return None
+        answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
+        return Request(frame, peer.number, self.limits, answer, buffer)
 
-    def _handle(self, request: Request) -> None:
+    def _call(self, request: Request) -> None:
         try:
             self._handler(request)
         except Exception as error:
@@ -228,49 +302,15 @@ class Server:
                 kind = request.frame.kind
                 _LOG.exception("%s: the handler of kind %d failed after it replied", self.address, kind)
 
-    def _greet(self, peer: bytes, header: Header, frame: Frame) -> None:
-        if len(frame.arrays) != 2 or not hmac.compare_digest(frame.arrays[0].tobytes(), self._secret):
-            self.num_refused += 1
-            return
-        memory = self._clients.get(peer)
-        if memory is None or memory.client != header.client:
-            self._clients[peer] = memory = Memory(header.client, header.floor, self.limits)
-        useful = self._channel.accept(peer, frame.arrays[1].tobytes())
-        self._send(peer, WELCOME, 0, memory, Packed(Frame(0, (int(useful),)), self.limits, False))
+    def _lose(self, peer: Peer) -> None:
+        with peer.lock:
+            connection, peer.connection, peer.lost_s = peer.connection, None, time.monotonic()
+            if connection is not None:
+                self._selector.unregister(connection)
+                connection.close()
 
-    def _is_new(self, peer: bytes, memory: Memory, header: Header, frame: Frame) -> bool:
-        """Whether a request is to be run; one that came before is answered as it was."""
-        number = header.request
-        state = memory.look(number)
-        if state == reply_cache.UNDER_WAY:
-            self._send(peer, WORKING, number, memory, _NO_FRAME)
-        elif state == reply_cache.ANSWERED:
-            self._send(peer, memory.replies[number][0], number, memory, memory.replies[number][1])
-        elif state == reply_cache.FORGOTTEN:
-            text = f"request {number} ran, and its reply is forgotten; raise Limits.most_reply_bytes".encode()
-            packed = Packed(Frame(frame.kind, (), (np.frombuffer(text, np.uint8),)), self.limits, False)
-            self._send(peer, FAILED, number, memory, packed)
-        return state == reply_cache.NEW
-
-    def _send(self, peer: bytes, status: int, number: int, memory: Memory, packed: Packed) -> None:
-        parts = packed.parts(Header(status, number, memory.client, 0))
-        self.bytes_sent += total_bytes(parts)
-        self._channel.send(peer, parts)
-
-    def _tidy(self) -> None:
-        """Forgets clients that died without a goodbye."""
-        now = time.monotonic()
-        for peer, memory in list(self._clients.items()):
-            silent = now - memory.heard_s > _SILENT_S and not memory.under_way
-            if silent or self._channel.gone(peer):
-                self._forget(peer)
-
-    def _forget(self, peer: bytes) -> None:
-        self._clients.pop(peer, None)
-        self._channel.forget(peer)
-
-
-def _seen(frame: Frame) -> list[int]:
-    if len(frame.arrays) != 1:
-        raise WireError(f"a message of what was seen with {len(frame.arrays)} arrays; expected 1")
-    return frame.arrays[0].reshape(-1).tolist()
+    def _forget(self, peer: Peer) -> None:
+        peer.gone = True
+        self._peers.pop(peer.number, None)
+        if peer.connection is not None:
+            self._lose(peer)

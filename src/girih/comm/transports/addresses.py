@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from girih.errors import WireError
@@ -66,12 +71,23 @@ class TCP:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    def leave(self) -> None:
+        """Nothing stays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Local:
     """A socket of this host: the path of a file, or ``@`` and a name without a file (Linux)."""
 
     name: str
+
+    @classmethod
+    def drawn(cls) -> Local:
+        """A new one."""
+        name = f"@girih-{os.urandom(16).hex()}"
+        if sys.platform != "linux":
+            name = f"{tempfile.mkdtemp(prefix='girih-')}/socket"
+        return cls(name)
 
     def place(self) -> str:
         """As the system calls it."""
@@ -94,3 +110,10 @@ class Local:
 
     def prepare(self, connection: socket.socket) -> None:
         """There is nothing to set."""
+
+    def leave(self) -> None:
+        """Takes the file away, and the folder that was drawn for it."""
+        if not self.name.startswith("@"):
+            with suppress(OSError):
+                Path(self.name).unlink()
+                Path(self.name).parent.rmdir()

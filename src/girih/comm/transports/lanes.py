@@ -1,6 +1,6 @@
 """Lanes: shared memory from one process to another, for what is too large to be copied through a socket.
 
-A lane is a file of memory: one byte for each of 4,096 slots, then the data. The sender alone gives out data, lowest
+A lane is a file of memory without a name: one byte for each of 4,096 slots, then the data. The sender alone gives out data, lowest
 address first, so that what is used by turns is always the same memory, which the cache still has. With each array
 it sends goes a slot, whose byte it sets; the receiver clears it when the last view of the array is gone, in whatever
 order. So neither waits for the other, and no lock is shared.
@@ -11,94 +11,68 @@ would need a barrier, which the interpreter's own locks give in practice.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import re
-import stat
 import tempfile
 import threading
 import weakref
 from bisect import bisect_right, insort
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import Part
-from girih.errors import StorageFullError, WireError
+from girih.errors import WireError
 
 NUM_SLOTS: Final = 4096
 _LINE: Final = 64
 _GROWTH: Final = 1 << 20
-_NAME: Final = re.compile(r"girih-[0-9]+-[0-9a-f]{32}")  # the process that made it, and chance
-
-
-def _directory() -> Path:
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class LaneFile:
-    """The memory itself, mapped; its name can go as soon as both sides have it."""
+    """The memory itself, mapped, without a name.
 
-    def __init__(self, name: str, file: int, num_bytes: int) -> None:
-        self.name = name
+    Args:
+        file: its descriptor, from here on the object's.
+
+    Raises:
+        WireError, OSError: it is no such file.
+    """
+
+    def __init__(self, file: int) -> None:
         self.file = file
-        self.num_bytes = num_bytes
-        self._map = mmap.mmap(file, NUM_SLOTS + num_bytes)
+        size = os.fstat(file).st_size
+        if size <= NUM_SLOTS:
+            raise WireError(f"a file of {size} bytes is no lane")
+        self.num_bytes = size - NUM_SLOTS
+        self._map = mmap.mmap(file, size)
         view = memoryview(self._map)
         self.slots, self.data = view[:NUM_SLOTS], view[NUM_SLOTS:]
         self.address: int = np.frombuffer(self.data, np.uint8).__array_interface__["data"][0]
 
     @classmethod
     def make(cls, num_bytes: int) -> LaneFile:
-        """A new one: address space, which takes memory as it is used."""
-        name = f"girih-{os.getpid()}-{os.urandom(16).hex()}"
-        path = _directory() / name
+        """A new one: address space, which takes memory as it is used.
+
+        Raises:
+            OSError: there is none.
+        """
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("girih")
+        else:
+            file, path = tempfile.mkstemp(prefix="girih-")
+            os.unlink(path)
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(file, NUM_SLOTS + num_bytes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file, 0, NUM_SLOTS)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise StorageFullError(
-                f"{path}: no shared memory: {error}; use tcp:// in place of shm://"
-            ) from error
-        fcntl.flock(file, fcntl.LOCK_SH)  # the other side sees by it that this process lives
-        return cls(name, file, num_bytes)
-
-    @classmethod
-    def open(cls, name: str) -> LaneFile:
-        """One that another process of this user made.
-
-        Raises:
-            WireError, OSError: it is not there, or not such a file.
-        """
-        if not _NAME.fullmatch(name):
-            raise WireError(f"{name!r} is no lane's name")
-        file = os.open(_directory() / name, os.O_RDWR | os.O_NOFOLLOW)
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size <= NUM_SLOTS:
+            return cls(file)
+        except BaseException:
             os.close(file)
-            raise WireError(f"{name!r} is no lane of this user")
-        return cls(name, file, found.st_size - NUM_SLOTS)
-
-    def unlink(self) -> None:
-        """Takes the name away."""
-        (_directory() / self.name).unlink(missing_ok=True)
-
-    def maker_is_gone(self) -> bool:
-        """Whether the process that made it ended."""
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+            raise
 
     def close(self) -> None:
         """Views of it stay; the mapping goes with the last."""

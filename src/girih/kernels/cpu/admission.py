@@ -32,7 +32,7 @@ def cell_of(bloom: NDArray[np.int64], key_id: Any, table: Any, number: Any) -> A
 
 @njit_lean
 def seen(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table: Any) -> Any:
-    """How often a key was added, at least; never less than the truth up to 255."""
+    """An upper bound of the number of times a key was added; it is never less than the truth up to 255."""
     least = np.int64(MAX_CELL)
     for number in range(NUM_HASHES):
         least = min(least, np.int64(cells[cell_of(bloom, key_id, table, number)]))

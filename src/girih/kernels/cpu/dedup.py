@@ -24,7 +24,7 @@ MAX_NUMBER = (1 << 31) - 1
 
 @njit_lean
 def count_ids(offsets: I32, num_examples: int, features: I64, tables: I32) -> Any:
-    """How many ids some features have together, how many the one with most, and how many the table with most."""
+    """Numbers of ids: of some features together, of the feature with most, and of the table with most."""
     total, longest, of_table, most = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     for f in range(len(features)):
         count = offsets[(features[f] + 1) * num_examples] - offsets[features[f] * num_examples]

@@ -111,3 +111,10 @@ def shards_of_keys(
     """Writes the shard of every key to ``out``, int32[U]."""
     for i in range(ids.shape[0]):
         out[i] = scaled(key_hash(ids[i], tables[i]), num_shards)
+
+
+@njit_lean
+def fill_stream(seed: Any, out: Any) -> None:
+    """Writes the splitmix64 sequence that ``seed``, a uint64, begins: uint64[·]."""
+    for i in range(len(out)):
+        out[i] = stream(seed, i)

@@ -1,4 +1,4 @@
-"""How kernels are compiled: ``njit`` with a cache that cannot go stale, and a prefetch.
+"""Compilation of kernels: ``njit`` with a cache that cannot go stale, and a prefetch.
 
 Numba's on-disk cache looks at the file of the cached function only, not at those of the functions
 that it calls. Here the cache directory carries a digest of all sources of ``kernels``, so that any

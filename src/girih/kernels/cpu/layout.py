@@ -1,4 +1,4 @@
-"""Where everything lies: the arrays of one shard, their columns, and the rules of its tables.
+"""The layout of a shard: its arrays, their columns, and the rules of its tables.
 
 Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
 that training sees, V 32-bit words of a row: meta, embedding columns, optimizer state, and one more where V would
@@ -104,7 +104,7 @@ class Shard(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What never changes while a store lives.
+    """The arrays that never change while a store lives.
 
     Attributes:
         dtype: FLOAT32, BFLOAT16 or FLOAT16: how embedding columns lie.

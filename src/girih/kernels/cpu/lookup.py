@@ -94,7 +94,7 @@ def is_listed(layout: Layout, table: Any) -> Any:
 
 @njit_lean
 def run_end(tables: NDArray[np.int32], start: Any) -> Any:
-    """Where the keys of one table that begin at ``start`` end."""
+    """The end of the keys of one table that begin at ``start``."""
     end = start + 1
     while end < tables.shape[0] and tables[end] == tables[start]:
         end += 1

@@ -27,7 +27,7 @@ _LINES_AHEAD = 104
 
 @njit_lean
 def bag_scale(mode: Any, length: Any) -> Any:
-    """What a bag's sum is multiplied by, float32."""
+    """The factor of a bag's sum, float32."""
     if length > 1:
         if mode == MEAN:
             return np.float32(1.0) / np.float32(length)
@@ -51,7 +51,7 @@ def find_singles(offsets: I32, num_examples: int, features: I64, firsts: I64) ->
 
 @njit_lean
 def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
-    """How many examples ahead to ask for rows, so that a hundred cache lines or more are on their way."""
+    """The number of examples to ask for rows ahead, so that a hundred cache lines or more are on their way."""
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]

@@ -92,7 +92,7 @@ def write_row(
 def read_initial(
     shard: Shard, layout: Layout, key_id: Any, table: Any, out: NDArray[np.float32], bits: NDArray[np.uint32]
 ) -> None:
-    """What a key without a row reads: its initial value, as a row would keep it."""
+    """Reads a key without a row: its initial value, as a row would keep it."""
     fill_initial(layout, key_id, table, out)
     if layout.dtype != FLOAT32:
         narrow_row(layout.dtype, bits, shard.scratch_halves)

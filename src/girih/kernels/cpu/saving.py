@@ -39,7 +39,7 @@ _BLOCK = 256  # rows that stay in the nearest cache while they are split
 
 @njit_lean
 def _place_of(shard: Shard, number: Any) -> Any:
-    """Where the log takes a record of a chunk that was not copied; -1 for one that it has already."""
+    """The log's place for a record of a chunk that was not copied; -1 if it has the record already."""
     byte, bit = number >> 3, 1 << (number & 7)
     if shard.kept[byte] & bit != 0:
         return -1

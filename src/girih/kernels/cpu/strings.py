@@ -1,9 +1,9 @@
-"""Strings to ids and numbers, straight from the buffers of a column.
+"""Strings to ids, straight from the buffers of a column.
 
 A *span* is a pair of byte positions in ``data``; Arrow's offsets are spans that touch. Hashes are
 XXH64 with seed 0 (the specification is public: github.com/Cyan4973/xxHash), the same on every machine.
 
-Shapes: R strings, M pieces after splitting.
+Shapes: R strings.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ PRIME_3 = np.uint64(0x165667B19E3779F9)
 PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
-EXACT_MANTISSA = np.uint64(1 << 53)
-POWERS_OF_TEN = np.array([float(f"1e{exponent}") for exponent in range(23)])  # exact in float64
-
-OK, EMPTY, UNDECIDED = 0, 1, 2
 
 
 def xxh64(text: bytes) -> int:
@@ -50,55 +46,6 @@ def ids_of_strings(
     with np.errstate(over="ignore"):
         _ids_of_strings(data, starts, ends, ids)
     return ids.view(np.int64)
-
-
-def split_strings(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], separator: bytes
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """ShardedParameters R strings at a separator; empty pieces are left out.
-
-    Returns:
-        starts int64[M] and ends int64[M] of the pieces, and offsets int64[R+1] into them.
-    """
-    mark = np.frombuffer(separator, dtype=np.uint8)
-    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-    _split(data, starts, ends, mark, offsets, offsets[:0], offsets[:0])
-    np.cumsum(offsets, out=offsets)
-    piece_starts = np.empty(offsets[-1], dtype=np.int64)
-    piece_ends = np.empty(offsets[-1], dtype=np.int64)
-    _split(data, starts, ends, mark, offsets, piece_starts, piece_ends)
-    return piece_starts, piece_ends, offsets
-
-
-def numbers_of_strings(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Reads R strings as decimal numbers, correctly rounded; spaces around them do not count.
-
-    Returns:
-        float64[R], and uint8[R]: ``OK``, ``EMPTY``, or ``UNDECIDED`` where the string has too many digits
-        for the short way, or is not a number.
-    """
-    values = np.empty(len(starts), dtype=np.float64)
-    status = np.empty(len(starts), dtype=np.uint8)
-    with np.errstate(over="ignore"):
-        _numbers_of_strings(data, starts, ends, values, status)
-    return values, status
-
-
-def join_strings(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Copies R spans side by side.
-
-    Returns:
-        uint8[·] and offsets int64[R+1].
-    """
-    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-    np.cumsum(ends - starts, out=offsets[1:])
-    joined = np.empty(offsets[-1], dtype=np.uint8)
-    _join(data, starts, offsets, joined)
-    return joined, offsets
 
 
 @njit
@@ -194,101 +141,3 @@ def _ids_of_strings(data: Any, starts: Any, ends: Any, ids: Any) -> None:
         if not is_integer:
             value = _xxh64(data, starts[row], ends[row])
         ids[row] = value
-
-
-@njit
-def _split(
-    data: Any, starts: Any, ends: Any, mark: Any, offsets: Any, piece_starts: Any, piece_ends: Any
-) -> None:
-    """Counts pieces into ``offsets[1:]``, or, given room for them, writes them."""
-    counting = len(piece_starts) == 0
-    width = len(mark)
-    at_piece = 0
-    for row in range(len(starts)):
-        begin = starts[row]
-        end = ends[row]
-        at = begin
-        pieces = 0
-        while at <= end:
-            is_mark = at + width <= end
-            if is_mark:
-                for byte in range(width):
-                    if data[at + byte] != mark[byte]:
-                        is_mark = False
-                        break
-            if is_mark or at == end:
-                if at > begin:
-                    if not counting:
-                        piece_starts[at_piece + pieces] = begin
-                        piece_ends[at_piece + pieces] = at
-                    pieces += 1
-                at = at + width if is_mark else at + 1
-                begin = at
-            else:
-                at += 1
-        at_piece += pieces
-        if counting:
-            offsets[row + 1] = pieces
-
-
-@njit
-def _numbers_of_strings(data: Any, starts: Any, ends: Any, values: Any, status: Any) -> None:
-    """Clinger's fast path: exact mantissa and exact power of ten make one correctly rounded operation."""
-    for row in range(len(starts)):
-        at = starts[row]
-        end = ends[row]
-        while at < end and (data[at] == 32 or data[at] == 9 or data[at] == 13):
-            at += 1
-        while at < end and (data[end - 1] == 32 or data[end - 1] == 9 or data[end - 1] == 13):
-            end -= 1
-        values[row] = 0.0
-        if at >= end:
-            status[row] = EMPTY
-            continue
-        negative = data[at] == 45
-        if negative or data[at] == 43:
-            at += 1
-        mantissa = np.uint64(0)
-        digits = 0
-        exponent = np.int64(0)
-        past_point = False
-        while at < end:
-            byte = np.int64(data[at])
-            if byte == 46 and not past_point:
-                past_point = True
-            elif 48 <= byte <= 57 and digits < 18:
-                mantissa = mantissa * np.uint64(10) + np.uint64(byte - 48)
-                digits += 1
-                if past_point:
-                    exponent -= 1
-            else:
-                break
-            at += 1
-        if digits > 0 and at + 1 < end and (data[at] == 101 or data[at] == 69):
-            at += 1
-            minus = data[at] == 45
-            if (minus or data[at] == 43) and at + 1 < end:
-                at += 1
-            written = np.int64(0)
-            while at < end and 48 <= data[at] <= 57 and written < 1000:
-                written = written * 10 + np.int64(data[at]) - 48
-                at += 1
-            exponent += -written if minus else written
-        if digits == 0 or at < end or mantissa > EXACT_MANTISSA or exponent < -22 or exponent > 22:
-            status[row] = UNDECIDED
-            continue
-        value = np.float64(mantissa)
-        if exponent < 0:
-            value /= POWERS_OF_TEN[-exponent]
-        else:
-            value *= POWERS_OF_TEN[exponent]
-        values[row] = -value if negative else value
-        status[row] = OK
-
-
-@njit
-def _join(data: Any, starts: Any, offsets: Any, joined: Any) -> None:
-    for row in range(len(starts)):
-        shift = starts[row] - offsets[row]
-        for at in range(offsets[row], offsets[row + 1]):
-            joined[at] = data[at + shift]

@@ -94,3 +94,14 @@ def take_bags(values: Any, offsets: Any, index: Any, starts: Any, out: Any) -> N
             for i in range(size):
                 target[i] = bag[i]
             at += size
+
+
+@njit_lean
+def copy_tails(values: Any, offsets: Any, short_offsets: Any, out: Any) -> None:
+    """Copies the last values of each bag, as many as ``short_offsets`` leaves room for: T[M], int64[R+1] twice."""
+    for row in range(len(offsets) - 1):
+        begin = short_offsets[row]
+        size = short_offsets[row + 1] - begin
+        source = offsets[row + 1] - size
+        for i in range(size):
+            out[begin + i] = values[source + i]

@@ -22,7 +22,7 @@ _LANES = 16
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, place: Any, place_type: Any) -> Any:
-    """Where the float at a flat position lies, as a pointer to sixteen of them."""
+    """The address of the float at a flat position, as a pointer to sixteen of them."""
     ir = cgutils.ir
     data = context.make_array(array_type)(context, builder, array).data
     position = context.cast(builder, place, place_type, types.intp)

@@ -25,7 +25,7 @@ KAPPA = 32768.0
 _INFINITY = 0x7F80_0000
 _MAGNITUDE = 0x7FFF_FFFF
 _LEAST_NORMAL = 0x3880_0000  # 2⁻¹⁴, of float16
-_SMALL = 2.0**-100
+SMALL = 2.0**-100
 
 
 @njit_lean
@@ -51,6 +51,52 @@ def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: 
                 break
             slot = (slot + 1) & mask
     return num
+
+
+@njit_lean
+def _is_singles(bounds: I32) -> Any:
+    """Whether each bag has one id. Args: int32[B+1]."""
+    for b in range(len(bounds) - 1):
+        if bounds[b + 1] - bounds[b] != 1:
+            return False
+    return True
+
+
+@njit_lean
+def _pack_by_id(
+    bounds: I32, inverse: I32, counts: U32, places: I64, samples: Any, weights: F32, packed_weights: F32
+) -> Any:
+    """Writes the example of each occurrence, id after id, and its weight; returns the largest count.
+
+    Args:
+        bounds: int32[B+1], of the feature's bags in the batch. inverse: int32[n]. counts: uint32[U].
+        weights, packed_weights: float32[n] or [0].
+    """
+    place, largest = np.int64(0), np.int64(0)
+    for u in range(len(counts)):
+        places[u] = place
+        place += counts[u]
+        largest = max(largest, np.int64(counts[u]))
+    start = bounds[0]
+    for b in range(len(bounds) - 1):
+        for i in range(bounds[b] - start, bounds[b + 1] - start):
+            place = places[inverse[i]]
+            places[inverse[i]] = place + 1
+            samples[place] = b
+            if len(weights) > 0:
+                packed_weights[place] = weights[i]
+    return largest
+
+
+@njit_lean
+def _pack_sizes(bounds: I32, counts: U32) -> Any:
+    """Writes how many ids each bag has; returns the largest number."""
+    largest = np.int64(0)
+    for b in range(len(bounds) - 1):
+        size = bounds[b + 1] - bounds[b]
+        counts[b] = size
+        largest = max(largest, np.int64(size))
+    return largest
 
 
 @njit_lean
@@ -89,39 +135,24 @@ def pack_ids(
     num_ids, num_counts, num_samples, largest = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     base = np.int64(1)
     for f in range(len(pooled)):
-        first = f * num_examples
-        start, end = np.int64(offsets[first]), np.int64(offsets[first + num_examples])
+        bounds = offsets[f * num_examples : (f + 1) * num_examples + 1]
+        start, end = np.int64(bounds[0]), np.int64(bounds[num_examples])
         n = end - start
-        singles = n == num_examples
-        for b in range(num_examples):
-            singles &= offsets[first + b + 1] - offsets[first + b] == 1
+        singles = n == num_examples and _is_singles(bounds)
         sizes[2 * f] = n
         num = np.int64(0)
         if pooled[f]:
-            num = _number(
-                ids[start:end],
-                table,
-                base,
-                inverse,
-                packed_ids[num_ids:],
-                counts[num_counts : num_counts + n],
-            )
+            new_counts = counts[num_counts : num_counts + n]
+            num = _number(ids[start:end], table, base, inverse, packed_ids[num_ids:], new_counts)
             base += num
         plain_bytes = 8 * n if singles else 8 * n + 4 * num_examples
         if pooled[f] and 12 * num + sample_bytes * n <= plain_bytes:
             sizes[2 * f + 1] = num
-            place = np.int64(0)
-            for u in range(num):
-                places[u] = place
-                place += counts[num_counts + u]
-                largest = max(largest, np.int64(counts[num_counts + u]))
-            for b in range(num_examples):
-                for i in range(offsets[first + b] - start, offsets[first + b + 1] - start):
-                    place = places[inverse[i]]
-                    places[inverse[i]] = place + 1
-                    samples[num_samples + place] = b
-                    if len(weights) > 0:
-                        packed_weights[start + place] = weights[start + i]
+            most = _pack_by_id(
+                bounds, inverse, counts[num_counts : num_counts + num], places, samples[num_samples:],
+                weights[start:end], packed_weights[start:end],
+            )  # fmt: skip
+            largest = max(largest, most)
             num_ids, num_counts, num_samples = num_ids + num, num_counts + num, num_samples + n
             continue
         sizes[2 * f + 1] = SINGLES if singles else PLAIN
@@ -132,10 +163,7 @@ def pack_ids(
                 packed_weights[i] = weights[i]
         num_ids += n
         if not singles:
-            for b in range(num_examples):
-                size = offsets[first + b + 1] - offsets[first + b]
-                counts[num_counts + b] = size
-                largest = max(largest, np.int64(size))
+            largest = max(largest, _pack_sizes(bounds, counts[num_counts:]))
             num_counts += num_examples
     return num_ids, num_counts, num_samples, largest
 
@@ -242,7 +270,7 @@ def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves:
             if scale == 0:
                 scale = np.float32(1)  # so that infinity times it is infinity
         scales[r] = scale
-        if scale >= np.float32(_SMALL):
+        if scale >= np.float32(SMALL):
             factor = np.float32(np.float32(KAPPA) / scale)
             for i in range(width):
                 scaled[i] = values[r, i] * factor
@@ -270,30 +298,3 @@ def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves:
             if magnitude >= np.uint32(_INFINITY):
                 half = np.uint32(0x7C00) if magnitude == np.uint32(_INFINITY) else np.uint32(0x7E00)
             halves[r, i] = np.uint16(sign | half)
-
-
-@njit_lean
-def grow_blocks(halves: Any, scales: F32, values: F32, bits: U32) -> None:
-    """Undoes ``shrink_blocks``: uint16[R, W], float32[R] → float32[R, W], which ``bits`` shares as uint32."""
-    width = values.shape[1]
-    for r in range(values.shape[0]):
-        for i in range(width):
-            half = np.uint32(halves[r, i])
-            exponent = half & np.uint32(0x7C00)
-            mantissa = half & np.uint32(0x03FF)
-            sign = np.uint32(half & np.uint32(0x8000)) << np.uint32(16)
-            moved = np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13)
-            normal = np.uint32(moved + np.uint32(0x3800_0000))
-            special = np.uint32(moved | np.uint32(_INFINITY))
-            bits[r, i] = sign | (special if exponent == np.uint32(0x7C00) else normal)
-            if exponent == np.uint32(0):
-                magnitude = np.float32(np.int32(mantissa)) * np.float32(2.0**-24)
-                values[r, i] = -magnitude if sign else magnitude
-        if scales[r] >= np.float32(_SMALL):
-            factor = np.float32(scales[r] * np.float32(1 / KAPPA))
-            for i in range(width):
-                values[r, i] *= factor
-        else:
-            wide = np.float64(scales[r]) / KAPPA
-            for i in range(width):
-                values[r, i] = np.float32(np.float64(values[r, i]) * wide)

@@ -1,4 +1,4 @@
-"""How features meet where all of them are at hand: dot products, crosses.
+"""Interactions of features that are all at hand: dot products, crosses.
 
 Shapes: B examples, F fields, D dim, K width of a flat input.
 """

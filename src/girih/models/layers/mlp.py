@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.models import checks
+from girih.config import checks
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -41,7 +41,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        checks.rate("dropout", dropout)
+        checks.fraction("dropout", dropout)
         checks.flag("batch_norm", batch_norm)
         layers: list[nn.Module] = []
         width = inputs

@@ -1,4 +1,4 @@
-"""Where features stand in a flat input, [embeddings, numeric], and where those of a smaller schema stand in it."""
+"""Columns of features in a flat input, [embeddings, numeric], and of those that a smaller schema has."""
 
 from __future__ import annotations
 

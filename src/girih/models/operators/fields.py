@@ -47,7 +47,7 @@ class Fields(Operator):
         return {}
 
     def places(self, schema: Schema) -> Tensor:
-        """Where the columns of some features stand."""
+        """The places of some features' columns."""
         whole = self.whole_schema
         names = [feature.name for feature in whole.sparse]
         return embedding_places(whole, names, kept_of(names, schema))

@@ -1,4 +1,4 @@
-"""What a substitutable operator is (DES, Algorithm 1): partial results of own features, which add up to the whole.
+"""Substitutable operators (DES, Algorithm 1): partial results of own features add up to the whole.
 
     forward(numeric, embeddings)  =  combine(Σ over any split of the features of partial(own features))
 
@@ -69,7 +69,7 @@ class Operator(nn.Module):
         """
 
     def places(self, schema: Schema) -> Tensor:
-        """Where the columns of some features stand among all W, int64, for those that concatenate."""
+        """The places of some features' columns among all W, int64, for operators that concatenate."""
         return torch.arange(self.columns)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings | Aggregated) -> Tensor:
@@ -84,7 +84,7 @@ class Operator(nn.Module):
 
 
 class Aggregated:
-    """What a model's operators take in place of embeddings that are spread over several processes.
+    """Stands for embeddings that are spread over several processes, as the input of a model's operators.
 
     Args:
         totals: operator → the sum, or the concatenation, of all partial results, [B, W].

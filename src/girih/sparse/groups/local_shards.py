@@ -6,39 +6,52 @@ Every process of a run holds as many, neighbours among all; a checkpoint has one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from girih.errors import CheckpointError
+from girih.checkpoint.coverage import Parts, part_name, parts_for
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
-from girih.store import LiveSnapshot, Store, header_checksum, read_snapshot, write_snapshot
+from girih.store import Snapshot, SnapshotFile, Store, write_rows
+
+
+class _Part(NamedTuple):
+    name: str
+    snapshot: Snapshot
+    covers: dict[str, Any]
 
 
 class ShardsSave:
-    """Shards as they were at one moment, one file each below ``directory``."""
+    """Shards as they were at one moment, each to be one part of a checkpoint."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.snapshots: list[tuple[Path, LiveSnapshot]] = []
+    def __init__(self, writer: Storage) -> None:
+        self._writer = writer
+        self._parts: list[_Part] = []
 
-    def write(self) -> dict[str, Any]:
-        """Writes every shard's file; each shard is free again as soon as its own is written."""
-        files = {}
-        for name, snapshot in self.snapshots:
-            path = self.directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with snapshot:
-                facts = write_snapshot(snapshot, path)
-            files[name.as_posix()] = {**facts, "header_crc32": header_checksum(path)}
-        return files
+    def add(self, name: str, store: Store) -> None:
+        """Takes a live snapshot of a shard."""
+        tables = {table.name: store.num_rows_of(number) for number, table in enumerate(store.spec.tables)}
+        covers = {
+            "group": store.spec.name, "tables": tables, "shard": store.shard, "num_shards": store.num_shards
+        }  # fmt: skip
+        self._parts.append(_Part(name, store.snapshot(self._writer.scratch), covers))
+
+    def write(self) -> Parts:
+        """Writes every shard's part; each shard is free again as soon as its own is written."""
+        parts = {}
+        for name, snapshot, covers in self._parts:
+            with snapshot, self._writer.create(name) as file:
+                facts = write_rows(snapshot, file, f"{self._writer}/{name}")
+            parts[name] = {"bytes": facts["bytes"], "crc32": facts["crc32"], **covers}
+        return parts
 
     def close(self) -> None:
         """Ends what was not written."""
-        for _, snapshot in self.snapshots:
-            snapshot.close()
+        for part in self._parts:
+            part.snapshot.close()
 
 
 class LocalShards:
@@ -100,30 +113,31 @@ class LocalShards:
                     rows[table.name] += store.num_rows_of(number)
         return dict(rows)
 
-    def begin_save(self, directory: Path) -> ShardsSave:
-        """Takes a live snapshot of every shard, to be written below a directory."""
-        save = ShardsSave(directory)
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""
+        save = ShardsSave(writer)
         try:
             for name, store in self.files():
-                save.snapshots.append((name, store.live_snapshot(directory)))
+                save.add(name, store)
         except BaseException:
             save.close()
             raise
         return save
 
-    def load(self, directory: Path, files: Mapping[str, Any]) -> None:
-        """Replaces all rows by those of any number of shards that belong here."""
-        for name, facts in files.items():  # a header holds the checksums of what follows it
-            if header_checksum(directory / name) != facts["header_crc32"]:
-                raise CheckpointError(
-                    f"{directory / name}: damaged, or of another checkpoint (its header differs)"
-                )
-        snapshots = [read_snapshot(directory / name) for name in sorted(files)]
+    def load(self, reader: PartReader) -> None:
+        """Replaces all rows by those of any number of shards that belong here.
+
+        Raises:
+            CheckpointError: a part is damaged, or its rows do not fit; no row was replaced in that shard.
+        """
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = {table.name for table in group.spec.tables}
-            mine = [s for s in snapshots if tables & {table["name"] for table in s.description["tables"]}]
+            opened: dict[str, SnapshotFile] = {}
             for store in stores:
-                store.restore(mine, elsewhere=self._elsewhere)
+                names = parts_for(reader.parts, tables, store.shard, store.num_shards)
+                for name in names:
+                    opened[name] = opened.get(name) or reader.open(name)
+                store.restore([opened[name] for name in names], elsewhere=self._elsewhere)
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -132,8 +146,8 @@ class LocalShards:
         for _, store in self.files():
             store.close()
 
-    def files(self) -> Iterator[tuple[Path, Store]]:
-        """Every shard here, and the place of its file in a checkpoint."""
+    def files(self) -> Iterator[tuple[str, Store]]:
+        """Every shard here, and the name of its part of a checkpoint."""
         for stores in self.stores:
             for number, store in enumerate(stores, self._first_file):
-                yield Path("tables", store.spec.name, f"shard-{number:04d}.safetensors"), store
+                yield part_name(store.spec.name, number), store

@@ -8,15 +8,14 @@ Shapes: R ranks, T tables of a group, U unique keys of this rank's batch, K keys
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
@@ -24,10 +23,9 @@ from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.group import bounds_in
 from girih.sparse.groups.leaves import Leaves
-from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.done import Done
-from girih.sparse.halves.group_save import GroupSave
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
 from girih.sparse.routing.shard_reader import LookupResult, ShardReader
 from girih.sparse.spec import SparseSpec
@@ -143,14 +141,13 @@ class CollectiveSparse:
             self.ranks.sum_by_name(self._shards.counters()), self.ranks.sum_by_name(self._shards.rows())
         )
 
-    def begin_save(self, directory: Path) -> GroupSave:
-        """All ranks take live snapshots of their shards, to be written below rank 0's directory."""
-        directory = Path(self.ranks.broadcast(str(directory)))
-        return GroupSave(self.ranks, self._shards.begin_save(directory))
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """All ranks take live snapshots of their shards, to be written as parts of one checkpoint."""
+        return self._shards.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards; each rank takes what belongs to it."""
-        self._shards.load(directory, files)
+        self._shards.load(reader)
         self._last_step = step
 
     def close(self) -> None:

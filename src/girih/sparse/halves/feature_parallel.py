@@ -5,19 +5,18 @@ Rows never leave their trainer; what crosses the wire are partial results, in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.planner.placement import Placement
+from girih.sparse.groups.local_shards import ShardsSave
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.done import Done
-from girih.sparse.halves.group_save import GroupSave
 from girih.sparse.halves.local import LocalPulled, LocalSparse
 from girih.sparse.spec import SparseSpec
 
@@ -96,14 +95,13 @@ class FeatureParallelSparse:
         rows = dict.fromkeys(self._all_tables, 0) | dict(own.rows)
         return SparseStats(self._ranks.sum_by_name(own.store), self._ranks.sum_by_name(rows))
 
-    def begin_save(self, directory: Path) -> GroupSave:
-        """All ranks take live snapshots of their tables, to be written below rank 0's directory."""
-        directory = Path(self._ranks.broadcast(str(directory)))
-        return GroupSave(self._ranks, self._tables.begin_save(directory))
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """All ranks take live snapshots of their tables, to be written as parts of one checkpoint."""
+        return self._tables.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards; each rank takes its tables."""
-        self._tables.load(directory, files, step=step)
+        self._tables.load(reader, step=step)
 
     def close(self) -> None:
         """Gives the memory back."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -101,16 +101,16 @@ class LocalSparse:
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows())
 
-    def begin_save(self, directory: Path) -> ShardsSave:
-        """Takes a live snapshot of every shard, to be written below a directory."""
-        return self._shards.begin_save(directory)
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """Takes a live snapshot of every shard, to be written as a part of a checkpoint."""
+        return self._shards.begin_save(writer)
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards."""
-        self._shards.load(directory, files)
+        self._shards.load(reader)
         self.last_step = step
 
-    def stores(self) -> Iterator[tuple[Path, Store]]:
+    def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard, and the place of its file in a checkpoint."""
         return self._shards.files()
 

@@ -8,14 +8,15 @@ Shapes: B examples, G groups.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Frame, Reply, connect
 from girih.data.batch import Batch
@@ -29,7 +30,6 @@ from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_
 from girih.sparse.spec import SparseSpec
 
 EMBEDDING_SERVER, EMBEDDING_WORKER = "embedding-server", "embedding-worker"
-SAVE_S = 1800.0
 
 
 class RemotePulled:
@@ -99,7 +99,7 @@ class RemotePending:
 
 
 class RemoteSave:
-    """Servers hold their rows as they were; each writes its files when asked."""
+    """Servers hold their rows as they were; each writes its parts when asked."""
 
     def __init__(self, servers: Sequence[Client]) -> None:
         self._servers = servers
@@ -108,10 +108,10 @@ class RemoteSave:
     def write(self) -> dict[str, Any]:
         """Has all servers write, side by side."""
         self._written = True
-        files: dict[str, Any] = {}
-        for reply in [server.call(Verb.WRITE, (1,), timeout_s=SAVE_S) for server in self._servers]:
-            files |= from_text(answer(reply).arrays[0])
-        return files
+        parts: dict[str, Any] = {}
+        for reply in [server.call(Verb.WRITE, (1,)) for server in self._servers]:
+            parts |= from_text(answer(reply).arrays[0])
+        return parts
 
     def close(self) -> None:
         """Ends what was not written."""
@@ -215,21 +215,21 @@ class RemoteSparse:
                 processes[f"{name} {number}"] = snapshot
         return SparseStats(dict(store), dict(rows), processes)
 
-    def begin_save(self, directory: Path) -> RemoteSave:
+    def begin_save(self, writer: Storage) -> RemoteSave:
         """All servers take live snapshots, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
-        text = as_text(str(directory.resolve()))
+        text = as_text(writer.absolute().url)
         for reply in [server.call(Verb.SAVE, (), (text,)) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
-    def load(self, directory: Path, files: Mapping[str, Any], *, step: int) -> None:
+    def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards."""
         self.last_step = step
-        text = as_text([str(directory.resolve()), dict(files)])
-        for reply in [server.call(Verb.LOAD, (), (text,), timeout_s=SAVE_S) for server in self._servers]:
+        text = as_text(reader.to_dict())
+        for reply in [server.call(Verb.LOAD, (), (text,)) for server in self._servers]:
             answer(reply)
         self._ranks.barrier()
 

@@ -16,12 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.checkpoint.coverage import Parts
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
 from girih.comm.rpc import Request, listen
 from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
@@ -219,21 +220,20 @@ class _Work:
         request.reply((), (as_text({**self._stats.snapshot(spans=bool(request.frame.fields[0])), **store}),))
 
     def _begin_save(self, request: Request) -> None:
-        self._save = self._shards.begin_save(Path(from_text(request.frame.arrays[0])))
+        self._save = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
         request.reply()
 
     def _write(self, request: Request) -> None:
         save, self._save = self._save, None
-        files: dict[str, Any] = {}
+        parts: Parts = {}
         if save is not None:
             try:
                 if not request.frame.fields or request.frame.fields[0]:
-                    files = save.write()
+                    parts = save.write()
             finally:
                 save.close()
-        request.reply((), (as_text(files),))
+        request.reply((), (as_text(parts),))
 
     def _load(self, request: Request) -> None:
-        directory, files = from_text(request.frame.arrays[0])
-        self._shards.load(Path(directory), files)
+        self._shards.load(PartReader.from_dict(from_text(request.frame.arrays[0])))
         request.reply()

@@ -42,7 +42,7 @@ class Verb(IntEnum):
     To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer).
-    STATS: → text. SAVE: text → (). WRITE: → text. LOAD: text → ().
+    STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: → text (facts of parts). LOAD: text (address, parts) → ().
     """
 
     STORE_IDS = 1

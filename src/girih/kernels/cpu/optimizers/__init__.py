@@ -40,7 +40,7 @@ def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, 
 
 
 def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> NDArray[np.float64]:
-    """What the kernels need to know for one step: float64[8]."""
+    """The hyperparameters of one step, for the kernels: float64[8]."""
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
     row[: len(numbers)] = numbers

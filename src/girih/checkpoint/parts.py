@@ -1,0 +1,70 @@
+"""What a process with shards needs to load them: where the parts lie, and their facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from girih.checkpoint.coverage import Parts
+from girih.checkpoint.storage import Storage
+from girih.errors import CheckpointError
+from girih.store import SnapshotFile
+from girih.store.snapshot.tensorfile import TensorHeader
+
+
+@dataclass(frozen=True)
+class PartReader:
+    """The parts of a checkpoint that hold rows.
+
+    Attributes:
+        storage: the checkpoint. parts: their facts, as the manifest has them.
+    """
+
+    storage: Storage
+    parts: Parts
+
+    def open(self, name: str) -> SnapshotFile:
+        """A part, its form checked; its content when it is read.
+
+        Raises:
+            CheckpointError: damaged, or other than the manifest says. MissingFileError: it is gone.
+        """
+        facts = self.parts[name]
+        with self.storage.fetch(name) as file:
+            found = SnapshotFile(file, f"{self.storage}/{name}", facts["crc32"])
+        described = found.description
+        tables = [table["name"] for table in described["tables"]]
+        for what, theirs, expected in (
+            ("group", described["group"], facts["group"]),
+            ("shard", described["shard"], facts["shard"]),
+            ("num_shards", described["num_shards"], facts["num_shards"]),
+            ("tables", sorted(tables), sorted(facts["tables"])),
+        ):
+            if theirs != expected:
+                raise CheckpointError(
+                    f"{found.where}: damaged: {what} is {theirs!r}, the manifest says {expected!r}"
+                )
+        return found
+
+    def header(self, name: str) -> TensorHeader:
+        """What a part says of itself, without reading the rest.
+
+        Raises:
+            CheckpointError: damaged. MissingFileError: it is gone.
+        """
+        where = f"{self.storage}/{name}"
+        length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
+        return TensorHeader(self.storage.read(name, 8, 8 + length), where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For another process, which may be on another machine."""
+        return {
+            "url": self.storage.absolute().url,
+            "parts": {name: dict(f) for name, f in self.parts.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
+        """The inverse of :meth:`to_dict`."""
+        return cls(Storage(told["url"]), told["parts"])

@@ -1,0 +1,249 @@
+"""Where checkpoints lie: a directory of this machine or any other fsspec address, by the same code.
+
+No step depends on a rename. Where there are directories (on this machine), a finished one is moved to its name, so
+that the name alone tells; in an object store a checkpoint is written where it stays. Either way it is valid when its
+manifest is there and checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+
+WRITING, DOOMED = ".writing-", ".old-"
+_PIECE = 16 << 20
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A directory, or the keys of an object store that begin alike.
+
+    Attributes:
+        url: a path, or an fsspec address such as ``s3://bucket/run``.
+
+    Raises:
+        ConfigError: an address that no installed file system answers to.
+    """
+
+    url: str
+
+    @classmethod
+    def at(cls, address: Storage | str | os.PathLike[str]) -> Storage:
+        """The storage at a path or address."""
+        if isinstance(address, Storage):
+            return address
+        text = os.fspath(address)
+        text = text.removeprefix("file://")
+        return cls(text if len(text) == 1 else text.rstrip("/"))
+
+    def __truediv__(self, name: str) -> Storage:
+        return Storage(f"{self.url.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Storage:
+        """What this lies in."""
+        return Storage(self.url.rpartition("/")[0] or ("/" if self.url.startswith("/") else "."))
+
+    @property
+    def local(self) -> Path | None:
+        """The directory, where it is one of this machine."""
+        return None if _ADDRESS.match(self.url) else Path(self.url)
+
+    def absolute(self) -> Storage:
+        """The same for a process with another current directory."""
+        return self if self.local is None else Storage(os.path.abspath(self.url))
+
+    @property
+    def scratch(self) -> Path:
+        """A directory of this machine for files without a name, beside what is written if it can be."""
+        local = self.local
+        return local if local is not None and local.is_dir() else Path(tempfile.gettempdir())
+
+    # Reading.
+
+    def exists(self, name: str | None = None) -> bool:
+        """Whether there is a file of that name, or anything here at all."""
+        with self._reaching(name) as (files, path):
+            return bool(files.exists(path))
+
+    def names(self) -> list[str]:
+        """What lies directly below, files and directories."""
+        with self._reaching() as (files, path):
+            try:
+                found = files.ls(path, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file below, by its name relative to this."""
+        with self._reaching() as (files, path):
+            found = files.find(path, detail=True)
+            return {os.path.relpath(each, path): int(facts["size"]) for each, facts in found.items()}
+
+    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """A small file whole, or a range of bytes of a large one.
+
+        Raises:
+            MissingFileError: there is none.
+        """
+        with self._reaching(name) as (files, path):
+            return bytes(files.cat_file(path, start=start, end=end))
+
+    @contextlib.contextmanager
+    def fetch(self, name: str) -> Iterator[IO[bytes]]:
+        """A file that can be mapped into memory; one from elsewhere is copied to a temporary file without a name.
+
+        Raises:
+            MissingFileError: there is none.
+        """
+        with contextlib.ExitStack() as closing:
+            with self._reaching(name) as (files, path):
+                file: IO[bytes] = closing.enter_context(files.open(path, "rb"))
+                if self.local is None:
+                    copy = closing.enter_context(tempfile.TemporaryFile())
+                    shutil.copyfileobj(file, copy, _PIECE)
+                    copy.flush()
+                    copy.seek(0)
+                    file = copy
+            yield file
+
+    # Writing.
+
+    def make(self) -> None:
+        """Makes the directory, where there are directories."""
+        if (local := self.local) is not None:
+            local.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """A new file to be written at any offset by its descriptor, and there under its name afterwards.
+
+        One for elsewhere is a temporary file without a name until it is whole, then sent from front to back.
+        Where writing fails, none is left.
+        """
+        if (local := self.local) is None:
+            with tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                with self._reaching(name) as (files, path), files.open(path, "wb") as sent:
+                    shutil.copyfileobj(file, sent, _PIECE)
+            return
+        here = local / name
+        here.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with here.open("wb", buffering=0) as file:
+                yield file
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                here.unlink(missing_ok=True)
+            raise
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Writes a file whole or not at all; the one before stays until then."""
+        if (local := self.local) is None:
+            with self._reaching(name) as (files, path):
+                files.pipe_file(path, content)
+            return
+        with self.create(f"{name}.new") as file:
+            _write_all(file, content)
+        os.replace(local / f"{name}.new", local / name)
+
+    def draft(self, name: str) -> Storage:
+        """Where to write what will be called ``name``."""
+        return self / (f"{WRITING}{os.getpid()}" if self.local is not None else name)
+
+    def publish(self, draft: Storage, name: str) -> None:
+        """Gives a draft, complete and on disk, its name."""
+        old, new, root = draft.local, (self / name).local, self.local
+        if old is None or new is None or root is None:
+            return
+        for directory in (*sorted((p for p in old.rglob("*") if p.is_dir()), reverse=True), old):
+            _sync(directory)
+        os.rename(old, new)
+        _sync(root)
+
+    def remove(self, name: str, first: str) -> None:
+        """Removes what has a name, if any: its name or the file ``first`` goes first, so that nobody trusts the rest."""
+        doomed = self / name
+        if (local := doomed.local) is not None:
+            if not local.exists():
+                return
+            if not name.startswith("."):
+                doomed = self / f"{DOOMED}{name.removeprefix('step-')}"
+                shutil.rmtree(doomed.url, ignore_errors=True)
+                os.rename(local, doomed.url)
+            shutil.rmtree(doomed.url)
+            return
+        with doomed._reaching() as (files, path):
+            if files.exists(f"{path}/{first}"):
+                files.rm_file(f"{path}/{first}")
+            if files.exists(path):
+                files.rm(path, recursive=True)
+
+    @contextlib.contextmanager
+    def _reaching(self, name: str | None = None) -> Iterator[tuple[AbstractFileSystem, str]]:
+        """The file system and the path in it; what goes wrong there is told in a line."""
+        url = self.url if name is None else f"{self.url}/{name}"
+        if self.local is not None:
+            try:
+                yield LocalFileSystem(), os.path.abspath(url)
+            except FileNotFoundError:
+                raise MissingFileError(f"{url}: no such file") from None
+            return
+        try:
+            files, path = url_to_fs(url, use_listings_cache=False)  # other processes write there too
+        except (ImportError, ValueError) as error:
+            hint = "; pip install 'girih[s3]'" if url.startswith("s3") else ""
+            raise ConfigError(f"{url}: {_line(error)}{hint}") from None
+        try:
+            yield files, path
+        except FileNotFoundError:
+            raise MissingFileError(f"{url}: no such file") from None
+        except GirihError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise CheckpointError(
+                f"{url}: {_line(error)}; is it there, and may this user go there?"
+            ) from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _write_all(file: IO[bytes], content: bytes) -> None:
+    view = memoryview(content)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

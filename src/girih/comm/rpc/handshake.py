@@ -1,0 +1,119 @@
+"""How two processes prove to each other that they know the run's secret, without sending it.
+
+    server → client   challenge   sign, 32 random bytes
+    client → server   hello       sign, 32 random bytes, the session to go on with, proof
+    server → client   welcome     what comes of the session, limits, proof
+
+A proof is the HMAC-SHA256, under the secret, of who speaks and all that both have said so far, what it ends included.
+The client proves itself first, so that a stranger gets nothing to try secrets on. All three have fixed sizes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from girih.comm.rpc.frames import LAYOUT, Limits
+from girih.errors import WireError
+
+_SIGN: Final = b"girih" + struct.pack("<HB", LAYOUT, 0)
+_RANDOM_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_HELLO: Final = struct.Struct("<QQ")
+_WELCOME: Final = struct.Struct("<QQQIQ")
+CHALLENGE_BYTES: Final = len(_SIGN) + _RANDOM_BYTES
+HELLO_BYTES: Final = CHALLENGE_BYTES + _HELLO.size + _PROOF_BYTES
+WELCOME_BYTES: Final = _WELCOME.size + _PROOF_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client begins with.
+
+    Attributes:
+        session: the one it wants to go on with; 0 for a new one.
+        received: messages of that session that it has.
+    """
+
+    session: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a server says to it.
+
+    Attributes:
+        incarnation: the server's.
+        session: the client's own, or a new one where the server does not know that.
+        received: messages of the session that the server has.
+        limits: the server's; ``lane_bytes`` is not told.
+    """
+
+    incarnation: int
+    session: int
+    received: int
+    limits: Limits
+
+
+def challenge() -> bytes:
+    """What either side begins with."""
+    return _SIGN + os.urandom(_RANDOM_BYTES)
+
+
+def pack_hello(secret: bytes, challenged: bytes, hello: Hello) -> bytes:
+    """The client's answer to a challenge.
+
+    Raises:
+        WireError: it is none.
+    """
+    _check_sign(challenged)
+    said = challenge() + _HELLO.pack(hello.session, hello.received)
+    return said + _proof(secret, b"client", challenged, said)
+
+
+def unpack_hello(secret: bytes, challenged: bytes, said: bytes) -> Hello:
+    """Checks and reads a client's answer.
+
+    Raises:
+        WireError: it does not know the secret.
+    """
+    _check_sign(said)
+    content, proof = said[:-_PROOF_BYTES], said[-_PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(secret, b"client", challenged, content)):
+        raise WireError("a stranger who does not know the secret")
+    return Hello(*_HELLO.unpack_from(content, CHALLENGE_BYTES))
+
+
+def pack_welcome(secret: bytes, challenged: bytes, hello: bytes, welcome: Welcome) -> bytes:
+    """The server's answer to a hello."""
+    limits = welcome.limits
+    numbers = (welcome.incarnation, welcome.session, welcome.received)
+    said = _WELCOME.pack(*numbers, limits.most_arrays, limits.most_bytes)
+    return said + _proof(secret, b"server", challenged, hello, said)
+
+
+def unpack_welcome(secret: bytes, challenged: bytes, hello: bytes, said: bytes) -> Welcome:
+    """Checks and reads a server's answer.
+
+    Raises:
+        WireError: the server does not know the secret.
+    """
+    content, proof = said[:-_PROOF_BYTES], said[-_PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(secret, b"server", challenged, hello, content)):
+        raise WireError("who listens there does not know the secret")
+    incarnation, session, received, most_arrays, most_bytes = _WELCOME.unpack(content)
+    limits = Limits(most_arrays=most_arrays, most_bytes=most_bytes)
+    return Welcome(incarnation, session, received, limits)
+
+
+def _check_sign(said: bytes) -> None:
+    if not said.startswith(_SIGN):
+        raise WireError(f"a stranger who says {said[: len(_SIGN)]!r}; expected {_SIGN!r}")
+
+
+def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
+    return hmac.digest(secret, b"".join((who, *said)), "sha256")

@@ -1,0 +1,106 @@
+"""What calls need of a transport: somebody who listens, somebody who dials, and connections between the two.
+
+Messages of parts go over a connection in order, whole and once, until it breaks. All of it works without waiting but
+for ``dial``; who waits does so for the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc.frames import Part
+from girih.comm.rpc.handshake import Hello, Welcome
+from girih.errors import WireError
+
+
+class ConnectionLost(WireError):
+    """The connection broke, or what comes over it is no message."""
+
+
+class Connection(Protocol):
+    """One end, whose other end has proved that it knows the secret. One thread receives; a lock guards the rest."""
+
+    def fileno(self) -> int:
+        """A file to wait for: readable when there may be a message, writable when ``flush`` may help."""
+
+    def send(self, parts: Sequence[Part]) -> bool:
+        """Takes a message; whether all was sent. The rest goes with ``flush``.
+
+        Raises:
+            ConnectionLost: it broke; the receiving thread will see it too.
+        """
+
+    def flush(self) -> bool:
+        """Sends on; whether nothing is left.
+
+        Raises:
+            ConnectionLost: it broke.
+        """
+
+    def receive(self) -> list[Part] | None:
+        """The next message; None when there is none until the file is readable.
+
+        Raises:
+            ConnectionLost: there will be none.
+        """
+
+    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+        """Memory that is sent without a copy, or None where any memory does as well. From any thread."""
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Ends it; for so long it tries to send what is left."""
+
+
+class Stranger(Protocol):
+    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes."""
+
+    def fileno(self) -> int:
+        """A file to wait for until it is readable."""
+
+    def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
+        """Reads on; once he proved that he knows the secret: a connection, and the number of the session that
+        ``greet`` gave.
+
+        Raises:
+            WireError, OSError: he did not, or left.
+        """
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+class Listener(Protocol):
+    """Takes connections at an address."""
+
+    address: str
+
+    def fileno(self) -> int:
+        """A file that is readable when somebody connected."""
+
+    def accept(self) -> Stranger | None:
+        """Somebody who connected.
+
+        Raises:
+            OSError: there are no descriptors.
+        """
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Dialer(Protocol):
+    """Connects to an address."""
+
+    def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
+        """A connection to a server that proved that it knows the secret.
+
+        Raises:
+            OSError: nobody listens there, or somebody without the secret.
+        """
+
+    def stop(self) -> None:
+        """Ends a ``dial`` in another thread, this or the next one."""

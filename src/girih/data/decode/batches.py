@@ -1,0 +1,166 @@
+"""DecodedRows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
+
+Shapes: R rows, K batches of B examples each, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from girih.data.batch import Batch
+from girih.data.decode.rows import Bags, DecodedRows, joined_bags, joined_others, sealed, take_rows
+from girih.errors import DataError
+from girih.kernels.buffers import Buffers
+from girih.kernels.cpu import take as kernels
+
+MAX_IDS = 2**31 - 1
+GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
+
+
+class Cut(NamedTuple):
+    """The batches of some rows, and the rows before and after them (None where there are none)."""
+
+    before: DecodedRows | None
+    batches: list[Batch]
+    after: DecodedRows | None
+
+
+def cut(
+    parts: Sequence[DecodedRows], order: NDArray[np.int64], first: int, size: int, buffers: Buffers
+) -> Cut:
+    """Cuts rows into batches of ``size``, from row ``first`` on.
+
+    Args:
+        parts: rows with the same columns, one part below the other; their ids are taken out, to be freed.
+        order: int64[·], the rows in the order in which they are taken.
+
+    Raises:
+        DataError: more ids than a batch can hold.
+    """
+    last = first + (len(order) - first) // size * size
+    columns = [[part.bags[f] for part in parts] for f in range(len(parts[0].bags))]
+    for part in parts:
+        part.bags = []
+    for f, column in enumerate(columns):
+        if any(bags.offsets is not None for bags in column):
+            columns[f] = [joined_bags(column, buffers)]
+    groups = _groups(order[first:last].reshape(-1, size), columns, buffers)
+    others = joined_others(parts, buffers)
+    rests = [(others.take(index), index) for index in (order[:first], order[last:])]
+    for f in range(len(columns)):
+        bags = joined_bags(columns[f], buffers)
+        columns[f] = []
+        for group in groups:
+            group.fill(f, bags)
+        for rows, index in rests:
+            rows.bags.append(bags.take(index))
+    before, after = (rows if rows.num_rows else None for rows, _ in rests)
+    return Cut(before, [batch for group in groups for batch in group.batches(others)], after)
+
+
+def batch_of(parts: Sequence[DecodedRows], buffers: Buffers) -> Batch:
+    """All rows as one batch; their ids are taken out."""
+    size = sum(part.num_rows for part in parts)
+    return cut(parts, np.arange(size), 0, size, buffers).batches[0]
+
+
+def _groups(index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], buffers: Buffers) -> list[_Group]:
+    """Groups of batches of about :data:`GROUP_BYTES`; ``index``, int64[·, B], says which rows each takes."""
+    size = index.shape[1]
+    num_rows = sum(bags.num_rows for bags in columns[0]) if columns else 0
+    ids_per_batch = sum(len(bags.ids) for column in columns for bags in column) * size / max(1, num_rows)
+    step = max(1, int(GROUP_BYTES / (8 * ids_per_batch + 1)))
+    weighted = any(bags.weights is not None for column in columns for bags in column)
+    bounds = None
+    if all(bags.offsets is None for column in columns for bags in column):
+        _check_ids(len(columns) * size, size)
+        bounds = np.arange(len(columns) * size + 1, dtype=np.int32)
+    starts = range(0, len(index), step)
+    return [_Group(index[start : start + step], columns, weighted, bounds, buffers) for start in starts]
+
+
+def _check_ids(num_ids: int, size: int) -> None:
+    if num_ids > MAX_IDS:
+        raise DataError(f"a batch of {size} rows has more than 2³¹ ids; lower batch_size, or set max_length")
+
+
+class _Group:
+    """K batches whose ids lie in one array, a batch after the other.
+
+    Args:
+        index: int64[K, B]. bounds: int32[F·B+1], the offsets of all batches where every bag holds one id; else None.
+    """
+
+    def __init__(
+        self,
+        index: NDArray[np.int64],
+        columns: Sequence[Sequence[Bags]],
+        weighted: bool,
+        bounds: NDArray[np.int32] | None,
+        buffers: Buffers,
+    ) -> None:
+        self._buffers = buffers
+        self._index = index
+        num_batches, size = index.shape
+        counts = np.full((len(columns), num_batches), size, dtype=np.int64)
+        for f, column in enumerate(columns):
+            if column[0].offsets is not None:
+                kernels.count_values(sealed(column[0].offsets), index, counts[f])
+        totals = counts.sum(axis=0)
+        _check_ids(int(totals.max()), size)
+        self._ends = np.cumsum(totals)
+        self._firsts = np.cumsum(counts, axis=0) - counts  # of each feature within its batch
+        self._starts = self._firsts + (self._ends - totals)
+        self._ids = buffers.take(np.int64, int(self._ends[-1]))
+        self._weights = None
+        if weighted:
+            self._weights = buffers.take(np.float32, len(self._ids))
+            self._weights[:] = 1.0
+        self._has_bags = bounds is None
+        if bounds is None:
+            bounds = buffers.take(np.int32, num_batches, len(columns) * size + 1)
+            bounds[:, 0] = 0
+        self._offsets = bounds  # int32[K, F·B+1], or one for all
+
+    def fill(self, f: int, bags: Bags) -> None:
+        """Copies what feature ``f`` holds to its place in each batch."""
+        size = self._index.shape[1]
+        if self._has_bags:
+            ends = self._offsets[:, f * size + 1 : (f + 1) * size + 1]
+            if bags.offsets is None:
+                ends[:] = self._firsts[f][:, None] + np.arange(1, size + 1)
+            else:
+                kernels.bag_ends(sealed(bags.offsets), self._index, self._firsts[f], ends)
+        for values, out in ((bags.ids, self._ids), (bags.weights, self._weights)):
+            if values is None or out is None:
+                continue
+            if bags.offsets is None:
+                kernels.take(sealed(values), self._index, self._starts[f], out)
+            else:
+                kernels.take_bags(sealed(values), sealed(bags.offsets), self._index, self._starts[f], out)
+
+    def batches(self, others: DecodedRows) -> Iterator[Batch]:
+        """The batches, with what rows hold besides ids."""
+        size = self._index.shape[1]
+        rows = self._index.reshape(-1)
+        numeric = take_rows(others.numeric, rows, self._buffers)
+        labels = take_rows(others.labels, rows, self._buffers)
+        weights = None if others.example_weights is None else others.example_weights[rows]
+        begin = 0
+        for k, end in enumerate(self._ends):
+            part = slice(k * size, (k + 1) * size)
+            yield Batch(
+                ids=self._ids[begin:end],
+                offsets=self._offsets[k] if self._has_bags else self._offsets,
+                weights=None if self._weights is None else self._weights[begin:end],
+                numeric=numeric[part],
+                labels=labels[part],
+                example_weights=None if weights is None else weights[part],
+                kept=None if others.kept is None else others.kept.take(pa.array(self._index[k])),
+            )
+            begin = end

@@ -1,0 +1,206 @@
+"""CSV and its kin: Arrow splits lines into cells, all of them strings, and one rule reads their values.
+
+Values do not contain line breaks. Blank lines are passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+from numpy.typing import NDArray
+
+from girih.data.formats.text import Block, TextSource, read_head
+from girih.data.paths import File, one_line
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import BadRow, Unit
+from girih.errors import ConfigError, DataError
+
+_NO_LINE_END = re.compile(rb"[^\r\n]")
+
+
+class _Layout(NamedTuple):
+    """The columns of one file, and where its rows begin."""
+
+    names: tuple[str, ...]
+    byte: int
+    line: int
+
+
+def split_cells(
+    data: bytes,
+    names: Sequence[str],
+    columns: list[str],
+    separator: str,
+    quote: str,
+    address: str,
+    types: Mapping[str, Any] | None = None,
+) -> tuple[Any, list[Any]]:
+    """Splits lines into cells: some columns as a table, and the lines with more or fewer cells.
+
+    Args:
+        types: of columns, where not binary.
+
+    Raises:
+        DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
+    """
+    broken: list[Any] = []
+
+    def note(row: Any) -> str:
+        broken.append(row)
+        return "skip"
+
+    # Arrow tells columns apart by name; those that nobody reads may share one
+    unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
+    if not _NO_LINE_END.search(data):
+        return pa.table({name: pa.array([], type=pa.binary()) for name in columns}), []
+    try:
+        table = pacsv.read_csv(
+            pa.BufferReader(data),
+            read_options=pacsv.ReadOptions(
+                column_names=unique, use_threads=False, block_size=max(len(data) + 1, 64)
+            ),
+            parse_options=pacsv.ParseOptions(
+                delimiter=separator, quote_char=quote or False, invalid_row_handler=note
+            ),
+            convert_options=pacsv.ConvertOptions(
+                include_columns=columns,
+                column_types={name: pa.binary() for name in columns} | dict(types or {}),
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowException as error:
+        raise DataError(f"{address}: cannot be split into cells: {one_line(error)}") from None
+    return table, broken
+
+
+class DelimitedSource(TextSource):
+    """Text files whose lines are cells between separators.
+
+    Args:
+        files: each with a header line, unless ``columns`` is given.
+        separator: one character.
+        quote: the character around cells that hold the separator, or "" for none.
+        columns: lists of column names, for files without a header; a file takes the first list that is as
+            long as its first line, and else the first.
+        block_bytes: size of a unit.
+
+    Raises:
+        ConfigError: a separator or quote that is not one character.
+        DataError: a file that is empty, damaged, or without a header; no rows at all.
+    """
+
+    kind = "text"
+
+    def __init__(
+        self,
+        files: tuple[File, ...],
+        *,
+        separator: str,
+        quote: str,
+        columns: Sequence[Sequence[str]] | None,
+        block_bytes: int,
+    ) -> None:
+        if len(separator) != 1 or not separator.isascii() or separator in '\r\n"':
+            raise ConfigError(
+                f"separator = {separator!r}: expected one ASCII character, such as ',' or '\\t'"
+            )
+        if quote and (len(quote) != 1 or not quote.isascii() or quote in "\r\n" or quote == separator):
+            raise ConfigError(
+                f"quote = {quote!r}: expected one ASCII character other than the separator, or ''"
+            )
+        self._separator = separator
+        self._quote = quote
+        self._has_rows = False
+        self._layouts = [self._layout(file, columns) for file in files]
+        if not self._has_rows:
+            raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
+        super().__init__(files, [(layout.byte, layout.line) for layout in self._layouts], block_bytes)
+
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses files that lack a column."""
+        for file, layout in zip(self.files, self._layouts, strict=True):
+            plan.check_names(list(layout.names), file.address)
+
+    def _layout(self, file: File, columns: Sequence[Sequence[str]] | None) -> _Layout:
+        head = read_head(file)
+        try:
+            text = head.line.decode("utf-8")
+        except UnicodeDecodeError:
+            if columns is None:
+                raise DataError(f"{file.address}: the header is not UTF-8 text") from None
+            text = head.line.decode("latin-1")
+        try:
+            cells = self._cells(text)
+        except csv.Error:
+            trouble = "the first line cannot be split; lines end in \\n or \\r\\n"
+            raise DataError(f"{file.address}: {trouble}") from None
+        if columns is None:
+            self._has_rows |= head.has_rest
+            return _Layout(cells, head.rest_byte, head.rest_number)
+        names = next((tuple(names) for names in columns if len(names) == len(cells)), tuple(columns[0]))
+        if cells == names:  # a header, in spite of what was said
+            self._has_rows |= head.has_rest
+            return _Layout(names, head.rest_byte, head.rest_number)
+        self._has_rows = True
+        return _Layout(names, head.byte, head.number)
+
+    def _cells(self, line: str) -> tuple[str, ...]:
+        if not self._quote:
+            return tuple(line.split(self._separator))
+        return tuple(next(csv.reader([line], delimiter=self._separator, quotechar=self._quote)))
+
+    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+        """Splits a block into cells; lines that cannot be split are bad rows."""
+        file, layout, columns = self.files[number], self._layouts[number], list(plan.columns)
+        table, broken = self._split(block.data, layout, columns, file)
+        numbers = None
+        bad: list[BadRow] = []
+        if broken or table.num_rows != block.num_lines:
+            data, lines, bad = self._without_open_quotes(block)
+            if bad or table.num_rows + len(broken) != len(lines):
+                table, broken = self._split(data, layout, columns, file)
+            if table.num_rows + len(broken) != len(lines):
+                raise DataError(
+                    f"{file.address}: lines {block.line} to {after.line - 1} do not all end in \\n or \\r\\n"
+                )
+            places = np.array([row.number for row in broken], dtype=np.int64) - 1
+            bad += [
+                BadRow(
+                    int(lines[place]),
+                    "wrong number of cells",
+                    f"{row.actual_columns} cells: {self._expected(layout)}",
+                )
+                for place, row in zip(places, broken, strict=True)
+            ]
+            numbers = np.delete(lines, places)
+        return Unit(table, file.address, "line", block.line, after, numbers=numbers, is_text=True, bad=bad)
+
+    def _expected(self, layout: _Layout) -> str:
+        return f"expected {len(layout.names)}, separated by {self._separator!r}"
+
+    def _split(self, data: bytes, layout: _Layout, columns: list[str], file: File) -> tuple[Any, list[Any]]:
+        return split_cells(data, layout.names, columns, self._separator, self._quote, file.address)
+
+    def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
+        """The lines that are not blank and close their quotes, the number of each, and those that do not."""
+        lines, bad, kept = [], [], []
+        quote = self._quote.encode()
+        for number, line in enumerate(block.data.split(b"\n"), start=block.line):
+            if not line.strip(b"\r"):
+                continue
+            if quote and line.count(quote) % 2:
+                bad.append(
+                    BadRow(number, "a quote left open", f"a quote {self._quote} is not closed on its line")
+                )
+                continue
+            lines.append(number)
+            kept.append(line)
+        return b"\n".join(kept) + b"\n", np.array(lines, dtype=np.int64), bad

@@ -1,0 +1,154 @@
+"""Parquet: a unit is a row group; only the columns needed are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from girih.data.decode.columns import is_string, kind_of
+from girih.data.paths import File, one_line
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import Unit
+from girih.errors import DataError, UserError
+
+OPEN_FILES = 16
+DICTIONARY_BYTES = 8.0  # below so many bytes a value, a dictionary repeats itself enough to be worth keeping
+
+
+class _RowGroup(NamedTuple):
+    file: int
+    group: int
+    first_row: int
+    num_rows: int
+
+
+class ParquetSource:
+    """The row groups of some Parquet files, whose footers are read at once.
+
+    Raises:
+        DataError: not Parquet, damaged, without rows, or files that disagree on a column.
+    """
+
+    def __init__(self, files: tuple[File, ...]) -> None:
+        self.files = files
+        self._footers = [self._footer(file) for file in files]
+        self._schemas = [self._arrow_schema(number) for number in range(len(files))]
+        self._groups: list[_RowGroup] = []
+        for number, footer in enumerate(self._footers):
+            first = 0
+            for group in range(footer.num_row_groups):
+                num_rows = footer.row_group(group).num_rows
+                if num_rows:
+                    self._groups.append(_RowGroup(number, group, first, num_rows))
+                first += num_rows
+        if not self._groups:
+            raise DataError(f"{files[0].address}: no rows in {_count(len(files))}; expected at least one")
+        self.num_parts = len(self._groups)
+        self.num_rows: int | None = sum(group.num_rows for group in self._groups)
+        counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
+        self.identity = "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
+
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
+        kinds: dict[str, tuple[str, str]] = {}
+        for file, schema in zip(self.files, self._schemas, strict=True):
+            plan.check_names(schema.names, file.address)
+            types = {name: schema.field(name).type for name in plan.columns}
+            plan.check_types(types, file.address)
+            for name in plan.columns:
+                kind = str(types[name]) if name in plan.keep else kind_of(types[name])
+                if kind == "nulls":
+                    continue
+                first, where = kinds.setdefault(name, (kind, file.address))
+                if kind != first:
+                    raise DataError(
+                        f"{file.address}: column {name!r} has {kind}, but {first} in {where}; cast one"
+                    )
+
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+        """Yields the row groups in the order given, from ``start.part`` on."""
+        names = list(plan.columns)
+        opened: OrderedDict[Any, Any] = OrderedDict()  # of this pass alone: passes may overlap
+        try:
+            for part in range(start.part, len(order)):
+                group = self._groups[order[part]]
+                file = self.files[group.file]
+                try:
+                    table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
+                except UserError:
+                    raise
+                except (OSError, pa.ArrowException) as error:
+                    trouble = f"row group {group.group + 1} cannot be read: {one_line(error)}"
+                    raise DataError(f"{file.address}: {trouble}") from None
+                yield Unit(
+                    table,
+                    file.address,
+                    "row",
+                    first=group.first_row + 1,
+                    after=Cursor(part + 1),
+                    suffix=f" (row group {group.group + 1})",
+                )
+        finally:
+            for reader in opened.values():
+                reader.close(force=True)
+
+    def _footer(self, file: File) -> Any:
+        if file.size == 0:
+            raise DataError(f"{file.address}: the file is empty; expected Parquet")
+        try:
+            with file.open() as opened:
+                return pq.read_metadata(opened)
+        except UserError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{file.address}: not a readable Parquet file: {one_line(error)}") from None
+
+    def _arrow_schema(self, number: int) -> Any:
+        try:
+            return self._footers[number].schema.to_arrow_schema()
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{self.files[number].address}: its schema is not readable: {one_line(error)}"
+            ) from None
+
+    def _dictionaries(self, group: _RowGroup, plan: ReadPlan) -> tuple[str, ...]:
+        """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
+        footer = self._footers[group.file].row_group(group.group)
+        schema = self._schemas[group.file]
+        wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
+        names = []
+        for column in range(footer.num_columns):
+            chunk = footer.column(column)
+            name = chunk.path_in_schema
+            if name not in wanted or not is_string(schema.field(name).type) or not chunk.has_dictionary_page:
+                continue
+            if chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values:
+                names.append(name)
+        return tuple(names)
+
+    def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: ReadPlan) -> Any:
+        """The reader of a row group's file; the one unused for longest is closed when there are too many."""
+        key = (group.file, self._dictionaries(group, plan))
+        if key not in opened:
+            while len(opened) >= OPEN_FILES:
+                opened.popitem(last=False)[1].close(force=True)
+            opened[key] = pq.ParquetFile(
+                self.files[group.file].open_in_arrow(),
+                metadata=self._footers[group.file],
+                read_dictionary=list(key[1]),
+                pre_buffer=True,
+            )
+        opened.move_to_end(key)
+        return opened[key]
+
+
+def _count(files: int) -> str:
+    return "the file" if files == 1 else f"all {files} files"

@@ -1,0 +1,208 @@
+"""Tables that grow, as torch modules see them: options, and the way from ids to vectors and back."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.errors import ConfigError, NonFiniteError
+from girih.models.needs import EMBEDDING
+from girih.optim import Adagrad, SparseOptimizer
+from girih.sparse.groups.group import CpuGroup, GroupRead
+from girih.sparse.groups.pack import POOLING_MODES, Group, Output
+from girih.sparse.options import StoreOptions
+from girih.store import read_snapshot, shard_of, write_snapshot
+from girih.store.spec import GroupSpec, Segment, TableSpec
+from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
+
+
+class RowOptions(TypedDict, total=False):
+    """Options that both modules share; see :class:`EmbeddingBag`."""
+
+    optimizer: SparseOptimizer | None
+    initializer: Initializer | None
+    admission: Admission | None
+    eviction: Eviction | None
+    dtype: Dtype | None
+    seed: int | None
+    share: GrowingModule | None
+    store: StoreOptions | None
+
+
+class GrowingTable:
+    """One table of rows, which several modules may share."""
+
+    def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
+        self.spec = spec
+        num_shards = options.num_shards([spec], torch.get_num_threads())
+        self.stores = options.open_stores(spec, num_shards)
+        self.pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
+        self.step = 0
+
+
+class _Apply(torch.autograd.Function):
+    """The pooled rows as a node of autograd: backward pushes their gradients to the store."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, module: GrowingModule, group: CpuGroup, batch: Batch) -> Tensor:
+        pulled = group.read(batch, module.table.step + 1, train=True)
+        ctx.module, ctx.group, ctx.batch, ctx.pulled = module, group, batch, pulled
+        return torch.from_numpy(pulled.outputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.module.push(ctx.group, ctx.pulled, ctx.batch, gradients[0])
+        return torch.zeros(0), None, None, None
+
+
+class GrowingModule(nn.Module):
+    """A module over a table that grows: its options, and the way from ids to vectors."""
+
+    table: GrowingTable
+    dim: int
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        optimizer: SparseOptimizer | None = None,
+        initializer: Initializer | None = None,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+        dtype: Dtype | None = None,
+        seed: int | None = None,
+        share: GrowingModule | None = None,
+        store: StoreOptions | None = None,
+    ) -> None:
+        super().__init__()
+        check_dim(type(self).__name__, dim)
+        if not isinstance(optimizer, SparseOptimizer | None):
+            raise ConfigError(
+                f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
+            )
+        if share is None:
+            rows = TableSpec("rows", (initializer or Normal(),), admission, eviction)
+            segment = Segment(EMBEDDING, dim, optimizer or Adagrad())
+            spec = GroupSpec("rows", (rows,), (segment,), dtype or "float32", seed or 0)
+            self.table = GrowingTable(spec, store or StoreOptions())
+        else:
+            own = (optimizer, initializer, admission, eviction, dtype, seed, store)
+            if any(option is not None for option in own):
+                raise ConfigError("share = module: its rows have their options already; drop the others")
+            if share.dim != dim:
+                raise ConfigError(f"dim = {dim}, but the shared rows have dim {share.dim}")
+            self.table = share.table
+        self.dim = dim
+        self.lr_scale = 1.0
+
+    def group(self, mode: str, *, whole: bool) -> CpuGroup:
+        """A way to the rows: bags pooled by ``mode``, or every id's vector."""
+        output = Output(
+            segment=self.table.spec.segments[0],
+            first_column=0,
+            features=np.zeros(1, np.int64),
+            names=("ids",),
+            modes=np.array([POOLING_MODES[mode]], np.int8),
+            whole=whole,
+        )
+        packed = Group(self.table.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
+        return CpuGroup(packed, self.table.stores, self.table.pool)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(store.num_rows for store in self.table.stores)
+
+    def push(self, group: CpuGroup, pulled: GroupRead, batch: Batch, gradient: Tensor) -> None:
+        """Applies the gradient of one output; called by autograd.
+
+        Raises:
+            NonFiniteError: it has a NaN or an infinity; nothing was applied.
+        """
+        given = gradient.float().contiguous().view(-1, gradient.shape[-1]).numpy()
+        gradients = group.gradients(pulled, [given], batch)
+        if gradients is None:
+            return
+        if gradients.nonfinite_key >= 0:
+            raise NonFiniteError(
+                f"the gradient of this {type(self).__name__} is NaN or infinite; nothing was applied"
+            )
+        self.table.step += 1
+        group.apply(pulled, gradients, self.table.step, self.lr_scale)
+
+    def assign(self, ids: Tensor, vectors: Tensor) -> None:
+        """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
+        ids = integers(ids, "ids").flatten()
+        if vectors.shape != (len(ids), self.dim):
+            raise ConfigError(f"vectors: shape {tuple(vectors.shape)}, expected {(len(ids), self.dim)}")
+        keys, tables = ids.numpy(), np.zeros(len(ids), np.int32)
+        if len(np.unique(keys)) != len(keys):
+            raise ConfigError("ids: some are repeated; expected each once")
+        values = np.ascontiguousarray(vectors.detach().float().numpy())
+        shards = shard_of(keys, tables, len(self.table.stores))
+        for number, store in enumerate(self.table.stores):
+            part = np.flatnonzero(shards == number)
+            store.assign(keys[part], tables[part], values[part])
+
+    def read(self, group: CpuGroup, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
+        offsets = bounds.to(torch.int32).numpy()
+        batch = Batch(
+            ids=np.ascontiguousarray(ids.numpy()),
+            offsets=offsets,
+            numeric=np.empty((len(offsets) - 1, 0), np.float32),
+            labels=np.empty((len(offsets) - 1, 0), np.float32),
+            weights=None if weights is None else np.ascontiguousarray(weights.detach().numpy()),
+        )
+        if self.training and torch.is_grad_enabled():
+            anchor = torch.zeros(0, requires_grad=True)  # autograd comes back to nodes that it leads to
+            out: Tensor = _Apply.apply(anchor, self, group, batch)  # type: ignore[no-untyped-call]
+        else:
+            out = torch.from_numpy(group.read(batch, self.table.step + 1, train=False).outputs[0])
+        return out
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Rows, optimizer state and use counts, as tensors of bytes: a part of ``state_dict()``."""
+        shards = []
+        with tempfile.TemporaryDirectory() as directory:
+            for store in self.table.stores:
+                file = Path(directory, "shard.safetensors")
+                write_snapshot(store, file)
+                shards.append(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
+        return {"step": self.table.step, "shards": shards}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`; the number of shards may differ.
+
+        Raises:
+            CheckpointError: rows of another dim, dtype or optimizer.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            files = []
+            for number, shard in enumerate(state["shards"]):
+                files.append(Path(directory, f"{number}.safetensors"))
+                files[-1].write_bytes(shard.numpy().tobytes())
+            for store in self.table.stores:
+                store.restore([read_snapshot(file) for file in files])
+        self.table.step = state["step"]
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        optimizer = self.table.spec.segments[0].optimizer
+        return f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
+
+
+def integers(ids: Tensor, name: str) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise ConfigError(f"{name}: {kind}, expected a tensor of int64 (or int32)")
+    return ids.detach().cpu().long()

@@ -1,0 +1,1 @@
+"""The memory of a shard: arrays on one arena, and how they grow."""

@@ -1,0 +1,334 @@
+"""One stretch of memory for all arrays of a shard: private, shared between processes, or a file.
+
+It is reserved large and given memory as it fills, so that growing never moves a row. Arrays are numbers
+only, no addresses: another process may map the same memory elsewhere and go on.
+
+    ┌────────┬─────────────┬────────┬───────┬─────────┬─────────┬──────┐
+    │ header │ description │ tables │ cells │ index 0 │ index 1 │ rows │
+    └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┘
+
+The header carries magic, format, a fingerprint of the layout, and a mark that stands while a verb changes
+the arrays: memory whose writer died amid a change is refused, one that died between two verbs is not. A
+file is also refused after the machine itself went down, unless it was closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from girih.errors import ConfigError, MissingFileError, StorageFullError
+from girih.kernels.cpu.layout import STATE_WORDS
+from girih.store.memory import mapping
+from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
+
+_MAGIC = int.from_bytes(b"girihmem", "little")
+_FORMAT = 2
+SLOT_BYTES = 8
+PAGE_BYTES = 4096
+_HUGE_PAGE = 2 << 20
+_LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
+# Words of the header; the shard's own state follows at _STATE.
+_MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
+_STATE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaShape:
+    """The sizes that a shard needs of its arena.
+
+    Attributes:
+        description: of the layout, for errors and for whoever finds the memory.
+        fingerprint: of the layout; an arena with another one is refused.
+        num_words: 32-bit words of a row, meta and padding included.
+        tables_bytes, cells_bytes: of the arrays whose size does not depend on the rows.
+    """
+
+    description: Mapping[str, Any]
+    fingerprint: int
+    num_words: int
+    tables_bytes: int
+    cells_bytes: int
+
+    def text(self) -> bytes:
+        """The description as JSON."""
+        return json.dumps(self.description, sort_keys=True).encode()
+
+    def regions(self, reserve_rows: int, text_bytes: int) -> dict[str, tuple[int, int]]:
+        """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
+        index_bytes = SLOT_BYTES * index_slots(reserve_rows)
+        sizes = {
+            "header": PAGE_BYTES,
+            "description": text_bytes,
+            "tables": self.tables_bytes,
+            "cells": self.cells_bytes,
+            "index 0": index_bytes,
+            "index 1": index_bytes,
+            "rows": 4 * self.num_words * reserve_rows,
+            "end": 0,
+        }
+        places, offset = {}, 0
+        for name, size in sizes.items():
+            alignment = PAGE_BYTES if name in ("header", "description", "tables", "cells") else _HUGE_PAGE
+            offset = -(-offset // alignment) * alignment
+            places[name] = (offset, size)
+            offset += size
+        return places
+
+
+def index_slots(num_rows: int) -> int:
+    """The smallest index, a power of two, that holds ``num_rows`` keys at a load of at most 3/4."""
+    return max(16, 1 << (-(-4 * num_rows // 3) - 1).bit_length())
+
+
+class Arena:
+    """The memory of one shard; made by :func:`open_arena`.
+
+    Attributes:
+        where: the arena's name, for errors.
+        attached: True where it held a shard already.
+        reserve_rows: rows that the address space has room for.
+        state: int64[16], the shard's own words of the header.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        descriptor: int | None,
+        places: Mapping[str, tuple[int, int]],
+        reserve_rows: int,
+        where: str,
+    ) -> None:
+        self.where = where
+        self.attached = False
+        self._memory = memory
+        self._descriptor = descriptor
+        self._places = places
+        self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
+        self.state: NDArray[np.int64] = self._header[_STATE : _STATE + STATE_WORDS]
+        self.reserve_rows = reserve_rows
+
+    @property
+    def is_claimed_ahead(self) -> bool:
+        """Whether memory must be claimed before it is touched; private memory comes by itself."""
+        return self._descriptor is not None
+
+    def size_bytes(self, region: str) -> int:
+        """Bytes that a region has reserved."""
+        return self._places[region][1]
+
+    def array(self, region: str, dtype: DTypeLike, *row_shape: int) -> NDArray[Any]:
+        """A whole region as an array of rows."""
+        offset, size = self._places[region]
+        flat: NDArray[Any] = np.frombuffer(self._memory, dtype, size // np.dtype(dtype).itemsize, offset)
+        return flat.reshape(-1, *row_shape)
+
+    def claim(self, region: str, start: int, stop: int) -> None:
+        """Makes sure that bytes ``start`` to ``stop`` of a region can be touched.
+
+        Raises:
+            StorageFullError: the reservation, the disk or the shared memory ends before.
+        """
+        offset, size = self._places[region]
+        if stop > size:
+            raise self.full()
+        if self._descriptor is not None:
+            mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
+
+    def full(self) -> StorageFullError:
+        """The error to raise where the reservation ends."""
+        return StorageFullError(
+            f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
+            " raise reserve_rows, or give its tables an eviction with max_rows"
+        )
+
+    def clear(self, region: str, start: int, stop: int) -> None:
+        """Makes bytes of a region read 0, giving whole pages back to the system where it takes them."""
+        offset, _ = self._places[region]
+        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
+        advice = "MADV_DONTNEED" if self._descriptor is None else "MADV_REMOVE"
+        content = self.array(region, np.uint8)
+        if sys.platform == "linux" and hasattr(mmap, advice) and first < last:
+            with contextlib.suppress(OSError):
+                self._memory.madvise(getattr(mmap, advice), offset + first, last - first)
+                content[start:first] = 0
+                content[last:stop] = 0
+                return
+        content[start:stop] = 0
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Marks the arena while its arrays change."""
+        self._header[_WRITING_AT] = 1
+        try:
+            yield
+        finally:
+            self._header[_WRITING_AT] = 0
+
+    def close(self) -> None:
+        """Writes all out, marks the arena closed and lets others attach; its arrays are not to be written."""
+        if self._descriptor is not None:
+            self._memory.flush()
+            self._header[_CLOSED_AT] = 1
+            self._memory.flush(0, PAGE_BYTES)
+            mapping.unlock(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _begin(self, shape: ArenaShape, text: bytes) -> None:
+        header = self._header
+        if self._descriptor is not None:
+            cells_start, cells_bytes = self._places["cells"]
+            mapping.claim(self._descriptor, 0, cells_start + cells_bytes, self.where)
+        elif hasattr(mmap, "MADV_HUGEPAGE"):
+            start = self._places["index 0"][0]
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE, start, self._places["end"][0] - start)
+        header[_WRITING_AT] = 1  # until the store has written its first state
+        header[_FORMAT_AT], header[_FINGERPRINT_AT] = _FORMAT, shape.fingerprint
+        header[_ROWS_AT], header[_TEXT_AT], header[_BOOT_AT] = (
+            self.reserve_rows,
+            len(text),
+            mapping.boot_number(),
+        )
+        self.array("description", np.uint8)[:] = np.frombuffer(text, np.uint8)
+        header[_MAGIC_AT] = _MAGIC
+
+
+def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
+    """Reserves memory for a shard, or attaches to memory that holds one.
+
+    Raises:
+        ConfigError: the name is taken or cannot be used, another process has the arena open, it belongs to
+            another layout, or its writer died amid a change.
+        MissingFileError: there is nothing to attach to.
+        StorageFullError: the system does not grant the reservation.
+    """
+    rows = options.reserve_rows
+    if rows is not None and not 1 <= rows <= _MOST_ROWS:
+        raise ConfigError(f"reserve_rows = {rows}: expected 1 to {_MOST_ROWS:,}")
+    if isinstance(options, Heap):
+        return _reserve(shape, rows, None, "heap arena")
+    where = options.where
+    if isinstance(options, Shared) and (not options.segment or "/" in options.segment):
+        raise ConfigError(f"{where}: expected a name without slashes")
+    if options.attach and rows is not None:
+        raise ConfigError(f"{where}: an attached arena keeps the rows it was reserved for; drop reserve_rows")
+    try:
+        flags = os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL
+        if isinstance(options, Shared):
+            descriptor = mapping.open_shared(options.segment, flags)
+        else:
+            descriptor = mapping.open_file(options.path, flags)
+    except FileExistsError:
+        raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
+    except FileNotFoundError:
+        if options.attach:
+            raise MissingFileError(
+                f"{where}: there is nothing to attach to; make it without attach"
+            ) from None
+        raise MissingFileError(f"{where}: no such directory; make it first") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: cannot be opened ({error.strerror}); give a place that can be written"
+        ) from None
+    try:
+        mapping.lock(descriptor, where)
+        if options.attach:
+            return _attach(shape, descriptor, where)
+        return _reserve(shape, rows, descriptor, where)
+    except BaseException:
+        os.close(descriptor)
+        if not options.attach:
+            remove_arena(options)
+        raise
+
+
+def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
+    """Maps a new arena; a reservation by default shrinks until the system grants it."""
+    text = shape.text()
+    room = mapping.room_bytes(descriptor) // (4 * shape.num_words)
+    rows = reserve_rows or max(_LEAST_ROWS, min(_MOST_ROWS, room))
+    while True:
+        places = shape.regions(rows, len(text))
+        size = places["end"][0]
+        try:
+            memory = (
+                mapping.map_private(size) if descriptor is None else mapping.map_descriptor(descriptor, size)
+            )
+            break
+        except (OSError, OverflowError, ValueError) as error:
+            if reserve_rows is not None or rows == _LEAST_ROWS:
+                raise StorageFullError(
+                    f"{where}: the system does not reserve {size:,} bytes for {rows:,} rows ({error});"
+                    " lower reserve_rows"
+                ) from None
+            rows = max(_LEAST_ROWS, rows // 2)
+    arena = Arena(memory, descriptor, places, rows, where)
+    arena._begin(shape, text)
+    return arena
+
+
+def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
+    foreign = f"{where}: not an arena of girih; remove it, or give another name"
+    size = os.fstat(descriptor).st_size
+    if size < PAGE_BYTES:
+        raise ConfigError(foreign)
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
+    if header[_MAGIC_AT] != _MAGIC:
+        raise ConfigError(foreign)
+    if header[_FORMAT_AT] != _FORMAT:
+        raise ConfigError(
+            f"{where}: format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
+        )
+    text = bytes(memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])])
+    if header[_FINGERPRINT_AT] != shape.fingerprint:
+        found = difference(json.loads(text), json.loads(shape.text()))
+        raise ConfigError(
+            f"{where}: made for another layout: {found}; restore from a checkpoint into a new arena"
+        )
+    if header[_WRITING_AT]:
+        raise ConfigError(
+            f"{where}: its writer died amid a change, so rows may be torn; remove it and restore from a"
+            " checkpoint"
+        )
+    boot = mapping.boot_number()
+    if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
+        raise ConfigError(
+            f"{where}: the machine went down before it was closed, so parts may be missing; remove it and"
+            " restore from a checkpoint"
+        )
+    rows = int(header[_ROWS_AT])
+    arena = Arena(memory, descriptor, shape.regions(rows, len(text)), rows, where)
+    if arena._places["end"][0] > size:
+        raise ConfigError(f"{where}: {size:,} bytes, expected {arena._places['end'][0]:,}; it was cut short")
+    header[_CLOSED_AT], header[_BOOT_AT] = 0, boot
+    arena.attached = True
+    return arena
+
+
+def difference(found: Any, expected: Any, path: str = "") -> str:
+    """The first place where two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in {**expected, **found}:
+            text = difference(found.get(key), expected.get(key), f"{path}.{key}" if path else str(key))
+            if text:
+                return text
+        return ""
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for position, (left, right) in enumerate(zip(found, expected, strict=True)):
+            text = difference(left, right, f"{path}[{position}]")
+            if text:
+                return text
+        return ""
+    return "" if found == expected else f"{path} is {found!r}, expected {expected!r}"

@@ -1,0 +1,125 @@
+"""Memory from the operating system: reserved, claimed, locked.
+
+Nothing here knows what the memory is for. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from girih.errors import ConfigError, StorageFullError
+
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+SEGMENTS = "/dev/shm"
+_ZEROS = bytes(1 << 20)
+
+
+def map_private(size: int) -> mmap.mmap:
+    """Private zero pages that cost nothing until they are touched."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def map_descriptor(descriptor: int, size: int) -> mmap.mmap:
+    """A shared mapping of a sparse file, or of shared memory, that is made ``size`` long."""
+    os.ftruncate(descriptor, size)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+
+
+def claim(descriptor: int, start: int, stop: int, where: str) -> None:
+    """Has the system set memory aside for a range, so that touching it cannot fail.
+
+    Raises:
+        StorageFullError: it has no more.
+    """
+    if stop <= start:
+        return
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, start, stop - start)
+        else:  # macOS: writing is the only way; the range has not been used yet
+            for at in range(start, stop, len(_ZEROS)):
+                os.pwrite(descriptor, _ZEROS[: stop - at], at)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
+            raise StorageFullError(
+                f"{where}: no room for {stop - start:,} more bytes ({error.strerror});"
+                " free space, or give its tables an eviction with max_rows"
+            ) from None
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO, errno.ESPIPE):
+            raise  # those mean that this kind of memory cannot be claimed ahead
+
+
+def lock(descriptor: int, where: str) -> None:
+    """Takes the arena for this process.
+
+    Raises:
+        ConfigError: another one has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{where}: another process has it open; stop that one first") from None
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # shared memory has no locks on macOS
+            raise
+
+
+def unlock(descriptor: int) -> None:
+    """Gives the arena back; a mapping alone does not hold it."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def open_shared(name: str, flags: int) -> int:
+    """Opens POSIX shared memory by name; ``flags`` are those of ``os.open``."""
+    return int(_posixshmem().shm_open(f"/{name}", flags, mode=0o600))
+
+
+def unlink_shared(name: str) -> None:
+    """Removes the name of POSIX shared memory.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    _posixshmem().shm_unlink(f"/{name}")
+
+
+def segments() -> list[str]:
+    """Names of POSIX shared memory; none where the system keeps them to itself."""
+    return os.listdir(SEGMENTS) if os.path.isdir(SEGMENTS) else []
+
+
+def open_file(path: str, flags: int) -> int:
+    """Opens a file; ``flags`` are those of ``os.open``."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _posixshmem() -> Any:
+    """The module below multiprocessing, whose ``SharedMemory`` would unlink what should outlive us."""
+    return importlib.import_module("_posixshmem")
+
+
+def room_bytes(descriptor: int | None) -> int:
+    """Bytes that the medium could hold if it were empty: the file system, or the machine's memory."""
+    if descriptor is not None:
+        with contextlib.suppress(OSError):
+            system = os.fstatvfs(descriptor)
+            if system.f_blocks > 0:
+                return system.f_blocks * system.f_frsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def boot_number() -> int:
+    """63 bits that change when the machine starts; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+        return int(text, 16) >> 65
+    return 0

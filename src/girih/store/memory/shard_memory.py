@@ -1,0 +1,324 @@
+"""The arrays of one shard on their arena, and how they grow: rows in place, the index into fresh memory.
+
+Neither stops the world: memory is claimed and given back in pieces, and the slots of the index move little by
+little, as keys are added (see ``kernels.cpu.index``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from girih.errors import ConfigError, StorageFullError
+from girih.kernels.cpu import index, layout
+from girih.kernels.cpu.layout import Shard
+from girih.kernels.cpu.saving import LINKS
+from girih.store.memory.arena import SLOT_BYTES, Arena, index_slots
+
+_FIRST_SLOTS = 1 << 10
+_LEAST_GROWTH_ROWS = 1 << 12
+_CLAIMED_BYTES = 32 << 20
+_MOST_MOVED_BY_A_READ = 1 << 16  # slots: half a huge page of the next index
+_RETURNED_BYTES = 4 << 20  # whole huge pages
+_STRETCHES = 4  # that fill a save's log, at least: it is emptied when the next one might not fit
+_SPILL_SLOTS = 1 << 16  # a cluster that begins in claimed memory ends in claimed memory
+
+
+_NO_SAVE: dict[str, Any] = {
+    "saving": np.zeros(layout.HEADS, np.int64),
+    "kept": np.zeros(0, np.uint8),
+    "log": np.zeros((0, LINKS), np.int32),
+    "log_bytes": np.zeros((0, 4 * LINKS), np.uint8),
+}
+
+
+class Keeper(Protocol):
+    """A save that is under way, as verbs see it."""
+
+    most_records: int
+
+    def make_room(self, num_records: int) -> None:
+        """Makes sure that ``num_records``, ``most_records`` at most, can be kept."""
+
+
+class ShardMemory:
+    """Owns a shard's memory.
+
+    Attributes:
+        arrays: what kernels work on; replaced when the index begins and ends to grow.
+        lock: held while arrays change, and while a save copies some of them.
+        saving: what keeps records as a save needs them; None while there is no save.
+        num_returned_slots: slots of an index that grows whose memory went back to the system.
+    """
+
+    def __init__(self, arena: Arena, num_columns: int, num_words: int) -> None:
+        self.arena = arena
+        self.lock = threading.Lock()
+        self.saving: Keeper | None = None
+        self._row_bytes = 4 * num_words
+        self.num_returned_slots = 0
+        self._closed = False
+        state = arena.state
+        values = arena.array("rows", np.float32, num_words)
+        if not arena.attached:
+            with arena.writing():
+                state[layout.ROWS_COMMITTED] = 0 if arena.is_claimed_ahead else arena.reserve_rows
+                first_slots = min(_FIRST_SLOTS, index_slots(arena.reserve_rows))
+                arena.claim("index 0", 0, SLOT_BYTES * first_slots)
+                _set_index(state, 0, first_slots)
+                _empty(state, arena.array("tables", np.int64, layout.TABLE_COLUMNS))
+        scratch = np.zeros((1, num_columns), np.float32)
+        self.arrays = Shard(
+            slots=np.empty(0, np.int64),
+            next_slots=np.empty(0, np.int64),
+            meta=values.view(np.int32),
+            keys=values.view(np.int64),
+            values=values,
+            halves=values.view(np.uint16),
+            state=state,
+            tables=arena.array("tables", np.int64, layout.TABLE_COLUMNS),
+            cells=arena.array("cells", np.uint8),
+            scratch=scratch,
+            scratch_bits=scratch.view(np.uint32),
+            scratch_halves=np.zeros(num_columns, np.uint16),
+            **_NO_SAVE,
+        )
+        self._see_index()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return int(self.arrays.state[layout.NUM_ROWS])
+
+    def num_rows_of(self, table: int) -> int:
+        """Rows of one table."""
+        return int(self.arrays.tables[table, layout.TABLE_ROWS])
+
+    @property
+    def last_step(self) -> int:
+        """The largest step seen; 0 before the first."""
+        return int(self.arrays.state[layout.LAST_STEP])
+
+    def counters(self, table: int | None = None) -> dict[str, int]:
+        """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
+        chosen = self.arrays.tables if table is None else self.arrays.tables[table : table + 1]
+        return {name: int(chosen[:, column].sum()) for name, column in layout.COUNTERS.items()}
+
+    def check_open(self) -> None:
+        """Refuses use after :meth:`close`."""
+        if self._closed:
+            raise ConfigError(f"{self.arena.where}: the store was closed; open it anew")
+
+    @contextlib.contextmanager
+    def changing(self, step: int = 0) -> Iterator[None]:
+        """Marks the arena while its arrays change; remembers the step."""
+        if step > self.arrays.state[layout.LAST_STEP]:
+            self.arrays.state[layout.LAST_STEP] = step
+        with self.lock, self.arena.writing():
+            yield
+
+    def stretches(self, num_keys: int, records_per_key: int) -> Iterator[slice]:
+        """All keys at once; while a save is under way, as many at a time as it has room to keep records of.
+
+        To be asked for amid a change only.
+        """
+        keeper = self.saving
+        size = max(1, num_keys if keeper is None else keeper.most_records // _STRETCHES // records_per_key)
+        for start in range(0, num_keys, size):
+            stop = min(start + size, num_keys)
+            self.make_room(records_per_key * (stop - start))
+            yield slice(start, stop)
+
+    def make_room(self, num_records: int) -> None:
+        """Has the save that is under way, if any, make room for ``num_records``."""
+        if self.saving is not None:
+            self.saving.make_room(num_records)
+
+    def begin_saving(self, keeper: Keeper, num_chunks: int, num_records: int, num_logged: int) -> None:
+        """From now on records are kept before they change; ``saving`` is still to be filled in.
+
+        Raises:
+            ConfigError: another save is under way.
+        """
+        self.check_open()
+        if self.saving is not None:
+            raise ConfigError(f"{self.arena.where}: is being saved already; wait for that save to end")
+        log = np.empty((num_logged, LINKS + self.arrays.meta.shape[1]), np.int32)
+        self.arrays = self.arrays._replace(
+            saving=np.zeros(layout.HEADS + num_chunks, np.int64),
+            kept=np.zeros(num_records // 8 + 1, np.uint8),
+            log=log,
+            log_bytes=log.view(np.uint8),
+        )
+        self.saving = keeper
+
+    def end_saving(self) -> None:
+        """Nothing is kept any more, and the memory for it given back; to be called with the lock held."""
+        self.saving = None
+        self.arrays = self.arrays._replace(**_NO_SAVE)
+
+    def grow_rows(self, more: int = 1) -> None:
+        """Makes sure that ``more`` rows can be made.
+
+        Raises:
+            StorageFullError: there is no more memory.
+        """
+        state = self.arrays.state
+        committed, needed = int(state[layout.ROWS_COMMITTED]), int(state[layout.ROWS_EVER]) + more
+        if needed <= committed:
+            return
+        piece = max(_LEAST_GROWTH_ROWS, _CLAIMED_BYTES // self._row_bytes)
+        growth = min(piece, max(_LEAST_GROWTH_ROWS, committed // 16))
+        wanted = max(needed, min(committed + growth, self.arena.reserve_rows))
+        self.arena.claim("rows", self._row_bytes * committed, self._row_bytes * wanted)
+        state[layout.ROWS_COMMITTED] = wanted
+
+    def grow_index(self) -> None:
+        """Does what a full index waits for: begins to grow it, claims more memory, or ends its growth.
+
+        Raises:
+            StorageFullError: there is no more memory; the index holds what it held.
+        """
+        state = self.arrays.state
+        num_slots = int(state[layout.INDEX_SLOTS])
+        if not state[layout.GROWING]:
+            if 2 * num_slots > index_slots(self.arena.reserve_rows):
+                raise self.arena.full()
+            state[layout.GROW_START] = index.after_free_slot(self.arrays.slots)
+            state[layout.GROW_MOVED] = state[layout.GROW_CLAIMED] = 0
+            self._claim_slots(num_slots)
+            state[layout.GROWING] = 1
+            self._see_index()
+        elif state[layout.GROW_MOVED] < num_slots:
+            self._claim_slots(num_slots)
+        else:
+            side = int(state[layout.INDEX_SIDE])
+            _set_index(state, 1 - side, 2 * num_slots)
+            self._see_index()
+            self.arena.clear(_side(side), 0, SLOT_BYTES * num_slots)
+            self.num_returned_slots = 0
+
+    def grow_on(self, num_keys: int) -> None:
+        """Moves some slots of an index that grows, so that it comes to an end where no key is new.
+
+        To look into both of its sizes takes twice as long as to look into one.
+        """
+        state = self.arrays.state
+        if state[layout.GROWING] and state[layout.GROW_MOVED] >= state[layout.GROW_CLAIMED]:
+            try:
+                self.grow_index()
+            except StorageFullError:
+                return  # a new key will say so
+        if state[layout.GROWING]:
+            index.move(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
+
+    def reserve_index(self, more: int) -> None:
+        """Makes sure that ``more`` keys can be added without growing, at once.
+
+        Raises:
+            StorageFullError: there is no more memory.
+        """
+        state = self.arrays.state
+        wanted = index_slots(min(int(state[layout.NUM_ROWS]) + more, self.arena.reserve_rows))
+        if state[layout.NUM_ROWS] == 0 and wanted > state[layout.INDEX_SLOTS]:
+            side = int(state[layout.INDEX_SIDE])
+            self.arena.claim(_side(side), 0, SLOT_BYTES * wanted)
+            _set_index(state, side, wanted)
+            self._see_index()
+        while state[layout.INDEX_SLOTS] < wanted or state[layout.GROWING]:
+            index.move(self.arrays, int(state[layout.INDEX_SLOTS]))
+            self.grow_index()
+
+    def give_back(self) -> None:
+        """Returns memory of slots that have moved to the system, piece by piece."""
+        state = self.arrays.state
+        start, piece = int(state[layout.GROW_START]), _RETURNED_BYTES // SLOT_BYTES
+        moved, num_slots = start + int(state[layout.GROW_MOVED]), int(state[layout.INDEX_SLOTS])
+        # What spills around the end lies behind the start, up to a piece; it goes last.
+        first = -(-(start + _SPILL_SLOTS) // piece) * piece + self.num_returned_slots
+        while first + piece + _SPILL_SLOTS < moved and first + piece <= num_slots:
+            side = _side(int(state[layout.INDEX_SIDE]))
+            self.arena.clear(side, SLOT_BYTES * first, SLOT_BYTES * (first + piece))
+            self.num_returned_slots += piece
+            first += piece
+
+    def _claim_slots(self, num_slots: int) -> None:
+        """Claims memory for twice the next piece of slots that will move."""
+        state = self.arrays.state
+        start, claimed = int(state[layout.GROW_START]), int(state[layout.GROW_CLAIMED])
+        wanted = num_slots
+        if self.arena.is_claimed_ahead:
+            wanted = min(num_slots, claimed + _CLAIMED_BYTES // SLOT_BYTES // 2)
+            # The stretch begins at twice the start, goes around the end, and is rounded up by a spill.
+            first = 0 if claimed == 0 else 2 * (start + claimed)
+            last = min(2 * (start + wanted) + _SPILL_SLOTS, 2 * num_slots)
+            side = _side(1 - int(state[layout.INDEX_SIDE]))
+            self.arena.claim(side, SLOT_BYTES * min(first, last), SLOT_BYTES * last)
+        state[layout.GROW_CLAIMED] = wanted
+
+    def _see_index(self) -> None:
+        state = self.arrays.state
+        side, num_slots = int(state[layout.INDEX_SIDE]), int(state[layout.INDEX_SLOTS])
+        num_next = 2 * num_slots if state[layout.GROWING] else 0
+        self.arrays = self.arrays._replace(
+            slots=self.arena.array(_side(side), np.int64)[:num_slots],
+            next_slots=self.arena.array(_side(1 - side), np.int64)[:num_next],
+        )
+
+    def clear(self) -> None:
+        """Forgets all rows, counters and Bloom filters; memory of rows stays."""
+        state = self.arrays.state
+        side, num_slots = int(state[layout.INDEX_SIDE]), int(state[layout.INDEX_SLOTS])
+        self.arena.clear(_side(side), 0, SLOT_BYTES * num_slots)
+        if state[layout.GROWING]:
+            self.arena.clear(_side(1 - side), 0, 2 * SLOT_BYTES * num_slots)
+        self.num_returned_slots = 0
+        _set_index(state, side, num_slots)
+        self._see_index()
+        self.arrays.cells[:] = 0
+        _empty(self.arrays.state, self.arrays.tables)
+
+    @property
+    def num_next_slots(self) -> int:
+        """Slots of the next index that have memory; what moved there and was given back to the system is in neither."""
+        state = self.arrays.state
+        if not self.arena.is_claimed_ahead:
+            return 2 * int(state[layout.GROW_MOVED])
+        claimed = int(state[layout.GROW_CLAIMED])
+        last = 2 * (int(state[layout.GROW_START]) + claimed) + _SPILL_SLOTS
+        return min(last, len(self.arrays.next_slots)) if claimed else 0
+
+    def close(self) -> None:
+        """Lets go of the arena."""
+        if not self._closed:
+            self._closed = True
+            self.arena.close()
+
+
+def index_bytes(num_rows: int) -> int:
+    """Bytes of the index of ``num_rows`` rows once it does not grow, if none ever left."""
+    return SLOT_BYTES * max(_FIRST_SLOTS, index_slots(num_rows))
+
+
+def _side(number: int) -> str:
+    return f"index {number}"
+
+
+def _set_index(state: np.ndarray[tuple[int], np.dtype[np.int64]], side: int, num_slots: int) -> None:
+    """Begins with an index of ``num_slots`` that does not grow."""
+    state[layout.INDEX_SIDE], state[layout.INDEX_SLOTS] = side, num_slots
+    state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1
+    state[[layout.GROWING, layout.GROW_START, layout.GROW_MOVED, layout.GROW_CLAIMED]] = 0
+
+
+def _empty(
+    state: np.ndarray[tuple[int], np.dtype[np.int64]], tables: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> None:
+    state[[layout.NUM_ROWS, layout.ROWS_EVER, layout.LAST_STEP]] = 0
+    state[layout.FREE_ROW] = layout.NO_ROW
+    tables[:] = 0
+    tables[:, [layout.NEWEST, layout.OLDEST]] = layout.NO_ROW

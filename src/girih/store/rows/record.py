@@ -1,0 +1,262 @@
+"""The layout of a group's rows and the rules of its tables, as arrays for kernels.
+
+Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit words of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih import config
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout
+from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
+from girih.kernels.cpu.layout import Layout
+from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
+from girih.store.spec import GroupSpec
+from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
+
+DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
+FORMAT_VERSION = 2
+_RESERVED_NAMES = (
+    "ids", "tables", "last_used", "counts", "versions", "rows", "newer", "bloom", "neighbours", "padding", "index",
+    "next_index", "free_rows", "unfilled", "header", "saving", "scratch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumns:
+    """One array of an optimizer's state, as words of a row, meta included: ``embedding.sum``, say."""
+
+    segment: str
+    name: str
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The layout of the rows in one shard of a group.
+
+    Attributes:
+        shard, num_shards: which part of all keys this is.
+        num_columns: W.
+        num_words: V, meta and padding included.
+        state: the arrays of optimizer state, in order.
+        kernel: the same and the tables' rules, for kernels.
+        num_cells: bytes of all Bloom filters of this shard.
+        first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
+        description: what an arena or a snapshot must agree with, as plain values for JSON.
+    """
+
+    shard: int
+    num_shards: int
+    num_columns: int
+    num_words: int
+    state: tuple[StateColumns, ...]
+    kernel: Layout
+    num_cells: int
+    first_hyper: NDArray[np.float64]
+    description: dict[str, Any]
+
+    @property
+    def listed(self) -> NDArray[np.bool_]:
+        """bool[T]: whether a table keeps its rows in a list."""
+        listed: NDArray[np.bool_] = self.kernel.rules[:, layout.EVICTION] != layout.EVICT_NONE
+        return listed
+
+    def cells_of(self, table: int) -> slice:
+        """A table's Bloom cells in this shard, among all cells."""
+        bloom = self.kernel.bloom[table]
+        start = int(bloom[layout.CELLS_START])
+        return slice(start, start + int(bloom[layout.NUM_BLOCKS] * bloom[layout.BLOCK_CELLS]))
+
+
+def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
+    """Lays out the rows of one shard of a group.
+
+    Raises:
+        ConfigError: a group without tables or segments, or names and options that cannot be used.
+    """
+    _check_spec(spec, shard, num_shards)
+    weight_words = spec.dim if spec.dtype == "float32" else (spec.dim + 1) // 2
+    segments = np.zeros((len(spec.segments), layout.SEGMENT_COLUMNS), np.int64)
+    state = []
+    first, start = 0, layout.VALUES + weight_words
+    for number, segment in enumerate(spec.segments):
+        arrays = state_columns(segment.optimizer, segment.dim)
+        width = sum(n for _, n in arrays)
+        segments[number] = first, segment.dim, start, width, number_of(segment.optimizer)
+        first += segment.dim
+        for name, n in arrays:
+            state.append(StateColumns(segment.name, name, start, n))
+            start += n
+    bloom, num_cells = _bloom(spec, shard, num_shards)
+    initializers = [[_initializer(i) for i in table.initializers] for table in spec.tables]
+    kernel = Layout(
+        dtype=DTYPES[spec.dtype],
+        segments=segments,
+        rules=_rules(spec, num_shards),
+        chance=np.array(
+            [t.admission.p if isinstance(t.admission, Probability) else 1.0 for t in spec.tables]
+        ),
+        bloom=bloom,
+        table_seeds=np.array([spec.table_seed(t) for t in range(len(spec.tables))], np.uint64),
+        seeds=_seeds(spec),
+        initializers=np.array([[kind for kind, _ in row] for row in initializers], np.int64),
+        initializer_options=np.array([[options for _, options in row] for row in initializers], np.float64),
+    )
+    return RowLayout(
+        shard=shard,
+        num_shards=num_shards,
+        num_columns=spec.dim,
+        num_words=start + start % 2,
+        state=tuple(state),
+        kernel=kernel,
+        num_cells=num_cells,
+        first_hyper=hyper_rows(spec, 1.0, 1),
+        description=_describe(spec, state, shard, num_shards),
+    )
+
+
+def _check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
+    """Refuses what no store can hold."""
+    where = f"group {spec.name!r}"
+    if not spec.tables or not spec.segments:
+        raise ConfigError(f"{where}: expected at least one table and one segment")
+    if spec.dtype not in DTYPES:
+        raise ConfigError(f"{where}: dtype = {spec.dtype!r}: expected one of {', '.join(DTYPES)}")
+    if num_shards < 1 or not 0 <= shard < num_shards:
+        raise ConfigError(f"{where}: shard = {shard} of {num_shards}: expected 0 ≤ shard < num_shards")
+    for kind, names in (
+        ("table", [t.name for t in spec.tables]),
+        ("segment", [s.name for s in spec.segments]),
+    ):
+        if len(set(names)) != len(names):
+            raise ConfigError(f"{where}: {kind} names {names} must differ")
+    for segment in spec.segments:
+        if segment.name in _RESERVED_NAMES or "." in segment.name or segment.dim < 1:
+            raise ConfigError(
+                f"{where}: segment {segment.name!r} of dim {segment.dim}: expected dim ≥ 1 and a name without"
+                f" dots that is not one of {', '.join(_RESERVED_NAMES)}"
+            )
+    for table in spec.tables:
+        if len(table.initializers) != len(spec.segments):
+            raise ConfigError(
+                f"{where}, table {table.name!r}: {len(table.initializers)} initializers;"
+                f" expected one per segment, {len(spec.segments)}"
+            )
+
+
+def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
+    """The optimizers' numbers for one step, float64[S, 8]."""
+    return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
+
+
+def _describe(spec: GroupSpec, state: list[StateColumns], shard: int, num_shards: int) -> dict[str, Any]:
+    return {
+        "version": FORMAT_VERSION,
+        "group": spec.name,
+        "dtype": spec.dtype,
+        "dim": spec.dim,
+        "segments": [
+            {
+                "name": segment.name,
+                "dim": segment.dim,
+                "optimizer": config.plain(segment.optimizer),
+                "state": [[s.name, s.width] for s in state if s.segment == segment.name],
+            }
+            for segment in spec.segments
+        ],
+        "tables": [
+            {"name": t.name, "admission": config.plain(t.admission), "eviction": config.plain(t.eviction)}
+            for t in spec.tables
+        ],
+        "seed": spec.seed,
+        "shard": shard,
+        "num_shards": num_shards,
+    }
+
+
+def without_hyperparameters(description: dict[str, Any]) -> dict[str, Any]:
+    """The part of a description that memory is bound to; the numbers of optimizers may change."""
+    segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
+    return {**description, "segments": segments}
+
+
+def fingerprint(description: dict[str, Any]) -> int:
+    """63 bits of a description."""
+    text = json.dumps(description, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, int]:
+    """The first Bloom block that keys of a shard fall into, and the number of such blocks."""
+    first_hash = -(-(shard << 32) // num_shards)
+    last_hash = -(-((shard + 1) << 32) // num_shards) - 1
+    first, last = (first_hash * total_blocks) >> 32, (last_hash * total_blocks) >> 32
+    return first, last - first + 1
+
+
+def _rules(spec: GroupSpec, num_shards: int) -> NDArray[np.int64]:
+    rules = np.zeros((len(spec.tables), layout.RULE_COLUMNS), np.int64)
+    for number, table in enumerate(spec.tables):
+        rule = rules[number]
+        rule[layout.MAX_ROWS] = layout.UNLIMITED
+        match table.admission:
+            case MinCount(count=count):
+                rule[layout.ADMISSION], rule[layout.MIN_COUNT] = layout.ADMIT_MIN_COUNT, count
+            case Probability():
+                rule[layout.ADMISSION] = layout.ADMIT_PROBABILITY
+        match table.eviction:
+            case LRU():
+                rule[layout.EVICTION] = layout.EVICT_LRU
+            case LFU():
+                rule[layout.EVICTION] = layout.EVICT_LFU
+            case TTL(steps=steps, seconds=seconds):
+                rule[layout.EVICTION] = layout.EVICT_TTL
+                rule[layout.TTL] = steps if steps is not None else seconds
+                rule[layout.IN_SECONDS] = seconds is not None
+        if isinstance(table.eviction, LRU | LFU | TTL | Fixed) and table.eviction.max_rows is not None:
+            rule[layout.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
+    return rules
+
+
+def _bloom(spec: GroupSpec, shard: int, num_shards: int) -> tuple[NDArray[np.int64], int]:
+    bloom = np.zeros((len(spec.tables), layout.BLOOM_COLUMNS), np.int64)
+    start = 0
+    for number, table in enumerate(spec.tables):
+        if isinstance(table.admission, MinCount):
+            total = -(-table.admission.cells // MAX_BLOCK_CELLS)
+            block_cells = -(-table.admission.cells // total)
+            first, blocks = block_range(total, shard, num_shards)
+            bloom[number] = start, first, blocks, total, block_cells
+            start += blocks * block_cells
+    return bloom, start
+
+
+def _seeds(spec: GroupSpec) -> NDArray[np.uint64]:
+    seeds = np.zeros((len(spec.tables), len(spec.segments)), np.uint64)
+    for table in range(len(spec.tables)):
+        for number, segment in enumerate(spec.segments):
+            text = f"{spec.table_seed(table)}/{segment.name}".encode()
+            seeds[table, number] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return seeds
+
+
+def _initializer(initializer: Initializer) -> tuple[int, tuple[float, float]]:
+    match initializer:
+        case Normal(mean=mean, std=std):
+            return layout.INIT_NORMAL, (mean, std)
+        case Uniform(low=low, high=high):
+            return layout.INIT_UNIFORM, (low, high)
+        case Constant(value=value):
+            return layout.INIT_CONSTANT, (value, 0.0)
+        case _:
+            return layout.INIT_ZEROS, (0.0, 0.0)

@@ -1,0 +1,141 @@
+"""The keys that have rows: they come when they are read for training, and go when they expire or are evicted.
+
+Shapes: U unique keys, W columns of a row that training sees, T tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from girih.kernels.cpu import layout, lookup, recency, update
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout
+
+ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
+_EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
+_LFU_SHARE = 16
+# What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
+# the Bloom cells of a key.
+_RECORDS_PER_DROP, _RECORDS_PER_READ = 3, 8
+_UNBOUNDED = 1 << 31
+
+
+class RowTable:
+    """The rows of a shard's keys; arguments are checked by :class:`Store`.
+
+    Args:
+        clock: seconds since 1970, for tables whose rows expire after some seconds.
+    """
+
+    def __init__(self, memory: ShardMemory, own: RowLayout, clock: Callable[[], float]) -> None:
+        self._memory, self._kernel, self._first_hyper = memory, own.kernel, own.first_hyper
+        self._clock = clock
+        self._in_seconds = own.kernel.rules[:, layout.IN_SECONDS] != 0
+        self._any_in_seconds = bool(self._in_seconds.any())
+        self._tags: Ints = np.empty(0, np.int32)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory kept from call to call."""
+        return self._tags.nbytes
+
+    def now(self, step: int) -> Longs:
+        """int64[T]: the step, or the second, by which each table measures age."""
+        now = np.full(len(self._in_seconds), step, np.int64)
+        if self._any_in_seconds:
+            now[self._in_seconds] = int(self._clock()) - _EPOCH_S
+        return now
+
+    def read(
+        self, ids: Longs, tables: Ints, counts: Ints, now: Longs, step: int, out: Floats, *, forced: bool
+    ) -> Ints:
+        """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
+
+        Args:
+            counts: int32[U], or :data:`ONCE`.
+            now: int64[T], see :meth:`now`.
+            out: float32[U, W], written.
+
+        Returns:
+            int32[U]: where the rows are, -1 for none.
+
+        Raises:
+            StorageFullError: no memory for more rows; the keys before were served.
+        """
+        memory, kernel, out_bits = self._memory, self._kernel, out.view(np.uint32)
+        rows = np.empty(len(ids), np.int32)
+        touched = np.zeros(len(now), np.int64)
+        stuck = np.zeros(len(now), np.uint8)
+        tags = self._scratch(len(ids))
+        num_rows = memory.num_rows
+        for part in memory.stretches(len(ids), _RECORDS_PER_READ):
+            lookup.read_known(
+                memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
+                out[part], out_bits[part],
+            )  # fmt: skip
+        for part in memory.stretches(len(ids), _RECORDS_PER_READ):
+            keys = ids[part], tables[part], counts[part]
+            found = rows[part], out[part], out_bits[part]
+            start, need = 0, lookup.NEED_ROWS
+            while need != lookup.DONE:
+                start, need = lookup.read_new(
+                    memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper, *found
+                )  # fmt: skip
+                if need == lookup.NEED_ROWS:
+                    memory.grow_rows()
+                elif need == lookup.NEED_INDEX:
+                    memory.grow_index()
+                elif need == lookup.NEED_LFU:
+                    table = int(keys[1][start])
+                    wanted = max(1, int(kernel.rules[table, layout.MAX_ROWS]) // _LFU_SHARE)
+                    stuck[table] = self.evict_least_used(table, step, wanted) == 0
+                    memory.make_room(_RECORDS_PER_READ * (len(keys[0]) - start))
+        if memory.num_rows == num_rows:
+            memory.grow_on(len(ids))
+        memory.give_back()
+        return rows
+
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
+        """Reads rows for evaluation and changes nothing; see :meth:`read`."""
+        rows = np.empty(len(ids), np.int32)
+        tags = self._scratch(len(ids))
+        lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out, out.view(np.uint32))
+        return rows
+
+    def expire(self, now: Longs) -> None:
+        """Removes rows that were not used for long enough."""
+        for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP):
+            most = part.stop - part.start
+            if lookup.expire(self._memory.arrays, self._kernel, now, most) < most:
+                return
+
+    def drop(self, rows: Ints) -> int:
+        """Removes rows, each named once, none where -1; returns how many there were."""
+        dropped = 0
+        for part in self._memory.stretches(len(rows), _RECORDS_PER_DROP):
+            dropped += update.drop_rows(self._memory.arrays, self._kernel, rows[part])
+        return dropped
+
+    def oldest_first(self, table: int) -> Ints:
+        """The rows of a table that keeps a list, oldest first."""
+        arrays = self._memory.arrays
+        rows = np.empty(int(arrays.tables[table, layout.TABLE_ROWS]), np.int32)
+        recency.oldest_first(arrays.meta, arrays.tables, table, rows)
+        return rows
+
+    def evict_least_used(self, table: int, step: int, wanted: int) -> int:
+        """Removes the least counted rows, ties by last use, none used at ``step``; returns how many."""
+        rows = self.oldest_first(table)
+        counts, last_used = np.empty_like(rows), np.empty_like(rows)
+        update.usage(self._memory.arrays.meta, rows, counts, last_used)
+        may_leave = np.flatnonzero(last_used < step)
+        order = np.lexsort((last_used[may_leave], counts[may_leave]))[:wanted]
+        return self.drop(rows[may_leave[order]])
+
+    def _scratch(self, num_keys: int) -> Ints:
+        if len(self._tags) < num_keys:
+            self._tags = np.empty(num_keys, np.int32)
+        return self._tags

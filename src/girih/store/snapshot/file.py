@@ -1,0 +1,228 @@
+"""A snapshot in a file: named columns (see ``columns``), written and read chunk by chunk.
+
+What a file says is believed only where it cannot lead outside memory: row and table numbers are checked here,
+before any kernel follows them.
+
+Shapes: n rows of the snapshot, K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.store.rows.record import FORMAT_VERSION
+from girih.store.snapshot.columns import Chunk, link_tensors, row_tensors
+from girih.store.snapshot.snapshot import Snapshot
+from girih.store.snapshot.tensorfile import HEADER, Tensor, TensorFile, TensorHeader, TensorWriter, damaged
+
+_CHUNK_BYTES = 8 << 20
+_LEAST_CHUNK = 1 << 10
+_KIND = "girih shard"
+_MOST_ROWS = (1 << 31) - 1
+
+
+class Snapshottable(Protocol):
+    """A store that a snapshot can be taken of."""
+
+    def snapshot(self, directory: str | os.PathLike[str]) -> Snapshot:
+        """The state as it is now; see :meth:`Store.snapshot`."""
+
+
+class SnapshotFile:
+    """A snapshot in a file. For attributes see :class:`Snapshot`.
+
+    Args:
+        file: what :func:`write_rows` wrote; may be closed afterwards.
+        where: its name in errors.
+        checksums: what it gave; without them only the form is checked.
+
+    Raises:
+        CheckpointError: damaged, or not a shard of girih.
+    """
+
+    def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
+        self.where = where
+        self._file = TensorFile(file, where)
+        self._checksums = checksums
+        if checksums is not None and checksums.get(HEADER) != self._file.header_crc32:
+            raise damaged(where, "its header differs, or it is of another checkpoint")
+        self.description = describe_header(self._file.header, where)
+        self.num_rows = int(self.description["num_rows"])
+        expected = {t.name: t for t in self._row_tensors(self.num_rows)}
+        for name, tensor in expected.items():
+            found = self._file.arrays.get(name)
+            if found is None or (self._file.dtypes[name], found.shape) != (tensor.dtype, tensor.shape):
+                raise damaged(
+                    where,
+                    f"column {name!r} is"
+                    f" {'missing' if found is None else f'{self._file.dtypes[name]}{list(found.shape)}'},"
+                    f" expected {tensor.dtype}{list(tensor.shape)}",
+                )
+        self._columns = list(expected)
+
+    def verify(self) -> None:
+        """Reads the file once and compares checksums; later calls return at once.
+
+        Raises:
+            CheckpointError: damaged.
+        """
+        if self._checksums is not None:
+            self._file.verify(self._checksums)
+            self._checksums = None
+
+    def bloom(self, table: str) -> NDArray[np.uint8] | None:
+        """A table's Bloom cells of this shard, or None where it has none."""
+        name = f"bloom.{table}"
+        return self._file.arrays[name].reshape(-1) if self._file.dtypes.get(name) == "U8" else None
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A whole column, mapped, not copied.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        return self._file.arrays[name]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time, mapped, not copied.
+
+        Raises:
+            CheckpointError: a row's table, number or neighbour is one that none can have.
+        """
+        row_bytes = sum(t.num_bytes for t in self._row_tensors(1))
+        size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
+        limits = {"tables": (0, len(self.description["tables"]))}
+        if self.description["linked"]:
+            rows_ever = self.description["rows_ever"]
+            limits |= {"rows": (0, rows_ever), "newer": (-1, rows_ever)}
+        for start in range(0, self.num_rows, size):
+            chunk = {name: self._file.arrays[name][start : start + size] for name in self._columns}
+            for name, (least, above) in limits.items():
+                if chunk[name].min() < least or chunk[name].max() >= above:
+                    raise damaged(self.where, f"column {name!r} leads out of [{least}, {above})")
+            yield chunk
+
+    def _row_tensors(self, num_rows: int) -> list[Tensor]:
+        return row_tensors(self.description, num_rows) + link_tensors(self.description, num_rows)
+
+
+def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
+    """The description that a shard's file begins with; see :class:`Snapshot`.
+
+    Raises:
+        CheckpointError: damaged, or not a shard of girih.
+    """
+    if header.metadata.get("kind") != _KIND:
+        raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
+    try:
+        description: dict[str, Any] = json.loads(header.metadata["girih"])
+        if description["version"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{where}: format {description['version']}, expected {FORMAT_VERSION}; update girih"
+            )
+        _check(description)
+        row_tensors(description, 0), link_tensors(description, 0)
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise damaged(where, f"its description lacks {error}") from None
+    return description
+
+
+def _check(description: Mapping[str, Any]) -> None:
+    """Refuses numbers that would lead a reader astray."""
+
+    def count(value: Any, most: int, least: int = 0) -> None:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"a count from {least} to {most}; it has {value!r}")
+
+    num_tables = len(description["tables"])
+    count(description["num_rows"], _MOST_ROWS)
+    count(description["num_shards"], _MOST_ROWS, 1)
+    count(description["shard"], description["num_shards"] - 1)
+    count(description["last_step"], _MOST_ROWS)
+    for segment in description["segments"]:
+        count(segment["dim"], _MOST_ROWS)
+        for _, width in segment["state"]:
+            count(width, _MOST_ROWS)
+    if len(description["counters"]) != num_tables:
+        raise ValueError("counters of each table")
+    for of_table in description["counters"]:
+        for value in of_table.values():
+            count(value, 1 << 62)
+    if description["linked"]:
+        count(description["rows_ever"], _MOST_ROWS)
+        if len(description["oldest"]) != num_tables:
+            raise ValueError("the oldest row of each table")
+        for row in description["oldest"]:
+            count(row, max(-1, description["rows_ever"] - 1), -1)
+
+
+def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Writes a store, or a snapshot of one, to a file that the safetensors library can read too.
+
+    Returns:
+        What :func:`write_rows` does.
+
+    Raises:
+        StorageFullError: the disk is full; no file is left behind.
+        MissingFileError, ConfigError: the directory is missing, or cannot be written.
+    """
+    path = Path(path)
+    if not isinstance(source, Snapshot):
+        with source.snapshot(path.parent) as snapshot:
+            return write_snapshot(snapshot, path)
+    try:
+        file = path.open("wb", buffering=0)
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such directory; make it first") from None
+    except PermissionError:
+        raise ConfigError(f"{path}: cannot be written; give a directory that can") from None
+    try:
+        with file:
+            return write_rows(source, file, str(path))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
+    """Writes a snapshot to an open file, whose name is ``where`` in errors.
+
+    Returns:
+        ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``; the header's is that of
+        :data:`~girih.store.snapshot.tensorfile.HEADER`.
+
+    Raises:
+        StorageFullError: the disk is full.
+    """
+    metadata = {"kind": _KIND, "girih": json.dumps(source.description)}
+    with TensorWriter(file, where, source.tensors(), metadata) as writer:
+        for chunk in source.chunks():
+            for name, rows in chunk.items():
+                writer.write(name, rows)
+        for table, cells in source.blooms():
+            writer.write(f"bloom.{table}", cells)
+        return {"bytes": writer.num_bytes, "rows": source.num_rows, "crc32": writer.finish()}
+
+
+def read_snapshot(path: str | os.PathLike[str], checksums: Mapping[str, int] | None = None) -> SnapshotFile:
+    """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
+
+    Raises:
+        MissingFileError: no such file.
+        CheckpointError: damaged, or not a shard of girih.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingFileError(f"{path}: no such file")
+    with path.open("rb") as file:
+        return SnapshotFile(file, str(path), checksums)

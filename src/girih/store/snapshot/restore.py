@@ -1,0 +1,271 @@
+"""From snapshots, of any number of shards, back into one shard.
+
+Shapes: n rows of a source, K rows of a chunk, T tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError, nearest
+from girih.kernels.cpu import layout, transfer, update
+from girih.store.arrays import Ints, Longs
+from girih.store.route import shard_of
+from girih.store.rows.record import block_range
+from girih.store.snapshot.columns import Chunk, value_columns
+from girih.store.state import ShardState
+
+ELSEWHERE = -1
+Keep = Callable[[Longs, Ints], NDArray[np.bool_]]
+
+
+class Source(Protocol):
+    """The rows of a shard as columns: a snapshot, its file, or what a repair finds in torn memory.
+
+    Attributes:
+        where: for errors.
+        description: see :class:`Snapshot`.
+    """
+
+    where: str
+    description: dict[str, Any]
+
+    def verify(self) -> None:
+        """Raises :class:`CheckpointError` where the source is damaged."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time; their table and row numbers are followed without a check."""
+
+    def bloom(self, table: str) -> NDArray[np.uint8] | None:
+        """A table's Bloom cells of this shard, or None where it has none."""
+
+
+def restore(
+    state: ShardState,
+    sources: Sequence[Source],
+    keep: Keep | None,
+    optimizer_state: bool,
+    elsewhere: frozenset[str] = frozenset(),
+) -> None:
+    """Replaces all that a shard holds; see :meth:`Store.restore`.
+
+    The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
+    from the N files of N shards; else it is ordered by last use, then by source.
+    Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
+    size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
+    """
+    for source in sources:
+        _check_source(state, source, optimizer_state, elsewhere)
+    _check_tables(state, sources)
+    for source in sources:
+        source.verify()
+    state.memory.clear()
+    num_givers = np.zeros(len(state.spec.tables), np.int64)
+    for source in sources:
+        numbers = _table_numbers(state, source)
+        gave = np.zeros(len(num_givers), np.int64)
+        lists = _Lists(source) if source.description["linked"] else None
+        for chunk in source.chunks():
+            kept, tables, rows = _load_chunk(
+                state, chunk, numbers, keep or _routed_to(state), optimizer_state
+            )
+            gave[tables] = 1
+            if lists is not None:
+                lists.add(chunk, kept, rows)
+        if lists is not None:
+            lists.follow(state, numbers)
+        num_givers += gave if lists is not None else 2 * gave
+    for source in _latest(sources).values():
+        _add_bloom(state, source)
+    _order_lists(state, num_givers > 1)
+    _carry_counters(state, sources)
+    _shrink_to_bounds(state)
+
+
+def _check_source(
+    state: ShardState, source: Source, optimizer_state: bool, elsewhere: frozenset[str]
+) -> None:
+    """Refuses a source whose rows do not fit, naming its tables.
+
+    Raises:
+        CheckpointError: another dtype, dim, segment or optimizer, or a table that the store does not have.
+    """
+    theirs, ours = source.description, state.layout.description
+    names = [table["name"] for table in theirs["tables"]]
+    where = f"{source.where}: tables {', '.join(map(repr, names))}"
+    for name in names:
+        known = [table["name"] for table in ours["tables"]]
+        if name not in known and name not in elsewhere:
+            raise CheckpointError(
+                f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
+            )
+    if theirs["dtype"] != ours["dtype"]:
+        raise CheckpointError(
+            f"{where}: dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
+        )
+    for what in ("name", "dim"):
+        found, expected = ([s[what] for s in d["segments"]] for d in (theirs, ours))
+        if found != expected:
+            raise CheckpointError(
+                f"{where}: {what} of segments is {found}, expected {expected}; rows cannot be used"
+            )
+    if optimizer_state:
+        found, expected = (
+            [(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours)
+        )
+        if found != expected:
+            raise CheckpointError(
+                f"{where}: optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
+                " go on with that one, or restore with optimizer_state=False to begin its state anew"
+            )
+
+
+def _check_tables(state: ShardState, sources: Sequence[Source]) -> None:
+    """Refuses sources that do not cover all tables of the store.
+
+    Raises:
+        CheckpointError: names the table that is missing.
+    """
+    found = {table["name"] for source in sources for table in source.description["tables"]}
+    for table in state.spec.tables:
+        if table.name not in found:
+            wheres = ", ".join(source.where for source in sources) or "no snapshot"
+            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+
+
+def _optimizers(description: dict[str, Any]) -> str:
+    return ", ".join(
+        s["optimizer"]["name"] + (f" with {', '.join(name for name, _ in s['state'])}" if s["state"] else "")
+        for s in description["segments"]
+    )
+
+
+def _routed_to(state: ShardState) -> Keep:
+    own = state.layout
+    return lambda ids, tables: shard_of(ids, tables, own.num_shards) == own.shard
+
+
+def _table_numbers(state: ShardState, source: Source) -> Ints:
+    """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
+    number = {table.name: position for position, table in enumerate(state.spec.tables)}
+    found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
+    return np.array(found, np.int32)
+
+
+def _load_chunk(
+    state: ShardState, chunk: Chunk, numbers: Ints, keep: Keep, optimizer_state: bool
+) -> tuple[Longs, Ints, Ints]:
+    """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
+    all_tables = numbers[chunk["tables"]]
+    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables) & (all_tables != ELSEWHERE))
+    ids, tables = chunk["ids"][kept], all_tables[kept]
+    rows = np.empty(len(kept), np.int32)
+    if not len(kept):
+        return kept, tables, rows
+    state.memory.grow_rows(len(kept))
+    state.memory.reserve_index(len(kept))
+    arrays, kernel = state.memory.arrays, state.layout.kernel
+    last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
+    transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
+    for column in value_columns(state.layout):
+        if optimizer_state or "." not in column.name:
+            words: NDArray[Any] = arrays.values if column.dtype is np.float32 else arrays.halves
+            first = column.first_byte // words.itemsize
+            words[rows, first : first + column.width] = chunk[column.name][kept]
+    if not optimizer_state:
+        update.begin_states(arrays, kernel, rows, state.layout.first_hyper)
+    return kept, tables, rows
+
+
+class _Lists:
+    """The lists of a source whose rows come in another order, by row numbers as they were: int32[R] each."""
+
+    def __init__(self, source: Source) -> None:
+        self._oldest = source.description["oldest"]
+        num_rows = int(source.description["rows_ever"])
+        self._newer_of = np.full(num_rows, layout.NO_ROW, np.int32)
+        self._new_of = np.full(num_rows, layout.NO_ROW, np.int32)
+
+    def add(self, chunk: Chunk, kept: Longs, rows: Ints) -> None:
+        """Notes where the chunk's rows came to be."""
+        numbers = chunk["rows"]
+        self._newer_of[numbers] = chunk["newer"]
+        self._new_of[numbers[kept]] = rows
+
+    def follow(self, state: ShardState, numbers: Ints) -> None:
+        """Makes the rows the newest of their tables in the order that they had."""
+        for theirs, ours in enumerate(numbers):
+            oldest = int(self._oldest[theirs])
+            if ours != ELSEWHERE and state.layout.listed[ours]:
+                transfer.follow(state.memory.arrays, int(ours), oldest, self._newer_of, self._new_of)
+
+
+def _add_bloom(state: ShardState, source: Source) -> None:
+    description = source.description
+    for theirs, ours in enumerate(_table_numbers(state, source)):
+        total, block_cells, first, blocks = (
+            int(state.layout.kernel.bloom[ours, column])
+            for column in (layout.TOTAL_BLOCKS, layout.BLOCK_CELLS, layout.FIRST_BLOCK, layout.NUM_BLOCKS)
+        )
+        if theirs != ours or not total:
+            continue
+        cells = source.bloom(description["tables"][theirs]["name"])
+        their_first, their_blocks = block_range(total, description["shard"], description["num_shards"])
+        if cells is None or len(cells) != their_blocks * block_cells:
+            continue
+        low, high = max(first, their_first), min(first + blocks, their_first + their_blocks)
+        if low < high:
+            mine = state.memory.arrays.cells[state.layout.cells_of(ours)]
+            transfer.add_cells(
+                mine[(low - first) * block_cells : (high - first) * block_cells],
+                cells[(low - their_first) * block_cells : (high - their_first) * block_cells],
+            )
+
+
+def _order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
+    """Orders the lists of ``tables``, bool[T], by last use, ties as the sources came."""
+    arrays = state.memory.arrays
+    for table in np.flatnonzero(tables & state.layout.listed):
+        rows = state.rows.oldest_first(int(table))
+        order = np.argsort(arrays.meta[rows, layout.LAST_USED], kind="stable")
+        transfer.relink(arrays, int(table), rows[order])
+
+
+def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
+    arrays, shard = state.memory.arrays, state.layout.shard
+    arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
+    latest = _latest(sources)
+    own = [s for place, s in latest.items() if place[:2] == (state.layout.num_shards, shard)]
+    if not own and shard:
+        return
+    for source in own or latest.values():
+        for ours, counters in zip(_table_numbers(state, source), source.description["counters"], strict=True):
+            if ours != ELSEWHERE:
+                for name, column in layout.COUNTERS.items():
+                    arrays.tables[ours, column] += counters[name]
+
+
+def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]], Source]:
+    """The last source of each shard of some tables: what a delta says of it replaces what its base says."""
+    return {
+        (d["num_shards"], d["shard"], tuple(table["name"] for table in d["tables"])): source
+        for source in sources
+        for d in [source.description]
+    }
+
+
+def _shrink_to_bounds(state: ShardState) -> None:
+    """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
+    rules = state.layout.kernel.rules
+    for table in np.flatnonzero(state.layout.listed):
+        surplus = state.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])
+        if surplus <= 0:
+            continue
+        if rules[table, layout.EVICTION] == layout.EVICT_LFU:
+            state.rows.evict_least_used(int(table), 1 << 31, surplus)
+        else:
+            state.rows.drop(state.rows.oldest_first(int(table))[:surplus])

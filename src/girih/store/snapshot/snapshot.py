@@ -1,0 +1,213 @@
+"""The state of a store at one moment, read while its verbs go on: copy on write, chunk by chunk.
+
+    rows 0 … R (chunks of up to 8 MB)              copied under the lock, one chunk at a time, in order
+    ├── copied ──┼── not yet ──────────────┤
+                        ▲ a verb writes here: the record as it was goes to the log first, once
+                        log (8 MB) ── full ──► a file without a name, grouped by chunk
+
+A chunk is copied as it stands, and what log and file have of it is put over it. Besides the rows only tables'
+numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each. Only a
+delta looks at every row's version first, since a file begins with the number of its rows.
+
+Memory: one bit per row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
+
+Shapes: V 32-bit words of a row, K rows of a chunk, T tables.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError, StorageFullError
+from girih.kernels.cpu import layout, saving
+from girih.store.arrays import Ints, Longs
+from girih.store.snapshot.columns import Chunk, bloom_tensors, file_columns, link_tensors, row_tensors
+from girih.store.snapshot.spill import SpillFile
+from girih.store.snapshot.tensorfile import Tensor
+from girih.store.state import ShardState
+
+_CHUNK_BYTES = 8 << 20
+_LOG_BYTES = 8 << 20
+
+
+class Snapshot:
+    """A shard as it was when this was made; made by :meth:`Store.snapshot`, closed by whoever asked for it.
+
+    One thread reads it while another uses the store. Rows come in the order of their numbers, free ones left
+    out. Where tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer one;
+    a delta has neither, since a list is nothing without all of its rows.
+
+    Args:
+        directory: for what the log has no room for; by default the system's for temporary files.
+        since: takes only rows that were made or updated in a step after this one; None takes all.
+
+    Attributes:
+        where: for errors.
+        description: the layout, tables, counters (one mapping per table) and last step, as plain values;
+            ``oldest`` is where each table's list begins, ``rows_ever`` is above all row numbers.
+        num_rows: n.
+        most_records: what the log has room for.
+    """
+
+    def __init__(
+        self, state: ShardState, directory: str | os.PathLike[str] | None = None, since: int | None = None
+    ) -> None:
+        memory, own = state.memory, state.layout
+        words, num_words = memory.arrays.state, own.num_words
+        self.where = "snapshot of a store"
+        self._memory, self._layout, self._since = memory, own, since
+        self._directory = directory or tempfile.gettempdir()
+        self._rows_ever = int(words[layout.ROWS_EVER])
+        self.num_rows = memory.num_rows if since is None else self._count_changed(since)
+        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * num_words)).bit_length() - 1)
+        chunk = 1 << self._chunk_bits
+        self._row_chunks = -(-self._rows_ever // chunk)
+        num_pages = -(-own.num_cells // (4 * num_words))
+        self._num_chunks = self._row_chunks + -(-num_pages // chunk)
+        self.most_records = max(64, _LOG_BYTES // (4 * (num_words + saving.LINKS)))
+        self.description = {
+            **own.description,
+            "num_rows": self.num_rows,
+            "since": since,
+            "last_step": memory.last_step,
+            "counters": [memory.counters(table) for table in range(len(state.spec.tables))],
+            "linked": since is None and bool(own.listed.any()),
+            "oldest": [int(row) for row in memory.arrays.tables[:, layout.OLDEST]],
+            "rows_ever": self._rows_ever,
+        }
+        self._spills = SpillFile(self._directory, self.most_records, num_words)
+        self._error: Exception | None = None
+        with memory.lock:
+            memory.begin_saving(self, self._num_chunks, chunk * self._num_chunks, self.most_records)
+            self._words = words = memory.arrays.saving
+            words[layout.SAVE_ROWS], words[layout.SAVE_PAGES] = self._rows_ever, num_pages
+            words[layout.FIRST_PAGE], words[layout.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes that went from the log to the file so far."""
+        return self._spills.num_bytes
+
+    def tensors(self) -> list[Tensor]:
+        """All columns and Bloom filters."""
+        return [
+            *row_tensors(self.description, self.num_rows),
+            *link_tensors(self.description, self.num_rows),
+            *bloom_tensors(self._layout),
+        ]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time; each is overwritten when the next is asked for.
+
+        Raises:
+            StorageFullError: no room for records that verbs have changed meanwhile.
+        """
+        num_words, size = self._layout.num_words, 1 << self._chunk_bits
+        records = np.empty((min(size, self._rows_ever), num_words), np.int32)
+        rows = np.empty(len(records) + 1, np.int32)
+        halves = self.description["dtype"] != "float32"
+        unit, split = (np.uint16, saving.split_halves) if halves else (np.float32, saving.split_words)
+        columns = file_columns(self._layout, linked=self.description["linked"])
+        places = np.array([(c.first_byte, c.num_bytes) for c in columns], np.int64) // np.dtype(unit).itemsize
+        out = np.empty((1, len(records) * int(places[:, 1].sum())), unit)
+        for chunk in range(self._row_chunks):
+            start = chunk * size
+            part = records[: min(size, self._rows_ever - start)]
+            self._copy(chunk, self._memory.arrays.meta[start : start + len(part)], part, part)
+            live = rows[: saving.live_rows(part, rows)]
+            if self._since is not None:
+                live = live[part[live, layout.VERSION] > self._since]
+            part[:, layout.OLDER] = np.arange(start, start + len(part))
+            starts = len(live) * (np.cumsum(places[:, 1]) - places[:, 1])
+            split(part.view(unit), live, places, starts, out)
+            yield {
+                column.name: out[0, first : first + len(live) * width]
+                .view(column.dtype)
+                .reshape(column.shape(len(live)))
+                for column, first, width in zip(columns, starts, places[:, 1], strict=True)
+            }
+
+    def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """(table's name, its next Bloom cells), all cells of all tables."""
+        num_words, size = self._layout.num_words, 1 << self._chunk_bits
+        pages = np.empty((size if self._layout.num_cells else 0, num_words), np.int32)
+        copies = pages.reshape(-1).view(np.uint8)
+        for number in range(self._num_chunks - self._row_chunks):
+            start = number * len(copies)
+            part = copies[: min(len(copies), self._layout.num_cells - start)]
+            self._copy(
+                self._row_chunks + number, self._memory.arrays.cells[start : start + len(part)], part, pages
+            )
+            for table, name in enumerate(t["name"] for t in self.description["tables"]):
+                own = self._layout.cells_of(table)
+                low, high = max(own.start - start, 0), min(own.stop - start, len(part))
+                if low < high:
+                    yield name, part[low:high]
+
+    def close(self) -> None:
+        """Has verbs keep nothing any more."""
+        with self._memory.lock:
+            if self._memory.saving is self:
+                self._memory.end_saving()
+        self._spills.close()
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def make_room(self, num_records: int) -> None:
+        """Called by verbs: makes sure that ``num_records`` can be kept; moves the log to the file if need be.
+
+        An error of the file is raised for the reader; the verb goes on.
+        """
+        if self._error is not None or self._words[layout.NUM_KEPT] + num_records <= self.most_records:
+            return
+        try:
+            self._spills.add(self._empty_log, self._num_chunks)
+        except OSError as error:
+            self._error = error
+            self._words[[layout.SAVE_ROWS, layout.SAVE_PAGES]] = 0
+
+    def _copy(self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: Ints) -> None:
+        """Copies a chunk as it was at the start; ``records`` is the target's memory as records."""
+        first = chunk << self._chunk_bits
+        with self._memory.lock:
+            if self._memory.saving is not self or self._error is not None or self._words[layout.LOST]:
+                raise self._failed()
+            np.copyto(target, source)
+            saving.put_logged(self._memory.arrays, chunk, first, records)
+            self._words[layout.SAVED] = first + (1 << self._chunk_bits)
+        try:  # from here on nothing more of this chunk is kept
+            for spilled in self._spills.of_chunk(chunk):
+                saving.put_spilled(spilled, first, records)
+        except OSError as error:
+            self._error = error
+            raise self._failed() from None
+
+    def _count_changed(self, since: int) -> int:
+        meta = self._memory.arrays.meta[: self._rows_ever]
+        return int(np.count_nonzero((meta[:, layout.TABLE] >= 0) & (meta[:, layout.VERSION] > since)))
+
+    def _empty_log(self, out: Ints, ends: Longs) -> int:
+        done = int(self._words[layout.SAVED]) >> self._chunk_bits
+        return int(saving.empty_log(self._memory.arrays, done, out, ends))
+
+    def _failed(self) -> Exception:
+        error = self._error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return StorageFullError(
+                f"{os.fspath(self._directory)}: no room for rows that changed while they were saved"
+                f" ({error.strerror}); free space"
+            )
+        return error or CheckpointError(
+            f"{self.where}: was closed before it was read to the end; take another one"
+        )

@@ -1,0 +1,262 @@
+"""Files of named tensors in the safetensors format, written piece by piece and read through a memory map.
+
+The safetensors library writes whole dictionaries; a shard may be larger than memory. What is written here
+loads with that library. Its checksums (CRC-32, one of the header and one of each tensor) are for whoever keeps the
+file to remember: no byte of the file is written twice.
+
+    u64 length of the header │ JSON header, padded with spaces │ tensors, back to back
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError, StorageFullError
+
+HEADER = ""
+"""The header's name among the checksums."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(np.uint16),
+    "F16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+}
+_LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+_PIECE = 64 << 20
+
+
+class Tensor(NamedTuple):
+    """A tensor's name, dtype as the format spells it (16-bit floats are uint16 in memory), and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return _DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+class TensorWriter:
+    """Writes declared tensors, each from front to back, side by side.
+
+    Args:
+        file: empty; written at any offset, and left open. Whoever opened it removes it where writing fails.
+        where: its name in errors.
+        tensors: all that will be written.
+        metadata: strings for the header.
+
+    Raises:
+        StorageFullError: the disk is full.
+    """
+
+    def __init__(
+        self, file: IO[bytes], where: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]
+    ) -> None:
+        self._file, self._where = file.fileno(), where
+        # Widest first, so that every tensor is aligned to its own size.
+        tensors = sorted(tensors, key=lambda t: (-_DTYPES[t.dtype].itemsize, t.name))
+        header = _header(tensors, metadata)
+        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys((t.name for t in tensors), 0)}
+        self._left = {t.name: t.num_bytes for t in tensors}
+        self._at, position = {}, len(header)
+        for tensor in tensors:
+            self._at[tensor.name] = position
+            position += tensor.num_bytes
+        self.num_bytes = position
+        self._flusher = ThreadPoolExecutor(1, "girih-flush")
+        self._flushed: Future[None] | None = None
+        self._unflushed_bytes = 0
+        try:
+            self._write(header, 0)
+        except BaseException:
+            self._flusher.shutdown()
+            raise
+
+    def write(self, name: str, rows: NDArray[Any]) -> None:
+        """Appends rows to one tensor."""
+        data = _bytes_of(rows)
+        self._write(data, self._at[name])
+        self._at[name] += len(data)
+        self._left[name] -= len(data)
+        self._crc[name] = zlib.crc32(data, self._crc[name])
+
+    def finish(self) -> dict[str, int]:
+        """Has all of it on disk; returns the CRC-32 of the header and of each tensor.
+
+        Raises:
+            CheckpointError: fewer or more rows were written than declared.
+        """
+        wrong = [name for name, left in self._left.items() if left]
+        if wrong:
+            raise CheckpointError(
+                f"{self._where}: tensors {wrong} were not written as declared; the rows changed meanwhile"
+            )
+        self._flusher.shutdown()
+        if self._flushed is not None:
+            self._flushed.result()
+        os.fsync(self._file)
+        return dict(self._crc)
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._flusher.shutdown()
+
+    def _write(self, data: bytes | memoryview, position: int) -> None:
+        try:
+            view = memoryview(data)
+            while len(view):
+                written = os.pwrite(self._file, view[:_PIECE], position)
+                view, position = view[written:], position + written
+                self._flush_early(written)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StorageFullError(
+                    f"{self._where}: no room for {self.num_bytes:,} bytes ({error.strerror}); free space"
+                ) from None
+            raise
+
+    def _flush_early(self, num_bytes: int) -> None:
+        """Has the disk begin with what is written, so that little is left for the end."""
+        self._unflushed_bytes += num_bytes
+        if self._unflushed_bytes >= _PIECE and (self._flushed is None or self._flushed.done()):
+            if self._flushed is not None:
+                self._flushed.result()
+            self._flushed = self._flusher.submit(_sync_data, self._file)
+            self._unflushed_bytes = 0
+
+
+class TensorHeader:
+    """What the first bytes of a file say of the rest.
+
+    Attributes:
+        metadata: strings.
+        tensors: in the order in which they lie.
+        num_bytes: of the header itself. size: of the whole file.
+
+    Raises:
+        CheckpointError: damaged, or of another kind.
+    """
+
+    def __init__(self, text: bytes, where: str) -> None:
+        self.num_bytes = self.size = 8 + len(text)
+        self.metadata: dict[str, str] = {}
+        self.tensors: list[Tensor] = []
+        try:
+            content = json.loads(text)
+            self.metadata = dict(content.pop("__metadata__", {}))
+            for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
+                tensor = Tensor(name, entry["dtype"], tuple(entry["shape"]))
+                first, last = entry["data_offsets"]
+                if not all(type(n) is int and n >= 0 for n in (first, last, *tensor.shape)):
+                    raise ValueError(f"tensor {name!r} has a size that is no count")
+                if self.num_bytes + first != self.size or last - first != tensor.num_bytes:
+                    raise ValueError(f"tensor {name!r} does not lie where it should")
+                self.size = self.num_bytes + last
+                self.tensors.append(tensor)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            raise damaged(where, f"its header cannot be read: {error}") from None
+
+    @staticmethod
+    def length(start: bytes, size: int, where: str) -> int:
+        """The length of a header, from the first eight bytes of a file of ``size`` bytes."""
+        length: int = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+            raise damaged(where, "its header is cut short")
+        return length
+
+
+class TensorFile:
+    """The tensors of a file, mapped into memory.
+
+    Args:
+        file: from its beginning; may be closed afterwards.
+        where: its name in errors.
+
+    Attributes:
+        header: what it says of itself.
+        arrays: by name; 16-bit floats are uint16.
+        dtypes: as the format spells them, by name.
+
+    Raises:
+        CheckpointError: damaged, cut short or of another kind.
+    """
+
+    def __init__(self, file: IO[bytes], where: str) -> None:
+        self.where = where
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        text = file.read(TensorHeader.length(start, size, where))
+        self.header_crc32 = zlib.crc32(start + text)
+        self.header = TensorHeader(text, where)
+        if self.header.size != size:
+            raise damaged(where, f"{size:,} bytes, expected {self.header.size:,}")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.dtypes: dict[str, str] = {}
+        position = self.header.num_bytes
+        for tensor in self.header.tensors:
+            dtype = _DTYPES[tensor.dtype]
+            flat = np.frombuffer(mapped, dtype, tensor.num_bytes // dtype.itemsize, position)
+            self.arrays[tensor.name] = flat.reshape(tensor.shape)
+            self.dtypes[tensor.name] = tensor.dtype
+            position += tensor.num_bytes
+
+    def verify(self, checksums: Mapping[str, int]) -> None:
+        """Reads everything and compares it with the checksums that :meth:`TensorWriter.finish` gave.
+
+        Raises:
+            CheckpointError: a tensor is not what was written.
+        """
+        for name, array in self.arrays.items():
+            crc = 0
+            data = _bytes_of(array)
+            for start in range(0, len(data), _PIECE):
+                crc = zlib.crc32(data[start : start + _PIECE], crc)
+            if checksums.get(name) != crc:
+                expected = checksums.get(name, "none")
+                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
+
+
+def damaged(where: str, what: str) -> CheckpointError:
+    """The error that says so."""
+    return CheckpointError(f"{where}: damaged: {what}; use another checkpoint")
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
+
+
+def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    content: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for tensor in tensors:
+        offsets = [position, position + tensor.num_bytes]
+        content[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        position = offsets[1]
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,111 @@
+"""One shard's rows in one memory: what the verbs of a store do once their arguments were checked.
+
+This is the seam below :class:`girih.store.Store`. A tier answers the same ``lookup``, ``peek`` and
+``apply_gradients``, over another store; a repair finds all there is to know of a row in the row itself
+(``memory.arrays.meta``), and can make a new index and new lists of it.
+
+Shapes: U unique keys, W columns of a row that training sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from girih.kernels.cpu import index, layout, update
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.memory.arena import ArenaShape, open_arena
+from girih.store.memory.options import ArenaOptions
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout, fingerprint, hyper_rows, row_layout, without_hyperparameters
+from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.spec import GroupSpec
+
+LAST_STEP = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """The state of one shard; made by :func:`open_state`.
+
+    Attributes:
+        spec: its tables.
+        layout: how their rows lie, and their rules.
+        memory: the arrays, on one arena.
+        rows: which keys have rows.
+    """
+
+    spec: GroupSpec
+    layout: RowLayout
+    memory: ShardMemory
+    rows: RowTable
+
+    def lookup(self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats) -> Ints:
+        """Reads rows for training; see :meth:`Store.lookup`. ``counts`` is empty where all keys occur once."""
+        now = self.rows.now(step)
+        with self.memory.changing(step):
+            self.rows.expire(now)
+            return self.rows.read(ids, tables, counts, now, step, out, forced=False)
+
+    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
+        """Reads rows for evaluation; see :meth:`Store.peek`."""
+        return self.rows.peek(ids, tables, out)
+
+    def apply_gradients(
+        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float
+    ) -> int:
+        """Moves rows by gradients; see :meth:`Store.apply_gradients`."""
+        memory, kernel = self.memory, self.layout.kernel
+        if rows is None:
+            rows = self._find(ids, tables)
+        hyper, dropped = hyper_rows(self.spec, lr_scale, step), 0
+        with memory.changing(step):
+            for part in memory.stretches(len(ids), 1):
+                dropped += update.apply_gradients(
+                    memory.arrays, kernel, ids[part], tables[part], rows[part], grads[part], hyper, step
+                )
+        return dropped
+
+    def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
+        """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
+        memory = self.memory
+        step = min(memory.last_step + 1, LAST_STEP)
+        reads = [layout.LOOKUPS, layout.HITS, layout.FULL]
+        with memory.changing():
+            before = memory.arrays.tables[:, reads]
+            out = np.empty_like(values)
+            rows = self.rows.read(ids, tables, ONCE, self.rows.now(step), step, out, forced=True)
+            memory.arrays.tables[:, reads] = before
+            bits, kernel, hyper = values.view(np.uint32), self.layout.kernel, self.layout.first_hyper
+            for part in memory.stretches(len(ids), 1):
+                update.assign(memory.arrays, kernel, rows[part], values[part], bits[part], hyper, step)
+        return rows
+
+    def evict(self, ids: Longs, tables: Ints) -> int:
+        """Removes keys; returns how many had a row."""
+        with self.memory.changing():
+            return self.rows.drop(np.unique(self._find(ids, tables)))
+
+    def _find(self, ids: Longs, tables: Ints) -> Ints:
+        rows = np.empty(len(ids), np.int32)
+        index.find_all(self.memory.arrays, ids, tables, rows)
+        return rows
+
+
+def open_state(
+    spec: GroupSpec, shard: int, num_shards: int, arena: ArenaOptions, clock: Callable[[], float]
+) -> ShardState:
+    """Lays out a shard and opens its memory; arguments and errors are those of :class:`Store`."""
+    own = row_layout(spec, shard, num_shards)
+    bound_to = without_hyperparameters(own.description)
+    shape = ArenaShape(
+        description=bound_to,
+        fingerprint=fingerprint(bound_to),
+        num_words=own.num_words,
+        tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
+        cells_bytes=own.num_cells,
+    )
+    memory = ShardMemory(open_arena(arena, shape), spec.dim, own.num_words)
+    return ShardState(spec, own, memory, RowTable(memory, own, clock))
