@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from girih.runs.spans import Spans
 
 import girih
 from girih import models
