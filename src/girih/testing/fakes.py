@@ -165,11 +165,7 @@ class FakeSparse:
     """
 
     def __init__(
-        self,
-        spec: SparseSpec,
-        *,
-        at_once: bool = True,
-        initial: Callable[[Key, int], Vector] = plain_initial,
+        self, spec: SparseSpec, *, at_once: bool = True, initial: Callable[[Key, int], Vector] = plain_initial
     ) -> None:
         self.spec, self.at_once, self.initial = spec, at_once, initial
         self.rows: dict[Key, tuple[Vector, Vector]] = {}
@@ -283,11 +279,11 @@ class FakeComputed:
         self,
         half: FakeDense,
         gradients: dict[str, float],
-        num_batches: int,
         loss: float,
         reason: NonFiniteError | None,
+        before: int,
     ) -> None:
-        self._half, self.gradients, self.num_batches = half, gradients, num_batches
+        self._half, self.gradients, self.num_batches = half, gradients, before
         self.value, self.refusal = loss, reason
 
     @property
@@ -352,7 +348,7 @@ class FakeDense:
             gradients[self.spoiled] = float("inf")
         reason = self._refusal(loss, embeddings)
         if onto is None:
-            return FakeComputed(self, gradients, before, loss, reason)
+            return FakeComputed(self, gradients, loss, reason, before)
         onto.gradients = {name: onto.gradients[name] + each for name, each in gradients.items()}
         onto.value, onto.refusal = onto.value + loss, onto.refusal or reason
         return onto
