@@ -10,8 +10,9 @@ from girih.data import Batch
 from girih.data.shares import share_of
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
-from girih.errors import NonFiniteError
+from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Block, Embeddings
+from girih.runs.stats import Stats
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 
@@ -25,9 +26,26 @@ class Net(nn.Module):
         self.all = nn.Linear(3, 1)
         self.none = nn.Linear(3, 1)
         self.frozen = nn.Linear(3, 1).requires_grad_(False)
+        self.spoil = lambda mean: mean
 
     def forward(self, numeric, embeddings):
         return self.all(numeric) + self.frozen(numeric) + embeddings.blocks[0].values.sum(dim=(1, 2))[:, None]
+
+    def loss(self, outputs, batch):
+        """The mean of the logits."""
+        return self.spoil(outputs.mean())
+
+
+class Spoiled(torch.autograd.Function):
+    """A number whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
 
 
 def optimizer(parameters):
@@ -49,14 +67,12 @@ def embeddings_of(batch):
     return Embeddings((Block(("user",), values.clone().requires_grad_()),))
 
 
-def step(replica, batch, weight=1.0, spoil=1.0, refused=None):
-    """Mean of the logits as loss, over the whole batch; returns the loss and the embeddings' gradient."""
+def step(replica, batch):
+    """The mean over the whole batch as loss; returns what was computed, and the embeddings' gradient."""
     embeddings = embeddings_of(batch)
-    logits = replica.forward(batch, embeddings)
-    gradient = torch.full_like(logits, spoil * weight / max(1, len(logits)))
-    loss = replica.backward(gradient, weight * float(logits.mean()) if len(logits) else 0.0, refused)
+    computed = replica.compute(batch, embeddings)
     given = embeddings.blocks[0].values.grad
-    return loss, [] if given is None else given[:, 0, 0].tolist()
+    return computed, [] if given is None else given[:, 0, 0].tolist()
 
 
 def parameters_of(replica):
@@ -68,14 +84,16 @@ def train(ranks):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter += ranks.rank  # they start as rank 0's
-    replica = AllReducedReplica(net, optimizer, ranks=ranks, clip_norm=0.3)
+    stats = Stats()
+    spec = DenseSpec(module=net, optimizer=optimizer, clip_norm=0.3, stats=stats)
+    replica = AllReducedReplica(spec, ranks)
     told = {"start": parameters_of(replica), "steps": []}
     for number, size in enumerate(SIZES):
         share = share_of(batch_of(size, number), ranks.rank, ranks.size)
-        loss, given = step(replica, share, share.share.weight)
-        replica.apply()
-        told["steps"].append([loss, given, parameters_of(replica)])
-    told["sent"], told["refused"] = replica.sent_bytes, refused(replica, ranks)
+        computed, given = step(replica, share)
+        computed.apply()
+        told["steps"].append([computed.loss.item(), given, parameters_of(replica)])
+    told["sent"], told["refused"] = stats.wire_bytes()["dense"], refused(replica, ranks)
     told["end"] = parameters_of(replica)
     return told
 
@@ -83,11 +101,13 @@ def train(ranks):
 def refused(replica, ranks):
     """What each is told where rank 1's gradient is NaN, and where its loss is."""
     share, told = share_of(batch_of(4, 9), ranks.rank, ranks.size), []
-    for spoiled in ({"spoil": float("nan")}, {"refused": NonFiniteError("the loss is nan")}):
-        with pytest.raises(NonFiniteError) as caught:
-            step(replica, share, 0.5, **(spoiled if ranks.rank else {}))
-        replica.discard()
-        told.append(str(caught.value))
+    for spoiled in (Spoiled.apply, lambda mean: mean * float("nan")):
+        if ranks.rank:
+            replica.module.spoil = spoiled
+        computed, _ = step(replica, share)
+        assert computed.refused
+        told.append(str(computed.reason))
+        computed.discard()
     return told
 
 
@@ -99,12 +119,12 @@ def told():
 @pytest.fixture(scope="module")
 def whole():
     """One process with all examples."""
-    replica = Replica(Net(), optimizer, clip_norm=0.3)
+    replica = Replica(DenseSpec(module=Net(), optimizer=optimizer, clip_norm=0.3))
     told = {"start": parameters_of(replica), "steps": []}
     for number, size in enumerate(SIZES):
-        loss, given = step(replica, batch_of(size, number))
-        replica.apply()
-        told["steps"].append([loss, given, parameters_of(replica)])
+        computed, given = step(replica, batch_of(size, number))
+        computed.apply()
+        told["steps"].append([computed.loss.item(), given, parameters_of(replica)])
     return told
 
 

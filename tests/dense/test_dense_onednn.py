@@ -21,7 +21,8 @@ from girih.data import Batch
 from girih.dense.accel import onednn
 from girih.dense.accel.onednn import OneDNNLinear
 from girih.dense.halves.replica import Replica
-from girih.models import Block, Embeddings, bce_with_logits
+from girih.dense.spec import DenseSpec
+from girih.models import Block, Embeddings
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="F.linear is as fast on this machine")
 
@@ -243,10 +244,15 @@ def batch_of(size, features, num_numeric, seed=0):
 def test_replica_takes_a_users_linear_layers_through_onednn():
     batch = batch_of(512, 1, 0)
     embeddings = Embeddings((Block(("c0",), torch.randn(512, 1, 64)),))
-    for precision, train, expected in (("float32", True, 1), ("float32", False, 1), ("bfloat16", True, 0)):
-        replica = Replica(Users(), lambda p: torch.optim.SGD(p, lr=0.1), precision=precision)
+    for precision, train, expected in (
+        ("float32", True, 2),
+        ("float32", False, 1),
+        ("bfloat16", True, 0),
+    ):  # 2: backward too
+        spec = DenseSpec(module=Users(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), precision=precision)
+        replica = Replica(spec)
         with Calls() as calls:
-            replica.forward(batch, embeddings, train=train)
+            (replica.compute if train else replica.predict)(batch, embeddings)
         assert calls.counts[ONEDNN] == expected, (precision, train)
 
 
@@ -262,7 +268,7 @@ def test_two_hundred_steps_of_dlrm_are_those_of_eager_torch():
     torch.manual_seed(0)
     ours = models.DLRM(schema, hidden=(128, 128), bottom_hidden=(128,))
     torchs = copy.deepcopy(ours)
-    replica = Replica(ours, lambda p: torch.optim.Adam(p, lr=1e-3))
+    replica = Replica(DenseSpec(module=ours, optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)))
     optimizer = torch.optim.Adam(torchs.parameters(), lr=1e-3)
     table = torch.randn(50, len(names), 16)
     for step in range(200):
@@ -271,13 +277,12 @@ def test_two_hundred_steps_of_dlrm_are_those_of_eager_torch():
         batch.labels[:] = (rows % 3 == 0).float()[:, None].numpy()
         embeddings = Embeddings((Block(names, table[rows]),))
         labels = torch.from_numpy(batch.labels)
-        loss, gradient = bce_with_logits(replica.forward(batch, embeddings), labels)
-        replica.backward(gradient)
-        replica.apply()
+        computed = replica.compute(batch, embeddings)
+        computed.apply()
         logits = torchs(torch.from_numpy(batch.numeric), embeddings)
         expected = F.binary_cross_entropy_with_logits(logits, labels)
         expected.backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-4), step
+        assert computed.loss.item() == pytest.approx(expected.item(), rel=1e-4), step
     assert expected < 0.3

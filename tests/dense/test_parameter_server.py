@@ -9,12 +9,16 @@ import torch
 from girih.comm.context import RunContext
 from torch import nn
 
+import girih
 from companions import together
 from girih.data import Batch
 from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
 from girih.dense.halves.replica import Replica
-from girih.errors import ConfigError, NonFiniteError
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError
 from girih.models.embeddings import Block, Embeddings
+from girih.planner.facts import Facts, ModelFacts
+from girih.runs.stats import Stats
 
 SECRET = b"of this run"
 STEPS = 40
@@ -27,9 +31,16 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.used = nn.Linear(3, 1)
         self.aside = nn.Parameter(torch.ones(2))  # takes no part in the loss
+        self.scale = 1.0
 
     def forward(self, numeric, embeddings):
         return self.used(numeric) + embeddings.blocks[0].values.sum(dim=(1, 2))[:, None]
+
+    def loss(self, outputs, batch):
+        """The mean of the logits, whose gradient may be spoiled."""
+        mean = outputs.mean()
+        mean.register_hook(lambda gradient: gradient * self.scale)
+        return mean
 
 
 def adamw(parameters):
@@ -54,13 +65,16 @@ def batch_of(step, size=4):
     )
 
 
-def train(replica, batch, spoil=1.0):
-    """One step on the mean of the logits; returns the loss that is told."""
+def train(replica, batch, scale=1.0):
+    """One step on the mean of the logits; returns the loss that is told, or why it was refused."""
     values = torch.zeros(batch.num_examples, 1, 2, requires_grad=True)
-    logits = replica.forward(batch, Embeddings((Block(("user",), values),)))
-    loss = replica.backward(torch.full_like(logits, spoil / len(logits)), float(logits.mean()))
-    replica.apply()
-    return loss
+    replica.module.scale = scale
+    computed = replica.compute(batch, Embeddings((Block(("user",), values),)))
+    if computed.refused:
+        computed.discard()
+        return str(computed.reason)
+    computed.apply()
+    return computed.loss.item()
 
 
 class TestDenseServer:
@@ -110,21 +124,35 @@ class TestDenseServer:
         np.testing.assert_allclose(before - server.newest()[0], 200 * 2.0 / 64, rtol=1e-5)
 
 
+class Alone:
+    """The only trainer."""
+
+    first, rank, size = True, 0, 1
+
+    def broadcast(self, value):
+        return value
+
+    def barrier(self):
+        pass
+
+
 def alone(**options):
-    context = RunContext(secret=SECRET)
-    return ParameterServerReplica(Net(), adamw, context=context, staleness=STALENESS, **options)
+    spec = DenseSpec(module=Net(), optimizer=adamw, **options)
+    return ParameterServerReplica(spec, Alone(), staleness=STALENESS, address="shm://", secret=SECRET)
 
 
 def test_a_trainer_alone_moves_as_a_replica_bit_for_bit():
-    served, plain = alone(clip_norm=0.4), Replica(Net(), adamw, clip_norm=0.4)
+    stats = Stats()
+    served = alone(clip_norm=0.4, stats=stats)
+    plain = Replica(DenseSpec(module=Net(), optimizer=adamw, clip_norm=0.4))
     for number in range(10):
         assert train(served, batch_of(number)) == train(plain, batch_of(number))
         np.testing.assert_array_equal(flat_of(served.module), flat_of(plain.module))
-    assert (served.sent_bytes, served.staleness_max) == (0, 0)
+    assert (stats.wire_bytes(), served.stats()) == ({}, {"staleness_max": 0})
     state = served.state()
     again = alone(clip_norm=0.4)
     again.restore(copy.deepcopy(state))
-    again.refresh()
+    again.sync()
     for each in (served, again):
         train(each, batch_of(11))
     np.testing.assert_array_equal(flat_of(served.module), flat_of(again.module))
@@ -133,17 +161,24 @@ def test_a_trainer_alone_moves_as_a_replica_bit_for_bit():
 
 
 def test_it_computes_on_cpus_only():
+    schema = girih.Schema([girih.Categorical(name="user", dim=2)], labels="click")
+    model = ModelFacts(name="Net", num_parameters=6)
+    facts = Facts(schema=schema, model=model, groups=(), num_trainers=2, seed=0, device="meta")
     with pytest.raises(ConfigError, match="on CPUs only"):
-        alone(device="meta")
+        girih.Asynchronous().plan(facts)
 
 
 def two(ranks):
     """Both trainers go as fast as they can; then they meet."""
-    context = RunContext(ranks=ranks, secret=SECRET)
     told = {}
     for name in ("sgd", "adamw"):
+        stats = Stats()
         replica = ParameterServerReplica(
-            Net(), globals()[name], context=context, staleness=STALENESS, address="tcp://127.0.0.1:*"
+            DenseSpec(module=Net(), optimizer=globals()[name], stats=stats),
+            ranks,
+            staleness=STALENESS,
+            address="tcp://127.0.0.1:*",
+            secret=SECRET,
         )
         told[f"start-{name}"] = flat_of(replica.module).tolist()
         ranks.barrier()
@@ -152,19 +187,13 @@ def two(ranks):
             train(replica, batch_of(2 * number + ranks.rank))
             most = max(most, len(replica._under_way))
         told[f"most-{name}"] = most
-        try:
-            train(replica, batch_of(0), spoil=float("nan"))
-        except NonFiniteError as error:
-            replica.discard()
-            told[f"refused-{name}"] = str(error)
-        replica.drain()
-        ranks.barrier()
-        replica.refresh()
+        told[f"refused-{name}"] = train(replica, batch_of(0), scale=float("nan"))
+        replica.sync()
         told[f"end-{name}"] = flat_of(replica.module).tolist()
         told[f"version-{name}"] = replica._version
-        told[f"staleness-{name}"] = replica.staleness_max
+        told[f"staleness-{name}"] = replica.stats()["staleness_max"]
         ranks.barrier()
-        told[f"sent-{name}"] = replica.sent_bytes
+        told[f"sent-{name}"] = stats.wire_bytes()["dense"]
         replica.close()
     return told
 

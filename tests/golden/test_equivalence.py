@@ -11,15 +11,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from girih.runs.spans import Spans
 
 import girih
 from girih import models
 from girih.data import Batch
 from girih.dense.halves.replica import Replica
-from girih.models import Block, Embeddings, Jagged, bce_with_logits, needs_of
+from girih.dense.spec import DenseSpec
+from girih.models import Block, Embeddings, Jagged, needs_of
+from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.training.schedules import in_step
 
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
@@ -69,16 +71,16 @@ class Reference:
     TABLES: ClassVar = {"user": "user", "item": "item", "tags": "tags", "history": "item"}
     MODES: ClassVar = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
 
-    def __init__(self, module, sparse_tile, make_rows_optimizer, make_optimizer, *, sparse):
+    def __init__(self, module, half, make_rows_optimizer, make_optimizer, *, sparse):
         self.module = module
         self.needs = needs_of(module, make_schema())
         self.tables = {}
-        for tile in sparse_tile.tiles:
-            for number, table in enumerate(tile.group.spec.tables):
-                values = np.empty((IDS, tile.group.spec.dim), np.float32)
-                tile.shards[0].peek(np.arange(IDS), np.full(IDS, number, np.int32), values)
+        for _, store in half.stores():
+            for number, table in enumerate(store.spec.tables):
+                values = np.empty((IDS, store.spec.dim), np.float32)
+                store.peek(np.arange(IDS), np.full(IDS, number, np.int32), values)
                 column = 0
-                for segment in tile.group.spec.segments:
+                for segment in store.spec.segments:
                     part = torch.from_numpy(values[:, column : column + segment.dim].copy())
                     self.tables[table.name, segment.name] = torch.nn.Parameter(part)
                     column += segment.dim
@@ -138,23 +140,36 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     options = {"hidden": (16, 8)} if name not in ("lr", "fm", "mmoe") else {}
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
-    tile = LocalSparse(
-        schema, needs_of(module, schema), optimizer=optimizer, seed=5, options=StoreOptions(shards=shards)
+    half = LocalSparse(
+        SparseSpec(
+            schema=schema,
+            needs=needs_of(module, schema),
+            optimizer=optimizer,
+            seed=5,
+            store=StoreOptions(shards=shards),
+        )
     )
 
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=1e-3)
 
-    reference = Reference(twin, tile, make_rows_optimizer, adam, sparse=sparse)
-    dense = Replica(module, adam)
+    reference = Reference(twin, half, make_rows_optimizer, adam, sparse=sparse)
+    dense = Replica(DenseSpec(module=module, optimizer=adam))
     batches = list(make_batches(every_id=every_id))
-    steps = in_step(((batch, None) for batch in batches), tile, dense, bce_with_logits, lambda: 1.0, Spans())
+    steps = in_step()(
+        ((batch, None) for batch in batches),
+        half,
+        dense,
+        num_updates=0,
+        lr_scale=lambda: 1.0,
+        spans=Spans(),
+    )
     ours = [step.loss for step in steps]
     theirs = [reference.step(batch) for batch in batches]
     assert len(ours) == STEPS
     np.testing.assert_allclose(ours, theirs, rtol=tolerance)
     assert np.mean(ours[-20:]) < np.mean(ours[:20])  # and both learn
-    tile.close()
+    half.close()
 
 
 @pytest.mark.parametrize("name", sorted(models.BY_NAME))

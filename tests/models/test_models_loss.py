@@ -8,6 +8,14 @@ from girih.errors import ConfigError
 from girih.models import bce_with_logits
 
 
+def loss_of(logits, labels, weights=None):
+    """The loss, and its gradient in the logits."""
+    leaf = logits.detach().clone().requires_grad_()
+    loss = bce_with_logits(leaf, labels, weights)
+    loss.backward()
+    return loss.detach(), leaf.grad
+
+
 def case(num_labels=3, num_examples=50, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(num_examples, num_labels, generator=generator)
@@ -20,7 +28,7 @@ def case(num_labels=3, num_examples=50, seed=0):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loss_and_gradient_are_those_of_torch(num_labels, weighted):
     logits, labels, weights = case(num_labels)
-    loss, gradient = bce_with_logits(logits, labels, weights if weighted else None)
+    loss, gradient = loss_of(logits, labels, weights if weighted else None)
     leaf = logits.double().requires_grad_()
     each = F.binary_cross_entropy_with_logits(leaf, labels.double(), reduction="none")
     w = weights.double() if weighted else torch.ones(len(labels), dtype=torch.double)
@@ -29,23 +37,25 @@ def test_loss_and_gradient_are_those_of_torch(num_labels, weighted):
     torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)
     torch.testing.assert_close(gradient.double(), leaf.grad, rtol=1e-5, atol=1e-9)
     assert loss.shape == ()
-    assert not loss.requires_grad
     assert not gradient.requires_grad
+    scaled = logits.clone().requires_grad_()
+    bce_with_logits(scaled, labels, weights if weighted else None).backward(torch.tensor(0.25))
+    torch.testing.assert_close(scaled.grad, gradient / 4, rtol=1e-6, atol=0)  # a share of a step's mean loss
 
 
 def test_without_weights_it_is_the_plain_mean():
     logits, labels, _ = case()
-    loss, _ = bce_with_logits(logits, labels)
+    loss, _ = loss_of(logits, labels)
     torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits, labels))
-    ones, _ = bce_with_logits(logits, labels, torch.full((50,), 2.5))
+    ones, _ = loss_of(logits, labels, torch.full((50,), 2.5))
     torch.testing.assert_close(loss, ones)
 
 
 def test_an_example_of_weight_two_counts_twice():
     logits, labels, _ = case(2, 3)
-    loss, gradient = bce_with_logits(logits, labels, torch.tensor([2.0, 1.0, 0.0]))
+    loss, gradient = loss_of(logits, labels, torch.tensor([2.0, 1.0, 0.0]))
     rows = [0, 0, 1]
-    twice, twice_gradient = bce_with_logits(logits[rows], labels[rows])
+    twice, twice_gradient = loss_of(logits[rows], labels[rows])
     torch.testing.assert_close(loss, twice)
     torch.testing.assert_close(gradient[0], twice_gradient[0] + twice_gradient[1])
     assert gradient[2].tolist() == [0.0, 0.0]
@@ -53,14 +63,14 @@ def test_an_example_of_weight_two_counts_twice():
 
 def test_no_weight_at_all_is_no_loss():
     logits, labels, _ = case()
-    loss, gradient = bce_with_logits(logits, labels, torch.zeros(50))
+    loss, gradient = loss_of(logits, labels, torch.zeros(50))
     assert loss.item() == 0
     assert not gradient.any()
 
 
 @pytest.mark.parametrize("weights", [None, torch.zeros(0)])
 def test_an_empty_batch_is_no_loss(weights):
-    loss, gradient = bce_with_logits(torch.zeros(0, 2), torch.zeros(0, 2), weights)
+    loss, gradient = loss_of(torch.zeros(0, 2), torch.zeros(0, 2), weights)
     assert loss.item() == 0
     assert gradient.shape == (0, 2)
 
@@ -68,13 +78,13 @@ def test_an_empty_batch_is_no_loss(weights):
 def test_large_logits_do_not_overflow():
     logits = torch.tensor([[1e4], [-1e4], [1e4], [-1e4]])
     labels = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
-    loss, gradient = bce_with_logits(logits, labels)
+    loss, gradient = loss_of(logits, labels)
     assert loss.item() == pytest.approx(5e3)
     assert gradient.flatten().tolist() == [0.0, 0.0, 0.25, -0.25]
 
 
 def test_non_finite_logits_show():
-    loss, gradient = bce_with_logits(torch.tensor([[float("nan")], [0.0]]), torch.zeros(2, 1))
+    loss, gradient = loss_of(torch.tensor([[float("nan")], [0.0]]), torch.zeros(2, 1))
     assert loss.isnan()
     assert gradient[0].isnan()
     assert not gradient[1].isnan()
@@ -82,10 +92,10 @@ def test_non_finite_logits_show():
 
 def test_half_precision_logits_get_a_gradient_of_their_kind():
     logits, labels, _ = case()
-    loss, gradient = bce_with_logits(logits.bfloat16().requires_grad_(), labels)
+    loss, gradient = loss_of(logits.bfloat16(), labels)
     assert gradient.dtype == torch.bfloat16
     assert loss.dtype == torch.float32
-    expected, _ = bce_with_logits(logits.bfloat16().float(), labels)
+    expected, _ = loss_of(logits.bfloat16().float(), labels)
     assert loss == expected
 
 

@@ -12,8 +12,8 @@ from girih import models
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of
-from girih.sparse.halves import remote
-from girih.sparse.halves.remote import SERVER, WORKER, RemoteSparse
+from girih.runs.stats import Stats
+from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.service import embedding_worker
 from girih.sparse.service.codec import Codec
@@ -76,6 +76,18 @@ def running(role):
         assert not thread.is_alive()
 
 
+class Alone:
+    """One trainer of several in this process: each speaks to the servers, none waits for another."""
+
+    first = True
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def barrier(self):
+        pass
+
+
 class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""
 
@@ -91,24 +103,21 @@ class Site:
         self.worker = stack.enter_context(running(worker))
         self.loader = embedding_worker.connect(self.worker, secret=SECRET)
         stack.callback(self.loader.close)
-        context = RunContext(addresses={SERVER: self.servers, WORKER: (self.worker,)}, secret=SECRET)
-        self.trainers = []
-        for rank in range(num_trainers):
-            trainer = RemoteSparse(spec, self.packets, context)
-            trainer._called = self._called_by(trainer, rank)
+        self.stats = [Stats() for _ in range(num_trainers)]
+        self.trainers = [
+            RemoteSparse(
+                spec,
+                self.packets,
+                Alone(rank),
+                workers=(self.worker,),
+                servers=self.servers,
+                secret=SECRET,
+                stats=stats,
+            )
+            for rank, stats in enumerate(self.stats)
+        ]
+        for trainer in self.trainers:
             stack.callback(trainer.close)
-            self.trainers.append(trainer)
-
-    @staticmethod
-    def _called_by(trainer, rank):
-        """They are all alone in their process group; what servers know them by is not."""
-        original = trainer._called
-
-        def called(pulled):
-            sample, _, number = original(pulled)
-            return sample, rank, number
-
-        return called
 
     def keep(self, batch, trainer=0):
         """Dispatches a batch, as a loader does."""
@@ -143,4 +152,4 @@ def give(pulled, gradient):
     return embeddings
 
 
-__all__ = ["RemoteSparse", "batch_of", "give", "remote", "running", "site", "spec_of"]
+__all__ = ["RemoteSparse", "batch_of", "give", "running", "site", "spec_of"]

@@ -5,12 +5,15 @@ import pytest
 import torch
 
 import girih
+from girih import models
 from girih.data import Batch
 from girih.kernels.cpu.dedup import MAX_NUMBER
 from girih.sparse.groups.threads import FEW_IDS, each
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.tables import LRU, Table
+from girih.training.specs import sparse_spec
 
 SIZE, DIM = 512, 20
 
@@ -25,7 +28,8 @@ def sparse_of(num_tables, shards, *, first_order=True, sequence=False):
         needs["s"] = frozenset({"sequence"})
     schema = girih.Schema(features, "y")
     optimizer = girih.optim.Adagrad(lr=0.1)
-    return LocalSparse(schema, needs, optimizer=optimizer, options=StoreOptions(shards=shards), seed=3)
+    store = StoreOptions(shards=shards)
+    return LocalSparse(SparseSpec(schema=schema, needs=needs, optimizer=optimizer, store=store, seed=3))
 
 
 def batch_of(rng, num_features, weighted):
@@ -50,18 +54,18 @@ def test_any_number_of_shards(num_tables, shards, first_order, sequence, weighte
     options = {"first_order": first_order, "sequence": sequence}
     one, many = sparse_of(num_tables, 1, **options), sparse_of(num_tables, shards, **options)
     rng = np.random.default_rng(num_tables)
-    for _ in range(3):
+    for number in range(1, 4):
         batch = batch_of(rng, 5 + sequence, weighted)
         pulled = [half.pull(batch) for half in (one, many)]
         for a, b in zip(*(leaves_of(p.wait()) for p in pulled), strict=True):
             assert torch.equal(a, b)
             a.grad = torch.from_numpy(rng.normal(size=a.shape).astype(np.float32))
             b.grad = a.grad.clone()
-        for half, part in zip((one, many), pulled, strict=True):
-            half.push(part)
+        for part in pulled:
+            part.push(number)
     last = [leaves_of(half.peek(batch).wait()) for half in (one, many)]
     assert all(torch.equal(a, b) for a, b in zip(*last, strict=True))
-    assert one.counters() == many.counters()
+    assert one.stats() == many.stats()
 
 
 def test_numbers_of_keys_begin_anew_before_they_end():
@@ -70,16 +74,16 @@ def test_numbers_of_keys_begin_anew_before_they_end():
     for step in range(3):
         batch = batch_of(rng, 5, weighted=False)
         if step:
-            one.tiles[0]._keys._dedups[0]._base = MAX_NUMBER - 10
+            one.groups[0]._keys._dedups[0]._base = MAX_NUMBER - 10
         pulled = [leaves_of(half.pull(batch).wait()) for half in (one, other)]
         assert all(torch.equal(a, b) for a, b in zip(*pulled, strict=True))
-        assert one.counters() == other.counters()
-    assert one.tiles[0]._keys._dedups[0]._base < MAX_NUMBER // 2
+        assert one.stats() == other.stats()
+    assert one.groups[0]._keys._dedups[0]._base < MAX_NUMBER // 2
 
 
 def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch):
     sparse = sparse_of(2, 2)
-    pool = sparse.tiles[0]._keys.pool
+    pool = sparse.groups[0]._keys.pool
     done = []
 
     def work(part):
@@ -95,11 +99,7 @@ def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch)
 
 def test_shards_by_default(monkeypatch):
     plain, bounded = (
-        [
-            LocalSparse(schema, {"a": frozenset({"embedding"})}, optimizer=girih.optim.SGD(lr=1.0))
-            .tiles[0]
-            .shards
-        ]
+        LocalSparse(sparse_spec(models.DNN(schema), schema, girih.TrainOptions(), None, None, None))
         for schema in (
             girih.Schema([girih.Categorical(name="a", dim=4)], "y"),
             girih.Schema(
@@ -109,7 +109,7 @@ def test_shards_by_default(monkeypatch):
             ),
         )
     )
-    assert [len(shards) for shards in plain] == [min(torch.get_num_threads(), MOST_THREADS)]
-    assert [len(shards) for shards in bounded] == [1]
+    assert len(list(plain.stores())) == min(torch.get_num_threads(), MOST_THREADS)
+    assert len(list(bounded.stores())) == 1
     assert StoreOptions(reserve_rows=100).num_shards([]) == 1
     assert StoreOptions(shards=5).num_shards([]) == 5

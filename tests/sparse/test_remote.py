@@ -9,6 +9,7 @@ import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
 from girih.errors import GirihError, NonFiniteError
+from girih.runs.stats import wire_bytes
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 from girih.tables import LRU, MinCount
 
@@ -21,11 +22,11 @@ def test_a_batch_is_read_and_moved_on_any_number_of_servers():
             (trainer,) = here.trainers
             pulled = trainer.pull(here.keep(batch))
             give(pulled, [1, 2, 4])
-            trainer.push(pulled)
-            trainer.drain()
+            pulled.push(1)
+            trainer.sync()
             before = pulled.wait().stacked(("user", "item")).detach().numpy()
             moved.append(before - here.peek(batch))
-            assert trainer.rows() == {"user": 2, "item": 2}
+            assert trainer.stats().rows == {"user": 2, "item": 2}
     np.testing.assert_array_equal(moved[0], moved[1])
     np.testing.assert_allclose(moved[0][:, :, 0], [[5, 3], [2, 3], [5, 4]], rtol=1e-6)
 
@@ -37,9 +38,9 @@ def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied()
         for each in pulled:
             give(each, 1)
         assert [each.staleness for each in pulled] == [0, 1, 2, 3]
-        trainer.push(pulled[0])
-        trainer.drop(pulled[2])
-        trainer.drain()
+        pulled[0].push(1)
+        pulled[2].discard()
+        trainer.sync()
         last = trainer.pull(here.keep(batch_of([9], [9])))
         last.wait()
         assert last.staleness == 2
@@ -47,16 +48,16 @@ def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied()
 
 def test_gradients_of_one_step_are_applied_together_and_once():
     with site(spec_of(optimizer=girih.optim.Adagrad(lr=1.0)), together=2, num_trainers=2) as here:
-        one, two = here.trainers
+        assert len(here.trainers) == 2
         batches = [batch_of([1, 2], [5, 5]), batch_of([2, 3], [5, 6])]
         pulled = [t.pull(here.keep(b)) for t, b in zip(here.trainers, batches, strict=True)]
         before = here.peek(batch_of([1, 2, 3], [5, 6, 6]))
         give(pulled[0], [1, 2])
         give(pulled[1], [4, 8])
-        first = one.push(pulled[0])
+        first = pulled[0].push(1)
         assert not first.done()
         np.testing.assert_array_equal(here.peek(batch_of([1, 2, 3], [5, 6, 6])), before)
-        two.push(pulled[1]).wait()
+        pulled[1].push(1).wait()
         first.wait()
         moved = before - here.peek(batch_of([1, 2, 3], [5, 6, 6]))
         total = np.array([[1, 7], [6, 8], [8, 8]])  # Adagrad's first step of a sum is its sign
@@ -70,11 +71,11 @@ def test_a_refused_step_moves_nothing_and_counts_on():
             pulled = [t.pull(here.keep(batch)) for t in here.trainers]
             assert [p.wait() is not None and p.staleness for p in pulled] == [0, 0]
             before = here.peek(batch)
-            for trainer, each in zip(here.trainers, pulled, strict=True):
+            for each in pulled:
                 give(each, 1)
-                (trainer.drop if number == 0 else trainer.push)(each)
+                each.discard() if number == 0 else each.push(1)
             for trainer in here.trainers:
-                trainer.drain()
+                trainer.sync()
             np.testing.assert_allclose(before - here.peek(batch), 2 * number, atol=1e-6)
 
 
@@ -86,28 +87,28 @@ def test_a_group_that_takes_no_part_moves_nothing_even_where_a_trainer_asked_thi
             for t, b in zip(here.trainers, (batch_of([1], [1]), batch_of([], [])), strict=True)
         ]
         before = here.peek(batch_of([1], [1]))
-        for trainer, each in zip(here.trainers, pulled, strict=True):
+        for each in pulled:
             each.wait()
-            trainer.push(each)  # without gradients
+            each.push(1)  # without gradients
         for trainer in here.trainers:
-            trainer.drain()
+            trainer.sync()
         np.testing.assert_array_equal(here.peek(batch_of([1], [1])), before)
 
 
 def test_persia_defect_1_a_row_evicted_between_pull_and_push_shifts_no_gradient():
     with site(spec_of(eviction=LRU(max_rows=3)), num_trainers=2) as here:
         slow, fast = here.trainers
-        fast.step = 5  # rows of the step under way are never evicted
+        fast.last_step = 5  # rows of the step under way are never evicted
         late = slow.pull(here.keep(batch_of([1, 2, 3], [1, 2, 3])))
         give(late, [100, 2, 3])
         thief = fast.pull(here.keep(batch_of([2, 3, 4], [2, 3, 4]), 1))  # the row of 1 is now that of 4
         give(thief, 0)
         before = here.peek(batch_of([2, 3, 4], [2, 3, 4]))
-        slow.push(late)
-        slow.drain()
+        late.push(1)
+        slow.sync()
         moved = before - here.peek(batch_of([2, 3, 4], [2, 3, 4]))
         np.testing.assert_allclose(moved[:, 0, 0], [2, 3, 0], rtol=1e-5)
-        assert slow.counters()["dropped"] == 2  # user 1 and item 1
+        assert slow.stats().store["dropped"] == 2  # user 1 and item 1
 
 
 def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
@@ -116,16 +117,16 @@ def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
         batch = batch_of([1, 2, 3], [1, 2, 3])
         seen = batch_of([1, 3], [1, 3])
         for _ in range(2):  # those seen twice have rows
-            trainer.drop(trainer.pull(here.keep(seen)))
-        trainer.drain()
+            trainer.pull(here.keep(seen)).discard()
+        trainer.sync()
         pulled = trainer.pull(here.keep(batch))
         before = here.peek(batch)
         give(pulled, [2, 100, 4])
-        trainer.push(pulled)
-        trainer.drain()
+        pulled.push(1)
+        trainer.sync()
         moved = before - here.peek(batch)
         np.testing.assert_allclose(moved[:, 0, 0], [2, 0, 4], rtol=1e-5)
-        assert trainer.counters()["dropped"] == 2  # user 2 and item 2
+        assert trainer.stats().store["dropped"] == 2  # user 2 and item 2
 
 
 def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
@@ -137,7 +138,7 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                 pulled = trainer.pull(here.keep(batch))
                 give(pulled, gradient)
                 before = here.peek(batch)
-                pending = trainer.push(pulled)
+                pending = pulled.push(1)
                 if np.isfinite(gradient).all():
                     pending.wait()
                 else:
@@ -157,14 +158,14 @@ def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_
             if files is None:
                 pulled = trainer.pull(here.keep(batch))
                 give(pulled, np.arange(100))
-                trainer.push(pulled)
-                trainer.drain()
+                pulled.push(1)
+                trainer.sync()
             else:
-                trainer.load(PartReader(directory, files))
+                trainer.load(PartReader(directory, files), step=1)
             found = here.peek(batch)
             values = found if values is None else values
             np.testing.assert_array_equal(found, values)
-            assert trainer.rows() == {"user": 100, "item": 100}
+            assert trainer.stats().rows == {"user": 100, "item": 100}
             directory = root / str(number)
             files = trainer.begin_save(directory).write()
             assert len(files) == num_servers * (2 if number == 2 else 1)
@@ -180,11 +181,11 @@ def test_persia_defect_8_rows_of_another_dim_are_refused_and_none_is_lost(tmp_pa
         (trainer,) = here.trainers
         pulled = trainer.pull(here.keep(batch))
         give(pulled, 1)
-        trainer.push(pulled)
-        trainer.drain()
+        pulled.push(1)
+        trainer.sync()
         before = here.peek(batch)
         with pytest.raises(girih.errors.CheckpointError):
-            trainer.load(PartReader(Storage.at(tmp_path), files))
+            trainer.load(PartReader(Storage.at(tmp_path), files), step=1)
         np.testing.assert_array_equal(here.peek(batch), before)
 
 
@@ -214,8 +215,8 @@ def test_errors_of_another_process_are_told():
             trainer.pull(other).wait()
         with pytest.raises(girih.errors.ConfigError, match="has its ids with it"):
             trainer.pull(batch_of([1], [1]))
-        told = trainer.told()["embedding-worker 0"]
-        assert told["kept"] == 1  # what was pulled, and not yet pushed
+        told = trainer.stats().processes["embedding-worker 0"]
+        assert told["gauges"]["kept_samples"] == 1  # what was pulled, and not yet pushed
 
 
 def test_bytes_are_counted_once_each():
@@ -224,19 +225,19 @@ def test_bytes_are_counted_once_each():
         (trainer,) = here.trainers
         pulled = trainer.pull(here.keep(batch))
         give(pulled, 1)
-        trainer.push(pulled)
-        trainer.drain()
-        told = trainer.told()
-        assert trainer.wire_bytes == {"gradients": 3 * 2 * 4 * 4}
+        pulled.push(1)
+        trainer.sync()
+        told = trainer.stats().processes
+        assert here.stats[0].wire_bytes() == {"gradients": 3 * 2 * 4 * 4}
         worker, servers = (
-            told["embedding-worker 0"]["wire"],
-            [told[f"embedding-server {s}"]["wire"] for s in (0, 1)],
+            wire_bytes(told["embedding-worker 0"]["counters"]),
+            [wire_bytes(told[f"embedding-server {s}"]["counters"]) for s in (0, 1)],
         )
         # 4 unique keys of 8 bytes, their counts of 4; lengths of two tables to each of two servers
         assert worker == {"ids": 4 * 12 + 2 * 2 * 8, "embeddings": 3 * 2 * 4 * 4, "gradients": 4 * 4 * 4}
         assert sum(wire["embeddings"] for wire in servers) == 4 * 4 * 4
         trainer.peek(batch).wait()
-        assert trainer.wire_bytes["ids"] == 6 * 8 + 7 * 4
+        assert here.stats[0].wire_bytes()["ids"] == 6 * 8 + 7 * 4
 
 
 def test_text_and_numbers_survive():
@@ -256,8 +257,8 @@ def test_halves_on_the_wire_lose_little():
             (trainer,) = each.trainers
             pulled = trainer.pull(each.keep(batch))
             embeddings = give(pulled, np.linspace(-1, 1, 50))
-            trainer.push(pulled)
-            trainer.drain()
+            pulled.push(1)
+            trainer.sync()
             found.append((embeddings.stacked(("user", "item")).detach(), torch.from_numpy(each.peek(batch))))
         for close, true in zip(*found, strict=True):
             assert 0 < (close - true).abs().max() <= true.abs().max() * 2**-11

@@ -1,46 +1,164 @@
+"""Schedules with halves that are fakes: order, staleness, refusal, and what is let go of."""
+
+import itertools
+
 import numpy as np
+import pytest
 import torch
-from girih.runs.spans import Spans
 
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Replica
-from girih.training.schedules import in_step
+from girih.models.loss import loss_of
+from girih.runs.stats import Spans
+from girih.testing import cases
+from girih.testing.fakes import FakeDense, FakeSparse
+from girih.training.schedules import Pipelined, in_step
 
 
-class Half:
-    """Both halves at once; its logits are not in host memory."""
+def batches(count):
+    return [(cases.batch_of([n % 5, 7], [n % 3, 1]), n) for n in range(count)]
 
-    staleness = 0
-    device = torch.device("meta")
 
-    def targets(self, batch):
-        return Replica.targets(self, batch)
+def steps_of(schedule, source, sparse, dense, *, lr_scale=lambda: 1.0):
+    return schedule(source, sparse, dense, num_updates=0, lr_scale=lr_scale, spans=Spans())
 
-    def pull(self, batch):
-        return self
 
-    def push(self, pulled, lr_scale):
-        return self
+def of(events, what):
+    return [number for kind, number in events if kind == what]
 
-    def wait(self):
-        return self
 
-    def forward(self, batch, embeddings):
-        return torch.empty(batch.num_examples, 1, device="meta")
+def test_in_step_each_batch_sees_all_updates_before_it():
+    sparse, dense = FakeSparse(cases.spec()), FakeDense()
+    steps = list(steps_of(in_step(), batches(5), sparse, dense))
+    assert sparse.events == [(what, n) for n in range(5) for what in ("pull", "push", "apply")]
+    assert [(step.token, step.staleness, step.num_examples) for step in steps] == [
+        (n, 0, 2) for n in range(5)
+    ]
+    assert sparse.last_step == 5
 
-    def backward(self, gradient, loss, refused):
-        return loss
 
-    def apply(self):
-        pass
+def test_in_step_waits_for_what_is_not_applied_at_once():
+    late, prompt = FakeSparse(cases.spec(), at_once=False), FakeSparse(cases.spec())
+    losses = [[s.loss for s in steps_of(in_step(), batches(6), half, FakeDense())] for half in (late, prompt)]
+    assert losses[0] == losses[1]
+    assert late.events == prompt.events
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+@pytest.mark.parametrize("refusing", [(), (0,), (2, 3), tuple(range(8))])
+@pytest.mark.parametrize("deliveries", [0, 1, 9])
+def test_no_batch_is_read_before_all_but_the_last_ones_are_applied(staleness, refusing, deliveries):
+    """On every path: updates that arrive late, at once, or now and then; steps that are refused."""
+    sparse, dense = FakeSparse(cases.spec(), at_once=False), FakeDense()
+    dense.losses = [float("nan") if n in refusing else 0.5 for n in range(8)]
+    steps = []
+    for step in steps_of(Pipelined(staleness), batches(8), sparse, dense):
+        steps.append(step)
+        for _ in range(min(deliveries, len(sparse._under_way))):
+            sparse.deliver()
+    assert max(step.staleness for step in steps) <= staleness
+    pulled, done = 0, 0
+    for what, _ in sparse.events:
+        pulled, done = pulled + (what == "pull"), done + (what == "apply")
+        assert pulled - done <= staleness + 1
+    assert of(sparse.events, "pull") == of(sparse.events, "apply") == list(range(8))
+    assert of(sparse.events, "refuse") == list(refusing)
+    assert of(sparse.events, "push") == [n for n in range(8) if n not in refusing]
+    assert [step.token for step in steps] == list(range(8))
+    assert sparse.last_step == 8 - len(refusing)  # refused steps are not counted
+
+
+def test_staleness_is_used_where_updates_are_slow():
+    sparse = FakeSparse(cases.spec(), at_once=False)
+    steps = list(steps_of(Pipelined(2), batches(8), sparse, FakeDense()))
+    assert [step.staleness for step in steps] == [0, 1, *[2] * 6]
+    assert sparse.events[:5] == [
+        ("pull", 0),
+        ("pull", 1),
+        ("pull", 2),
+        ("push", 0),
+        ("push", 1),
+    ]
+
+
+def test_staleness_of_nothing_is_the_schedule_in_step():
+    assert in_step() == Pipelined(0)
+
+
+def test_a_refused_step_moves_nothing_and_is_told():
+    sparse, dense = FakeSparse(cases.spec()), FakeDense()
+    (good,) = steps_of(in_step(), batches(1), sparse, dense)
+    before = {key: values[0].copy() for key, values in sparse.rows.items()}
+    parameters, count = dict(dense.parameters), dense.num_batches
+    dense.losses = [float("nan")]
+    (step,) = steps_of(in_step(), batches(1), sparse, dense)
+    assert good.refused is None
+    assert "the loss is nan" in str(step.refused)
+    assert np.isnan(step.loss)
+    assert (dense.parameters, dense.num_batches) == (parameters, count)
+    for key, values in before.items():
+        np.testing.assert_array_equal(sparse.rows[key][0], values)
+
+
+def test_a_push_that_is_refused_refuses_the_step():
+    """Where no loss is wrong, and no parameter's gradient, but a row's."""
+    sparse, dense = FakeSparse(cases.spec()), FakeDense()
+    original = dense.compute
+
+    def compute(batch, embeddings, onto=None):
+        computed = original(batch, embeddings, onto)
+        embeddings.blocks[0].values.grad[0] = float("inf")
+        return computed
+
+    dense.compute = compute
+    parameters = dict(dense.parameters)
+    (step,) = steps_of(in_step(), batches(1), sparse, dense)
+    assert "is NaN or infinite" in str(step.refused)
+    assert sparse.events == [("pull", 0), ("refuse", 0), ("apply", 0)]
+    assert dense.parameters == parameters
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_closed_early_it_lets_go_of_what_was_pulled_ahead(staleness):
+    sparse = FakeSparse(cases.spec(), at_once=False)
+    source = iter(batches(9))
+    steps = steps_of(Pipelined(staleness), source, sparse, FakeDense())
+    assert [step.token for step in itertools.islice(steps, 2)] == [0, 1]
+    steps.close()
+    pulled = of(sparse.events, "pull")
+    assert of(sparse.events, "push") == [0, 1]
+    assert of(sparse.events, "give up") == [n for n in pulled if n > 1]
+    assert len(pulled) <= staleness + 2
+    sparse.sync()
+    assert sparse.open == []
+
+
+def test_what_a_half_raises_ends_the_steps_and_lets_go_of_the_rest():
+    sparse, dense = FakeSparse(cases.spec(), at_once=False), FakeDense()
+
+    def fail(batch, embeddings, onto=None):
+        raise RuntimeError("of the model")
+
+    dense.compute = fail
+    with pytest.raises(RuntimeError, match="of the model"):
+        list(steps_of(Pipelined(2), batches(9), sparse, dense))
+    assert of(sparse.events, "give up") == [1, 2]
+
+
+def test_learning_rates_are_asked_for_once_a_step():
+    scales = itertools.count(1)
+    sparse = FakeSparse(cases.spec())
+    list(steps_of(in_step(), batches(4), sparse, FakeDense(), lr_scale=lambda: 1 / next(scales)))
+    assert next(scales) == 5
 
 
 def test_labels_and_example_weights_follow_the_logits_to_their_device():
     seen = []
 
-    def loss(logits, labels, weights):
-        seen.append((labels.device.type, None if weights is None else weights.device.type))
-        return torch.tensor(0.5), logits
+    class Model(torch.nn.Module):
+        def loss(self, outputs, batch):
+            seen.append([None if each is None else each.device.type for each in batch])
+            return outputs.sum()
 
     def batch(example_weights):
         return Batch(
@@ -48,12 +166,14 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
             offsets=np.zeros(1, np.int32),
             numeric=np.empty((2, 0), np.float32),
             labels=np.ones((2, 1), np.float32),
-            weights=None,
             example_weights=example_weights,
         )
 
-    half = Half()
-    batches = [(batch(None), 0), (batch(np.ones(2, np.float32)), 1)]
-    steps = list(in_step(batches, half, half, loss, lambda: 1.0, Spans()))
-    assert [step.loss for step in steps] == [0.5, 0.5]
-    assert seen == [("meta", None), ("meta", "meta")]
+    class Half:
+        device = torch.device("meta")
+
+    for weights in (None, np.ones(2, np.float32)):
+        targets, share = Replica._targets(Half(), batch(weights))
+        loss_of(Model())(torch.empty(2, 1, device="meta"), targets)
+        assert share == 1.0
+    assert seen == [["meta", None], ["meta", "meta"]]

@@ -1,0 +1,133 @@
+"""Every sparse half by the same suite."""
+
+import inspect
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from remote_site import site
+
+from companions import together
+from girih.checkpoint.parts import PartReader
+from girih.planner.placement import Placement
+from girih.sparse.halves.collective import CollectiveSparse
+from girih.sparse.halves.feature_parallel import FeatureParallelSparse
+from girih.sparse.halves.local import LocalSparse
+from girih.testing import cases
+from girih.testing.fakes import FakeSparse
+from girih.testing.sparse_suite import SparseHalfSuite
+
+
+class Alone:
+    """The only trainer."""
+
+    first, rank, size = True, 0, 1
+
+    def __init__(self):
+        self.numbers = iter(range(1000))
+
+    def next_number(self):
+        return next(self.numbers)
+
+    def broadcast(self, value):
+        return value
+
+    def barrier(self):
+        pass
+
+    def largest(self, values):
+        return list(values)
+
+    def sum_by_name(self, counts):
+        return dict(counts)
+
+    def exchange(self, sent, sent_sizes, received_sizes):
+        return sent
+
+
+class TestFake(SparseHalfSuite):
+    def make(self):
+        return FakeSparse(cases.spec())
+
+
+class TestLocal(SparseHalfSuite):
+    def make(self):
+        return LocalSparse(cases.spec())
+
+
+class TestLocalOnThreads(SparseHalfSuite):
+    def make(self):
+        return LocalSparse(cases.spec(shards=3))
+
+
+class TestCollectiveOfOne(SparseHalfSuite):
+    def make(self):
+        return CollectiveSparse(cases.spec(), Alone())
+
+
+class TestFeatureParallel(SparseHalfSuite):
+    def make(self):
+        return FeatureParallelSparse(cases.spec(), Alone(), Placement(dict.fromkeys(cases.FEATURES, 0), 1))
+
+
+class TestRemote(SparseHalfSuite):
+    num_servers = 1
+
+    @pytest.fixture(autouse=True)
+    def _sites(self):
+        self.sites = {}
+        with ExitStack() as self.stack:
+            yield
+
+    def make(self):
+        here = self.stack.enter_context(site(cases.spec(), num_servers=self.num_servers))
+        (trainer,) = here.trainers
+        self.sites[id(trainer)] = here
+        return trainer
+
+    def dispatched(self, half, batch):
+        return self.sites[id(half)].keep(batch)
+
+
+class TestRemoteOfTwoServers(TestRemote):
+    num_servers = 2
+    # each server refuses its own part; a step that both would not refuse is refused by the dense half, before
+    test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing = None
+
+
+class OfTwo(SparseHalfSuite):
+    """Two real trainers, who do the same."""
+
+    contributors = 2
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def make(self):
+        return CollectiveSparse(cases.spec(shards=2), self.ranks)
+
+    def saved(self, half, storage):
+        own = self.ranks.gather(dict(super().saved(half, storage).parts))
+        told = self.ranks.broadcast(own and own[0] | own[1])
+        return PartReader(storage, told)
+
+
+def two_trainers(ranks):
+    suite, passed = OfTwo(ranks), []
+    for name in sorted(name for name in dir(suite) if name.startswith("test_")):
+        test = getattr(suite, name)
+        if "tmp_path" in inspect.signature(test).parameters:
+            with tempfile.TemporaryDirectory() as directory:
+                test(Path(ranks.broadcast(directory)))
+                ranks.barrier()
+        else:
+            test()
+        passed.append(name)
+    return passed
+
+
+def test_two_trainers_pass_the_suite_together():
+    one, other = together(two_trainers)
+    assert one == other
+    assert len(one) >= 10

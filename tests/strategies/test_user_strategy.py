@@ -1,0 +1,306 @@
+"""A strategy, a loss and a plan of the user's own."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import girih
+from girih.cli import run as cli
+from girih.config.file import RunConfig
+from girih.errors import ConfigError
+from girih.planner.plan import Plan
+from girih.strategies import Local, Strategy, create
+from girih.strategies.planning import decide, facts_of
+from girih.testing.fakes import FakeDense, FakeSparse
+from girih.training.context import RunContext
+from girih.training.feeds import ExampleFeed
+from girih.training.schedules import Pipelined
+from girih.training.session import Session
+
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from girih.planner.plan import Plan
+from girih.sparse.halves.local import LocalSparse
+from girih.dense.halves.replica import Replica
+from girih.training.feeds import ExampleFeed
+from girih.training.schedules import Pipelined
+from girih.training.session import Session
+
+
+@dataclass(frozen=True)
+class Mine:
+    name: ClassVar[str] = "mine"
+    trainers: ClassVar[int] = 1
+    ahead: int = 1
+
+    def plan(self, facts):
+        return Plan(
+            strategy=self.name,
+            options={"ahead": self.ahead},
+            roles={"trainer": 1},
+            schedule={"name": "pipelined", "staleness": self.ahead},
+            predicted={"trainers": facts.num_trainers},
+        )
+
+    def build(self, plan, context):
+        dense = Replica(context.dense)
+        return Session(
+            sparse=LocalSparse(context.sparse),
+            dense=dense,
+            schedule=Pipelined(plan.schedule["staleness"]),
+            feed=ExampleFeed(context.ranks),
+            optimizer=dense.optimizer,
+        )
+
+
+class NoStrategy:
+    name = "none"
+"""
+
+
+@pytest.fixture
+def directory(log_directory):
+    (log_directory / "mine.py").write_text(MINE)
+    config = log_directory / "config.toml"
+    config.write_text(config.read_text() + '\n[strategy]\nname = "mine.py:Mine"\nahead = 2\n')
+    return log_directory
+
+
+def schema():
+    return girih.Schema(
+        [girih.Categorical(name="user", dim=4), girih.Categorical(name="item", dim=4)], labels="click"
+    )
+
+
+def data(directory, of=None):
+    return girih.read_parquet(directory / "train.parquet", of or schema(), batch_size=128)
+
+
+def model():
+    torch.manual_seed(0)
+    return girih.models.DeepFM(schema(), hidden=(8,))
+
+
+class TestFromAFile:
+    def test_it_is_loaded_with_its_options_and_trains(self, directory):
+        config = RunConfig.load(directory / "config.toml")
+        assert (config.strategy.name, config.strategy.ahead) == ("mine", 2)
+        run = directory / "run"
+        assert cli(["train", str(directory / "config.toml"), "--run", str(run)]) == 0
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["strategy"] == "mine"
+        assert summary["steps"] == 24
+        plan = Plan.from_dict(json.loads((run / "plan.json").read_text()))
+        assert plan.options == {"ahead": 2}
+        assert plan.schedule == {"name": "pipelined", "staleness": 2}
+
+    def test_what_it_does_is_what_the_same_halves_do(self, directory):
+        losses = []
+        for name in ("mine.py:Mine", "local"):
+            strategy = create({"name": name, "ahead": 0} if ":" in name else name, "here", directory)
+            with girih.Trainer(model(), strategy=strategy) as trainer:
+                trainer.fit(data(directory), epochs=1)
+                losses.append(trainer.evaluate(data(directory)).as_dict())
+        assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"name": "mine.py:NoStrategy"}, "is not a class with plan and build"),
+            ({"name": "mine.py:Min"}, "Mine"),
+            ({"name": "mine.py:Mine", "ahed": 1}, "ahead"),
+            ({"name": "mine"}, "unknown name"),
+            ({"name": "missing.py:Mine"}, "missing.py"),
+        ],
+    )
+    def test_what_cannot_be_one_is_refused(self, directory, options, told):
+        with pytest.raises(ConfigError, match=told):
+            create(options, "config.toml: [strategy]", directory)
+
+
+class Played:
+    """Trains on fakes."""
+
+    name = "played"
+    trainers = 1
+
+    def __init__(self):
+        self.dense = FakeDense()
+        self.built = []
+
+    def plan(self, facts):
+        return Plan(strategy=self.name, roles={"trainer": 1}, schedule={"staleness": 2})
+
+    def build(self, plan, context: RunContext):
+        self.sparse = FakeSparse(context.sparse)
+        self.built.append(plan)
+        return Session(
+            sparse=self.sparse,
+            dense=self.dense,
+            schedule=Pipelined(plan.schedule["staleness"]),
+            feed=ExampleFeed(context.ranks),
+        )
+
+
+class TestAnObject:
+    def test_a_trainer_runs_whatever_halves_it_builds(self, log_directory):
+        played = Played()
+        assert isinstance(played, Strategy)
+        schema_of = girih.Schema(
+            [girih.Categorical(name="user", dim=2), girih.Categorical(name="item", dim=2)], labels="click"
+        )
+        net = girih.models.DNN(schema_of, hidden=(2,))
+        played_data = data(log_directory, schema_of)
+        with girih.Trainer(net, strategy=played, options=girih.TrainOptions(max_steps=3)) as trainer:
+            state = trainer.fit(played_data)
+            assert (state.step, state.refused) == (3, 0)
+            assert trainer.plan == played.built[0]
+            assert set(dict(played.sparse.stats().rows)) == {"user", "item"}
+        assert played.sparse.closed
+        assert played.dense.closed
+        assert played.dense.num_batches == 3
+
+    def test_an_object_without_plan_is_refused(self):
+        with pytest.raises(ConfigError, match="strategy"):
+            girih.Trainer(model(), strategy=object())
+
+
+class Squared(nn.Module):
+    """A model of the mean squared error."""
+
+    def __init__(self, strategies=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.schema = schema()
+        self.last = nn.Linear(8, 1)
+        self.seen = []
+        if strategies is not None:
+            self.loss_strategies = strategies
+
+    def forward(self, numeric, embeddings):
+        return self.last(embeddings.concatenated(("user", "item")))
+
+    def loss(self, outputs, batch):
+        self.seen.append((tuple(outputs.shape), tuple(batch.labels.shape), batch.example_weights))
+        return ((outputs - batch.labels) ** 2).mean()
+
+
+class TestLossOfTheModel:
+    def test_it_is_what_training_lowers(self, log_directory):
+        records = []
+
+        class Losses(girih.Callback):
+            def on_metrics(self, record):
+                records.append(record["loss"])
+
+        net = Squared()
+        options = girih.TrainOptions(epochs=4, log_every_steps=1)
+        with girih.Trainer(net, options=options, callbacks=[Losses()]) as trainer:
+            trainer.fit(data(log_directory))
+        assert net.seen[0] == ((128, 1), (128, 1), None)
+        assert sum(records[-5:]) < sum(records[:5])
+        assert records[0] == pytest.approx(0.25, abs=0.25)  # a squared error, and no cross-entropy
+
+    def test_it_may_support_some_strategies_only(self, log_directory):
+        with girih.Trainer(Squared(("local",)), strategy=girih.Local()) as trainer:
+            trainer.fit(data(log_directory), epochs=1)
+        for strategy in (girih.Synchronous(), girih.Hybrid(), girih.Asynchronous()):
+            with pytest.raises(
+                ConfigError, match=rf"{strategy.name}: the loss of Squared supports local only"
+            ):
+                girih.Trainer(Squared(("local",)), strategy=strategy)
+
+    def test_it_must_be_a_number(self, log_directory):
+        net = Squared()
+        net.loss = lambda outputs, batch: outputs
+        with girih.Trainer(net) as trainer, pytest.raises(ConfigError, match=r"loss returned \[128, 1\]"):
+            trainer.fit(data(log_directory))
+
+
+class TestPlan:
+    def facts(self, num_trainers=1):
+        with girih.Trainer(model()) as trainer:
+            context = trainer._run.context
+            return facts_of(context.sparse, context.dense, num_trainers), context
+
+    @pytest.mark.parametrize(
+        "strategy",
+        [girih.Local(), girih.Synchronous(), girih.Hybrid(), girih.Asynchronous(), girih.Substitution()],
+    )
+    def test_it_survives_json(self, strategy):
+        facts, _ = self.facts()
+        plan = strategy.plan(facts)
+        again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+        assert again.to_dict() == json.loads(json.dumps(plan.to_dict()))
+        assert again.fits(plan)
+        assert plan.fits(again)
+        assert strategy.plan(facts) == plan
+
+    @pytest.mark.parametrize(
+        ("mapping", "told"),
+        [
+            ([], "key 'strategy'"),
+            ({}, "key 'strategy'"),
+            ({"strategy": 3}, "key 'strategy'"),
+            ({"strategy": "local", "wires": {}}, "unknown key 'wires'"),
+            ({"strategy": "local", "roles": 3}, "roles = 3"),
+            ({"strategy": "local", "groups": {}}, "groups = {}"),
+        ],
+    )
+    def test_what_is_no_plan_is_refused(self, mapping, told):
+        with pytest.raises(ConfigError, match=told):
+            Plan.from_dict(mapping)
+
+    def test_a_pinned_plan_is_held_and_one_of_another_strategy_refused(self):
+        facts, context = self.facts()
+        own = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
+        found = decide(Local(), facts, context.ranks, context.sparse, pinned=own)
+        assert found is own
+        for other in (girih.Synchronous().plan(facts), girih.Hybrid().plan(facts)):
+            with pytest.raises(ConfigError, match=f"the plan is of strategy '{other.strategy}'"):
+                decide(Local(), facts, context.ranks, context.sparse, pinned=other)
+        with pytest.raises(ConfigError, match="plan again with girih plan"):
+            decide(
+                girih.Hybrid(staleness=1),
+                facts,
+                context.ranks,
+                context.sparse,
+                pinned=girih.Hybrid(staleness=2).plan(facts),
+            )
+
+    def test_an_earlier_plan_is_held_where_it_fits(self):
+        facts, context = self.facts()
+        earlier = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
+        assert decide(Local(), facts, context.ranks, context.sparse, earlier=earlier) is earlier
+        other = girih.Synchronous().plan(facts)
+        assert decide(Local(), facts, context.ranks, context.sparse, earlier=other).strategy == "local"
+
+    def test_a_trainer_holds_the_plan_it_is_given(self, log_directory):
+        facts, _ = self.facts()
+        own = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
+        with girih.Trainer(model(), plan=own) as trainer:
+            trainer.fit(data(log_directory), epochs=1)
+            assert trainer.plan == own
+        with (
+            girih.Trainer(model(), plan=girih.Hybrid().plan(facts)) as trainer,
+            pytest.raises(ConfigError, match="the plan is of strategy 'hybrid'"),
+        ):
+            trainer.fit(data(log_directory), epochs=1)
+
+    def test_it_is_written_into_the_run_and_holds_on_resume(self, log_directory):
+        run = log_directory / "run"
+        facts, _ = self.facts()
+        own = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
+        with girih.Trainer(model(), plan=own, run=run) as trainer:
+            trainer.fit(data(log_directory), epochs=1)
+        assert json.loads((run / "plan.json").read_text())["predicted"] == {"noted": 1}
+        (run / "plan.json").unlink()
+        with girih.Trainer(model(), run=run) as trainer:
+            trainer.load(max((run / "checkpoints").glob("step-*")))
+            assert trainer.plan.predicted == {"noted": 1}
+            trainer.fit(data(log_directory), epochs=1)
+        assert json.loads((run / "plan.json").read_text())["predicted"] == {"noted": 1}
