@@ -50,9 +50,9 @@ def test_training_learns_and_evaluation_changes_nothing(log_directory):
         after = trainer.evaluate(settings.dataset("test"))
         assert before.logloss > after.logloss
         assert after.auc > 0.6
-        rows = trainer.sparse.rows()
+        rows = trainer.sparse.stats().rows
         assert trainer.evaluate(settings.dataset("test")) == after
-        assert trainer.sparse.rows() == rows
+        assert trainer.sparse.stats().rows == rows
         assert trainer.state.step == 3 * math.ceil(3000 / 128)
         assert trainer.state.examples == 9000
 
@@ -164,7 +164,7 @@ def test_non_finite_loss_stops_or_is_skipped_whole(log_directory, policy):
     else:
         trainer.fit(data)
         assert trainer.state.refused == 1
-        assert trainer.sparse.step == trainer.state.step - 1
+        assert trainer.sparse.last_step == trainer.state.step - 1
     assert np.isfinite(trainer.model.linear.weight.detach().numpy()).all()
     trainer.close()
 
@@ -187,7 +187,7 @@ def test_non_finite_gradient_names_the_feature_and_moves_nothing(log_directory):
     with girih.Trainer(BadGradient(settings.schema)) as trainer:
         with pytest.raises(NonFiniteError, match=r"step 1: .*feature 'item'"):
             trainer.fit(settings.dataset("train"))
-        assert trainer.sparse.counters()["updates"] == 0
+        assert trainer.sparse.stats().store["updates"] == 0
         assert trainer.model.bias.item() == 0.0
 
 
