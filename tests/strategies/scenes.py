@@ -171,6 +171,7 @@ class Threads(Cluster):
     def __init__(self, ranks, change=lambda role: role):
         super().__init__(ranks)
         self._change, self._started, self.failures = change, {}, []
+        self.addresses = {}
 
     def prepare(self, counts):
         pass
@@ -179,7 +180,8 @@ class Threads(Cluster):
         found = None
         if self.ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
-        return tuple(self.ranks.broadcast(found))
+        self.addresses[name] = tuple(self.ranks.broadcast(found))
+        return self.addresses[name]
 
     def _begin(self, name, role):
         stop, told, address = threading.Event(), threading.Event(), []
@@ -233,6 +235,7 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         if "load" in scene:
             trainer.load(directory / scene["load"])
         if act is not None:
+            trainer._open(datasets["train"])
             act(trainer)
         if "spoil" in scene:
             spoil(trainer, ranks.rank, *scene["spoil"])
@@ -247,12 +250,18 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
             raise AssertionError("nothing was raised")
         trainer.fit(datasets["train"], datasets.get("valid") if scene.get("valid") else None, epochs=left)
         metrics = trainer.evaluate(datasets["test"])
-        told = trainer.sparse.told()
+        kept = kept_samples(trainer)
         summary = trainer.summary(metrics, duration_s=0.0)
         if "tell" in scene:
             summary["told"] = ranks.gather(tell(trainer, datasets["test"]))
-    summary["kept"] = sum(told[title].get("kept", 0) for title in told)
+    summary["kept"] = kept
     return summary
+
+
+def kept_samples(trainer):
+    """Batches whose ids embedding workers keep."""
+    processes = trainer.sparse.stats().processes.values()
+    return sum(process["gauges"].get("kept_samples", 0) for process in processes)
 
 
 def tell(trainer, data):
@@ -260,8 +269,8 @@ def tell(trainer, data):
     shared = torch.cat([p.detach().reshape(-1) for p in trainer.dense.shared])
     return {
         "shared": shared.numpy().tobytes().hex(),
-        "columns": [feature.name for feature in trainer.sparse.contents(data).schema.features],
-        "rows": sum(trainer.sparse.tables.rows().values()),
+        "columns": [feature.name for feature in trainer.session.feed.schema_of(data).features],
+        "rows": sum(trainer.sparse._tables.stats().rows.values()),
         "predicted": trainer.predict(data).tolist(),
     }
 
