@@ -254,7 +254,7 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
     """Has servers make the rows of ids, asked as embedding workers ask; one table, one server."""
     if not rows:
         return
-    trainer._open(data)  # the others come to it in ``fit``
+    trainer._run.open(data)  # the others come to it in ``fit``
     (server,) = trainer.sparse._servers
     waiting: deque[Any] = deque()
     for ticket, first in enumerate(range(0, rows, FILLED_AT_ONCE)):

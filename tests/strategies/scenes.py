@@ -235,7 +235,7 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         if "load" in scene:
             trainer.load(directory / scene["load"])
         if act is not None:
-            trainer._open(datasets["train"])
+            trainer._run.open(datasets["train"])
             act(trainer)
         if "spoil" in scene:
             spoil(trainer, ranks.rank, *scene["spoil"])
@@ -269,7 +269,7 @@ def tell(trainer, data):
     shared = torch.cat([p.detach().reshape(-1) for p in trainer.dense.shared])
     return {
         "shared": shared.numpy().tobytes().hex(),
-        "columns": [feature.name for feature in trainer.session.feed.schema_of(data).features],
+        "columns": [feature.name for feature in trainer._run.session.feed.schema_of(data).features],
         "rows": sum(trainer.sparse._tables.stats().rows.values()),
         "predicted": trainer.predict(data).tolist(),
     }

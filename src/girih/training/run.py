@@ -102,8 +102,6 @@ class TrainingRun:
             earlier=earlier,
             pinned=self._pinned,
         )
-        if self.directory is not None:
-            write_whole(self.directory / "plan.json", json.dumps(self.plan.to_dict(), indent=1) + "\n")
         self.session = self.strategy.build(self.plan, self.context)
         if not self.ranks.first and self.plan.seeds.get("dropout") == "per_rank":
             torch.manual_seed(self.options.seed + self.ranks.rank)
@@ -121,6 +119,8 @@ class TrainingRun:
         feed = session.feed.train(train, self.normalization)
         log.begin(self.state, session.sparse.stats().store)
         plan, _ = self.opened()
+        if self.directory is not None:
+            write_whole(self.directory / "plan.json", json.dumps(plan.to_dict(), indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan.to_dict())
         loop = Loop(
