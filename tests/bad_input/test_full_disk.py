@@ -29,7 +29,7 @@ def mount(tmp_path):
 
     yield make
     for place in places:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill(directory, leave=0):
