@@ -65,6 +65,7 @@ class Trainer:
         cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers
             only rank 0 writes and calls back.
         plan: the plan to hold, instead of one that the strategy makes.
+        where: the file that options come from, for what is found wrong with them once the session opens.
 
     Raises:
         ConfigError: options that do not go together.
@@ -86,6 +87,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
         plan: Plan | None = None,
+        where: str | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -132,6 +134,7 @@ class Trainer:
                 directory=directory,
                 callbacks=[*callbacks, *self._tensorboard(directory)],
                 pinned=plan,
+                where=where,
             )
             self._cluster.show_in(directory)
             self._cluster.prepare(roles_of(self.strategy))
