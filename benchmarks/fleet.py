@@ -1,6 +1,6 @@
 """Runs of real processes, measured from the first trainer: samples/s, processor time, bytes of links.
 
-``measure`` starts this file as a program of its own, in the host_spec of trainer 0; it starts all others.
+``measure`` starts this file as a program of its own, on the host of trainer 0; it starts all others.
 
 Shapes: R rows of data, F = 26 categorical and 13 numeric features.
 """
@@ -30,6 +30,7 @@ from girih.cluster import Cluster, HostSpec
 from girih.cluster.roles import title
 from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
+from girih.data import Dataset
 from girih.sparse.service.protocol import NO_TURN, Verb, answer
 from girih.trainer import Trainer
 
@@ -92,7 +93,7 @@ def write_task(
     for number in range(files):
         size = rows // files
         columns: dict[str, Any] = {}
-        for host_spec in range(FEATURES):
+        for feature in range(FEATURES):
             shape = size * bag
             drawn = (
                 rng.integers(0, cardinality, shape) if zipf is None else rng.zipf(zipf, shape) % cardinality
@@ -102,18 +103,18 @@ def write_task(
                 drawn = pa.ListArray.from_arrays(
                     pa.array(np.arange(0, shape + 1, bag, dtype=np.int32)), drawn
                 )
-            columns[f"c{host_spec}"] = drawn
-        for host_spec in range(NUMERIC):
-            columns[f"x{host_spec}"] = rng.normal(size=size).astype(np.float32)
+            columns[f"c{feature}"] = drawn
+        for feature in range(NUMERIC):
+            columns[f"x{feature}"] = rng.normal(size=size).astype(np.float32)
         columns["click"] = (rng.random(size) < 0.25).astype(np.int8)
         pq.write_table(pa.table(columns), directory / f"train-{number}.parquet", row_group_size=1 << 16)
     pooling = 'pooling = "sum"\n' if bag > 1 else ""
     lines = ["[data]", f'train = "{directory}/train-*.parquet"', f"batch_size = {batch}", ""]
-    for host_spec in range(FEATURES):
+    for feature in range(FEATURES):
         of = 'table = "all"\n' if table else f"dim = {dim}\n"
-        lines += ["[[features]]", f'name = "c{host_spec}"', 'kind = "categorical"', of + pooling]
-    for host_spec in range(NUMERIC):
-        lines += ["[[features]]", f'name = "x{host_spec}"', 'kind = "numeric"', ""]
+        lines += ["[[features]]", f'name = "c{feature}"', 'kind = "categorical"', of + pooling]
+    for feature in range(NUMERIC):
+        lines += ["[[features]]", f'name = "x{feature}"', 'kind = "numeric"', ""]
     if table:
         lines += ["[[tables]]", 'name = "all"', f"dim = {dim}", table]
     lines += [
@@ -238,7 +239,7 @@ def _run(plan: Plan) -> dict[str, Any]:
             trainer.check(data)
             meter.phases_s = lambda: {**trainer.spans.totals_s, **talking.seconds}
             start = time.perf_counter()
-            fill(trainer, plan.fill)
+            fill(trainer, data, plan.fill)
             filled_s = time.perf_counter() - start
             trainer.fit(data)
             summary = trainer.summary(None, duration_s=0.0)
@@ -249,10 +250,11 @@ def _run(plan: Plan) -> dict[str, Any]:
     return {"windows": windows(notes), "notes": notes, "summary": summary, "fill_s": filled_s}
 
 
-def fill(trainer: Trainer, rows: int) -> None:
+def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
     """Has servers make the rows of ids, asked as embedding workers ask; one table, one server."""
     if not rows:
         return
+    trainer._run.open(data)  # the others come to it in ``fit``
     (server,) = trainer.sparse._servers
     waiting: deque[Any] = deque()
     for ticket, first in enumerate(range(0, rows, FILLED_AT_ONCE)):

@@ -18,12 +18,12 @@ import harness
 import numpy as np
 import train
 import train_sides
-from girih.runs.spans import Spans
 from ids import Shape
 
 from girih.checkpoint import name_of
 from girih.checkpoint.save import Content
 from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.stats import Spans
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
 
@@ -40,7 +40,7 @@ def beside_training(report: harness.Report, options: argparse.Namespace, root: P
 
     def content() -> Content:
         return Content(
-            step=side.sparse.step,
+            step=side.sparse.last_step,
             schema=task.schema(),
             state={},
             sparse=side.sparse,
@@ -55,7 +55,7 @@ def beside_training(report: harness.Report, options: argparse.Namespace, root: P
         saves.append(steps_beside(step, saver, content))
         alone.append(steps_alone(step, options.steps))
     saver.close()
-    rows = sum(side.sparse.rows().values())
+    rows = sum(side.sparse.stats().rows.values())
     side.close()
     table = report.table(
         f"DeepFM, D = {DIM}, float32, {rows:,} rows, {train.BATCH:,} examples a step,"

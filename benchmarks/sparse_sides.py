@@ -27,6 +27,7 @@ from girih.data import Batch
 from girih.optim import SparseOptimizer
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 
 LR = 0.05
 OPTIMIZERS: dict[str, SparseOptimizer] = {
@@ -84,8 +85,14 @@ class Packed:
         schema = girih.Schema(features, "y")
         needs = {feature.name: frozenset({"embedding"}) for feature in schema.sparse}
         self.sparse = LocalSparse(
-            schema, needs, optimizer=OPTIMIZERS[optimizer], options=StoreOptions(shards=threads)
+            SparseSpec(
+                schema=schema,
+                needs=needs,
+                optimizer=OPTIMIZERS[optimizer],
+                store=StoreOptions(shards=threads),
+            )
         )
+        self.num_updates = 0
         self.features = shape.features
 
     def fill(self, rows: int) -> None:
@@ -108,14 +115,15 @@ class Packed:
         return self.pulled.wait().stacked()
 
     def update(self) -> None:
-        self.sparse.push(self.pulled)
+        self.num_updates += 1
+        self.pulled.push(self.num_updates)
 
     def close(self) -> None:
         self.sparse.close()
 
     def num_new(self) -> int:
         """Keys that got a row so far."""
-        return self.sparse.counters()["new"]
+        return self.sparse.stats().store["new"]
 
 
 class Module:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from girih.runs.spans import Spans
 from ids import Shape
 from sparse_sides import LR, fused_collection
 from torch import Tensor, nn
@@ -23,9 +22,12 @@ import girih
 from girih import models
 from girih.data import Batch
 from girih.dense.halves.replica import Replica
-from girih.models import Block, Embeddings, bce_with_logits, needs_of
+from girih.dense.spec import DenseSpec
+from girih.models import Block, Embeddings, needs_of
+from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.training.schedules import in_step
 
 NUMERIC = 13
@@ -64,6 +66,14 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
+def replicas(module: nn.Module) -> dict[str, Replica]:
+    """girih's dense half over copies of a module, by precision."""
+    precisions = ("float32", "bfloat16")
+    return {
+        p: Replica(DenseSpec(module=copy.deepcopy(module), optimizer=adam, precision=p)) for p in precisions
+    }
+
+
 class Side(Protocol):
     """One contestant."""
 
@@ -79,12 +89,14 @@ class Girih:
     def __init__(self, task: Task, shards: int | None) -> None:
         schema, module = task.schema(), task.network()
         self.sparse = LocalSparse(
-            schema,
-            needs_of(module, schema),
-            optimizer=girih.optim.RowwiseAdagrad(lr=LR),
-            options=StoreOptions() if shards is None else StoreOptions(shards=shards),
+            SparseSpec(
+                schema=schema,
+                needs=needs_of(module, schema),
+                optimizer=girih.optim.RowwiseAdagrad(lr=LR),
+                store=StoreOptions(shards=shards),
+            )
         )
-        self._dense = {p: Replica(copy.deepcopy(module), adam, precision=p) for p in ("float32", "bfloat16")}
+        self._dense = replicas(module)
         self.precision = "float32"
         for start in range(0, task.shape.rows, FILL):
             ids = np.arange(start, min(start + FILL, task.shape.rows))
@@ -98,7 +110,14 @@ class Girih:
 
     def step(self, prepared: Batch) -> None:
         dense = self._dense[self.precision]
-        for _ in in_step([(prepared, None)], self.sparse, dense, bce_with_logits, lambda: 1.0, Spans()):
+        for _ in in_step()(
+            [(prepared, None)],
+            self.sparse,
+            dense,
+            num_updates=self.sparse.last_step,
+            lr_scale=lambda: 1.0,
+            spans=Spans(),
+        ):
             pass
 
     def close(self) -> None:
@@ -152,8 +171,7 @@ class ReplicaAlone:
 
     def __init__(self, task: Task) -> None:
         self.given = DenseAlone(task)
-        module = task.network()
-        self._dense = {p: Replica(copy.deepcopy(module), adam, precision=p) for p in ("float32", "bfloat16")}
+        self._dense = replicas(task.network())
         self.precision = "float32"
 
     def prepare(self, batch: Batch) -> Batch:
@@ -163,11 +181,9 @@ class ReplicaAlone:
         for leaf in self.given.given:
             leaf.grad = None
         dense = self._dense[self.precision]
-        logits = dense.forward(prepared, self.given.embeddings)
-        loss, gradient = bce_with_logits(logits, torch.from_numpy(prepared.labels), None)
-        loss.item()
-        dense.backward(gradient)
-        dense.apply()
+        computed = dense.compute(prepared, self.given.embeddings)
+        computed.loss.item()
+        computed.apply()
 
     def close(self) -> None:
         return

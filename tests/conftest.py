@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import shutil
 import uuid
 from pathlib import Path
 
@@ -62,15 +63,22 @@ log_every_steps = 5
 """
 
 
-@pytest.fixture
-def log_directory(tmp_path):
-    """A directory with train (3,000 rows), valid and test (1,000 each) as Parquet, and config.toml."""
-    start = 0
+@pytest.fixture(scope="session")
+def log_source(tmp_path_factory):
+    """A directory with train (3,000 rows), valid and test (1,000 each) as Parquet, and config.toml; only read."""
+    directory, start = tmp_path_factory.mktemp("log"), 0
     for name, rows in (("train", 3000), ("valid", 1000), ("test", 1000)):
         table, _ = click_log(rows, start=start, cardinality=500)
-        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=700)
+        pq.write_table(table, directory / f"{name}.parquet", row_group_size=700)
         start += rows
-    (tmp_path / "config.toml").write_text(CONFIG)
+    (directory / "config.toml").write_text(CONFIG)
+    return directory
+
+
+@pytest.fixture
+def log_directory(log_source, tmp_path):
+    """A copy of it that may be changed: ``tmp_path``."""
+    shutil.copytree(log_source, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

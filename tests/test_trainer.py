@@ -50,9 +50,9 @@ def test_training_learns_and_evaluation_changes_nothing(log_directory):
         after = trainer.evaluate(settings.dataset("test"))
         assert before.logloss > after.logloss
         assert after.auc > 0.6
-        rows = trainer.sparse.rows()
+        rows = trainer.sparse.stats().rows
         assert trainer.evaluate(settings.dataset("test")) == after
-        assert trainer.sparse.rows() == rows
+        assert trainer.sparse.stats().rows == rows
         assert trainer.state.step == 3 * math.ceil(3000 / 128)
         assert trainer.state.examples == 9000
 
@@ -69,23 +69,34 @@ def test_shards_do_not_change_results(log_directory):
         np.testing.assert_array_equal(one.predict(data), three.predict(data))
 
 
+INTERRUPTED = (
+    "train.epochs=2",
+    'train.lr_schedule={name="StepLR", step_size=5, gamma=0.7, interval="step"}',
+    'tables=[{name="item", eviction={name="lru", max_rows=60}}]',
+)
+
+
+@pytest.fixture(scope="module")
+def whole(log_source):
+    """A run that nothing has interrupted."""
+    with fit(settings_of(log_source, *INTERRUPTED)) as trainer:
+        yield trainer
+
+
 @pytest.mark.parametrize("stop_at", [1, 7, 24, 30])
-def test_stopped_and_resumed_equals_uninterrupted(log_directory, tmp_path, stop_at):
+def test_stopped_and_resumed_equals_uninterrupted(log_directory, tmp_path, whole, stop_at):
     """Steps 1 and 7 are within the first epoch, 24 is its end, 30 is in the second one."""
-    schedule = 'train.lr_schedule={name="StepLR", step_size=5, gamma=0.7, interval="step"}'
-    options = ("train.epochs=2", schedule, 'tables=[{name="item", eviction={name="lru", max_rows=60}}]')
-    settings = settings_of(log_directory, *options)
-    first = settings_of(log_directory, *options, f"train.max_steps={stop_at}")
+    settings = settings_of(log_directory, *INTERRUPTED)
+    first = settings_of(log_directory, *INTERRUPTED, f"train.max_steps={stop_at}")
     run = tmp_path / "run"
-    with fit(settings) as whole:
-        fit(first, run=run).close()
-        torch.manual_seed(99)  # the state of the generator must come from the checkpoint
-        with settings.trainer(run=run) as resumed:
-            resumed.load(run)
-            assert resumed.state.step == stop_at
-            resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
-            assert_same_state(whole, resumed)
-            assert whole.state.to_dict() | {"train_s": 0} == resumed.state.to_dict() | {"train_s": 0}
+    fit(first, run=run).close()
+    torch.manual_seed(99)  # the state of the generator must come from the checkpoint
+    with settings.trainer(run=run) as resumed:
+        resumed.load(run)
+        assert resumed.state.step == stop_at
+        resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
+        assert_same_state(whole, resumed)
+        assert whole.state.to_dict() | {"train_s": 0} == resumed.state.to_dict() | {"train_s": 0}
 
 
 def test_checkpoint_loads_on_any_number_of_shards(log_directory, tmp_path):
@@ -164,7 +175,7 @@ def test_non_finite_loss_stops_or_is_skipped_whole(log_directory, policy):
     else:
         trainer.fit(data)
         assert trainer.state.refused == 1
-        assert trainer.sparse.step == trainer.state.step - 1
+        assert trainer.sparse.last_step == trainer.state.step - 1
     assert np.isfinite(trainer.model.linear.weight.detach().numpy()).all()
     trainer.close()
 
@@ -187,7 +198,7 @@ def test_non_finite_gradient_names_the_feature_and_moves_nothing(log_directory):
     with girih.Trainer(BadGradient(settings.schema)) as trainer:
         with pytest.raises(NonFiniteError, match=r"step 1: .*feature 'item'"):
             trainer.fit(settings.dataset("train"))
-        assert trainer.sparse.counters()["updates"] == 0
+        assert trainer.sparse.stats().store["updates"] == 0
         assert trainer.model.bias.item() == 0.0
 
 

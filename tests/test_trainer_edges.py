@@ -43,18 +43,27 @@ def fit_until(settings, run, step):
         return trainer.state.step
 
 
+EVALUATED = (
+    "train.epochs=2",
+    "train.log_every_steps=1",
+    "train.evaluate_every_steps=4",
+    'train.lr_schedule={name="ReduceLROnPlateau", factor=0.5, patience=0, threshold=0.01, metric="logloss"}',
+)
+
+
+@pytest.fixture(scope="module")
+def whole(log_source, tmp_path_factory):
+    """Of a run that nothing has stopped: its directory, predictions, and the scale of its learning rates."""
+    settings, run = settings_of(log_source, *EVALUATED), tmp_path_factory.mktemp("whole") / "run"
+    with settings.trainer(run=run) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        return run, predictions(trainer, settings), trainer.learning_rate.scale()
+
+
 @pytest.mark.parametrize("stop_at", [3, 4, 8, 24, 25])
-def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp_path, stop_at):
-    options = (
-        "train.epochs=2",
-        "train.log_every_steps=1",
-        "train.evaluate_every_steps=4",
-        'train.lr_schedule={name="ReduceLROnPlateau", factor=0.5, patience=0, threshold=0.01, metric="logloss"}',
-    )
-    settings = settings_of(log_directory, *options)
-    with settings.trainer(run=tmp_path / "whole") as whole:
-        whole.fit(settings.dataset("train"), settings.dataset("valid"))
-        expected, scale = predictions(whole, settings), whole.learning_rate.scale()
+def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp_path, whole, stop_at):
+    settings = settings_of(log_directory, *EVALUATED)
+    whole_run, expected, scale = whole
     assert fit_until(settings, tmp_path / "run", stop_at) == stop_at
     with settings.trainer(run=tmp_path / "run") as resumed:
         resumed.load(tmp_path / "run")
@@ -62,11 +71,11 @@ def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp
         assert resumed.learning_rate.scale() == scale
         np.testing.assert_array_equal(predictions(resumed, settings), expected)
 
-    def evaluations(name):
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    def evaluations(run):
+        lines = (run / "metrics.jsonl").read_text().splitlines()
         return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
 
-    assert evaluations("run") == evaluations("whole")
+    assert evaluations(tmp_path / "run") == evaluations(whole_run)
 
 
 def test_max_steps_at_an_epochs_end_ends_the_epoch(log_directory):

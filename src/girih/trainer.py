@@ -18,10 +18,13 @@ from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster import Cluster
+from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.data import Dataset, Position
 from girih.dense.half import DenseHalf
+from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
+from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RunDirectoryError
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
@@ -32,7 +35,7 @@ from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
-from girih.strategies import Local, Strategy, roles_of
+from girih.strategies import Local, Strategy, roles_of, runs_alone
 from girih.strategies.planning import facts_of
 from girih.training import evaluation
 from girih.training.arguments import expect, refuse_other_schema, schema_of
@@ -62,6 +65,7 @@ class Trainer:
         cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers
             only rank 0 writes and calls back.
         plan: the plan to hold, instead of one that the strategy makes.
+        where: the file that options come from, for what is found wrong with them once the session opens.
 
     Raises:
         ConfigError: options that do not go together.
@@ -83,6 +87,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
         plan: Plan | None = None,
+        where: str | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -106,13 +111,15 @@ class Trainer:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
         self._opened: RunDirectory | None = None
-        self._cluster = cluster or Cluster.join(self.strategy.trainers)
+        self._cluster = cluster or (
+            Cluster(TrainerGroup()) if runs_alone(self.strategy) else Cluster.join(self.strategy.trainers)
+        )
         self._ranks = self._cluster.ranks
         try:
             context = self._context(sparse_optimizer, first_order_optimizer, dense_optimizer, store)
             facts = facts_of(context.sparse, context.dense, self._ranks.size)
             self.strategy.plan(facts)  # what it refuses, it refuses now
-            LearningRate(None, self.options.lr_schedule)
+            self._check_schedule(context.dense)
             if not self._ranks.first:
                 run, callbacks = None, ()
             if not isinstance(run, RunDirectory | None):
@@ -127,6 +134,7 @@ class Trainer:
                 directory=directory,
                 callbacks=[*callbacks, *self._tensorboard(directory)],
                 pinned=plan,
+                where=where,
             )
             self._cluster.show_in(directory)
             self._cluster.prepare(roles_of(self.strategy))
@@ -339,6 +347,12 @@ class Trainer:
             stats=stats,
             seed=self.options.seed,
         )
+
+    def _check_schedule(self, dense: DenseSpec) -> None:
+        """Refuses a schedule that the dense optimizer cannot follow, before anything is built."""
+        if self.options.lr_schedule is not None:
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            LearningRate(made_by(dense.optimizer, trained), self.options.lr_schedule)
 
     def _tensorboard(self, directory: Path | None) -> list[Callback]:
         if not self.options.tensorboard or not self._ranks.first:

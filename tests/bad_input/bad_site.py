@@ -8,7 +8,7 @@ import pyarrow as pa
 import tomli_w
 
 from girih import cli
-from girih.cli import commands  # noqa: F401  (imports torch, which has directories of its own to make)
+from girih.cli import trainer  # noqa: F401  (imports torch, which has directories of its own to make)
 
 BASE = {
     "data": {"train": "train.parquet", "valid": "valid.parquet", "test": "test.parquet", "batch_size": 32},

@@ -12,7 +12,7 @@ import tomli_w
 from bad_site import TRAINED, Site, changed, examples
 
 from girih import cli
-from girih.cli import commands  # noqa: F401  (imports torch, which has directories of its own to make)
+from girih.cli import trainer  # noqa: F401  (imports torch, which has directories of its own to make)
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ OUTSIDE = [
     (["train", "nothing.toml"], "nothing.toml: no such config file; expected a TOML file"),
     (["train", "config.toml", "--run", "run", "--set", "model.nmae=3"], "unknown option 'nmae'"),
     (["evaluate", "nowhere"], "nowhere: no such run directory"),
-    (["report", "clicks.csv"], "clicks.csv: is a file; expected a run directory"),
+    (["report", "clicks.csv"], "clicks.csv: is a file; give a run directory"),
 ]
 
 

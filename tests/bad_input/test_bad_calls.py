@@ -280,7 +280,7 @@ def test_checkpoints_that_do_not_fit(site, trained_plot):
         with girih.Trainer(model, sparse_optimizer=optimizer) as made:
             with pytest.raises(errors.CheckpointError, match=told):
                 made.load(run)
-            assert not made.sparse.counters()["rows"]
+            assert not made.sparse.stats().store["rows"]
 
 
 def test_a_run_that_is_a_file(site):

@@ -42,16 +42,16 @@ FORWARDS = {
         "return numeric.repeat(1, 2)",
         "returned logits of shape [32, 2]; expected [32, 1]: a row",
     ),
-    "a scalar": ("return numeric.sum()", "returned logits of shape []; expected [32, 1]: a row an example"),
+    "a scalar": ("return numeric.sum()", "returned logits of shape []; expected [32, 1]: a row per example"),
     "a row too few": (
         "return numeric[1:]",
-        "returned logits of shape [31, 1]; expected [32, 1]: a row an exampl",
+        "returned logits of shape [31, 1]; expected [32, 1]: a row per exampl",
     ),
     "a tuple": (
         "return numeric, numeric",
-        "Own.forward returned a tuple; expected logits, a tensor of a row an",
+        "Own.forward returned a tuple; expected logits, a tensor of a row per",
     ),
-    "nothing": ("pass", "Own.forward returned a NoneType; expected logits, a tensor of a row an example"),
+    "nothing": ("pass", "Own.forward returned a NoneType; expected logits, a tensor of a row per example"),
     "a feature that is not there": ("return embeddings['usr']", "Own.forward failed: "),
     "widths that do not fit": (
         "return numeric @ numeric",

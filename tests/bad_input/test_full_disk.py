@@ -29,7 +29,7 @@ def mount(tmp_path):
 
     yield make
     for place in places:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill(directory, leave=0):
@@ -105,7 +105,7 @@ def test_predictions_onto_a_full_disk(trained, mount):
 
 
 def test_a_report_onto_a_full_disk(trained, mount):
-    disk = mount("size=128k")
+    disk = mount("size=256k")
     shutil.copytree(trained / "run", disk / "run")
     fill(disk)
     told = trained.told("report", disk / "run")

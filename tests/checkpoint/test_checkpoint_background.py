@@ -124,7 +124,7 @@ def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks)
     with settings.trainer(run=tmp_path / "run") as trainer:
         trainer.fit(settings.dataset("train"))
         trainer.state.step += 1
-        trainer._begin_save()
+        trainer._run._begin_save()
         path = trainer.save(tmp_path / "own")
         assert (path / "manifest.json").is_file()
         steps = [step for step, _ in checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))]

@@ -36,7 +36,7 @@ def test_saving_the_same_step_again_replaces_only_the_manifest(trainer, tmp_path
     path = trainer.save(tmp_path)
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")}
     trainer.state.epoch = 7
-    assert save_manifest(Storage.at(tmp_path), trainer._content()).local == path
+    assert save_manifest(Storage.at(tmp_path), trainer._run.content()).local == path
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*.safetensors")} == before
     assert Manifest.read(Storage.at(path)).state["run"]["epoch"] == 7
 

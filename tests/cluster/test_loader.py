@@ -131,10 +131,10 @@ def test_every_trainer_gets_its_share_of_every_batch_in_turn(path):
             assert sum(part.share.weight for part in parts) == 1
             assert not any(part.ids.size for part in parts)  # they never pass a trainer
             for rank, part in enumerate(parts):
-                host_spec, sample = part.share.sample
-                assert host_spec == (number + rank) % 2  # in turn
-                source, trainer, ids = here.workers[host_spec].kept[sample % 1000 - 1]
-                assert (source, trainer, sample // 1000) == (1, rank, host_spec)
+                worker, sample = part.share.sample
+                assert worker == (number + rank) % 2  # in turn
+                source, trainer, ids = here.workers[worker].kept[sample % 1000 - 1]
+                assert (source, trainer, sample // 1000) == (1, rank, worker)
                 first = rank * whole.num_examples // 2
                 assert ids == whole.ids[first : first + part.num_examples].tolist()
         assert found[0][-1][1].to_dict() == list(here.data.batches(0))[-1][1].to_dict()

@@ -2,14 +2,18 @@
 
 A scene is played by all trainers of a group: each is a process with real collectives, while loaders, embedding
 workers and embedding servers are threads of the first one, with real sockets and shared memory. As a program, this
-file is one trainer: ``RANK=0 WORLD_SIZE=2 … python scenes.py DIRECTORY SCENES.json``.
+file is one trainer, which plays what it reads from its standard input until that ends.
 """
 
+import atexit
+import faulthandler
 import json
 import os
 import pickle
+import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,6 +33,7 @@ from girih.testing.click_log import click_log
 
 STEPS, SIZE = 200, 32
 SECRET = b"of these scenes"
+PLAYED, MOST_S = "played\n", 280
 ODD = 5
 """Examples of an epoch's last batch."""
 
@@ -171,6 +176,7 @@ class Threads(Cluster):
     def __init__(self, ranks, change=lambda role: role):
         super().__init__(ranks)
         self._change, self._started, self.failures = change, {}, []
+        self.addresses = {}
 
     def prepare(self, counts):
         pass
@@ -179,7 +185,8 @@ class Threads(Cluster):
         found = None
         if self.ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]
-        return tuple(self.ranks.broadcast(found))
+        self.addresses[name] = tuple(self.ranks.broadcast(found))
+        return self.addresses[name]
 
     def _begin(self, name, role):
         stop, told, address = threading.Event(), threading.Event(), []
@@ -233,6 +240,7 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         if "load" in scene:
             trainer.load(directory / scene["load"])
         if act is not None:
+            trainer._run.open(datasets["train"])
             act(trainer)
         if "spoil" in scene:
             spoil(trainer, ranks.rank, *scene["spoil"])
@@ -247,12 +255,18 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
             raise AssertionError("nothing was raised")
         trainer.fit(datasets["train"], datasets.get("valid") if scene.get("valid") else None, epochs=left)
         metrics = trainer.evaluate(datasets["test"])
-        told = trainer.sparse.told()
+        kept = kept_samples(trainer)
         summary = trainer.summary(metrics, duration_s=0.0)
         if "tell" in scene:
             summary["told"] = ranks.gather(tell(trainer, datasets["test"]))
-    summary["kept"] = sum(told[title].get("kept", 0) for title in told)
+    summary["kept"] = kept
     return summary
+
+
+def kept_samples(trainer):
+    """Batches whose ids embedding workers keep."""
+    processes = trainer.sparse.stats().processes.values()
+    return sum(process["gauges"].get("kept_samples", 0) for process in processes)
 
 
 def tell(trainer, data):
@@ -260,8 +274,8 @@ def tell(trainer, data):
     shared = torch.cat([p.detach().reshape(-1) for p in trainer.dense.shared])
     return {
         "shared": shared.numpy().tobytes().hex(),
-        "columns": [feature.name for feature in trainer.sparse.contents(data).schema.features],
-        "rows": sum(trainer.sparse.tables.rows().values()),
+        "columns": [feature.name for feature in trainer._run.session.feed.schema_of(data).features],
+        "rows": sum(trainer.sparse._tables.stats().rows.values()),
         "predicted": trainer.predict(data).tolist(),
     }
 
@@ -287,54 +301,97 @@ def spoil(trainer, rank, kind, spoiled_rank, step):
 
 def play_all(directory, scenes, num_trainers):
     """Plays scenes in turn with so many trainers; returns the summary of each, by name."""
-    (directory / "scenes.json").write_text(json.dumps(scenes))
-    server = RegistryServer(LocalRegistry(), SECRET)
-    others = [start(directory, rank, num_trainers, server.address) for rank in range(num_trainers)]
-    told = []
+    if num_trainers not in COMPANIES:
+        COMPANIES[num_trainers] = Company(num_trainers)
     try:
-        for process in others:
-            out, _ = process.communicate(timeout=280)
-            told.append(out)
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
-        server.close()
-    assert [process.returncode for process in others] == [0] * num_trainers, "\n".join(told)
-    return json.loads((directory / f"summaries-{num_trainers}.json").read_text())
+        return COMPANIES[num_trainers].play(directory, scenes)
+    except BaseException:
+        COMPANIES.pop(num_trainers).end()
+        raise
 
 
-def start(directory, rank, num_trainers, address):
+class Company:
+    """Trainers that wait for scenes to play, so that one group of processes serves all tests of a session."""
+
+    def __init__(self, size):
+        self._server = RegistryServer(LocalRegistry(), SECRET)
+        self._logs = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115
+        self._trainers = [start(rank, size, self._server.address, log) for rank, log in enumerate(self._logs)]
+        atexit.register(self.end)
+
+    def play(self, directory, scenes):
+        """Summaries by name."""
+        asked = json.dumps({"directory": str(directory), "scenes": scenes}) + "\n"
+        for trainer in self._trainers:
+            trainer.stdin.write(asked)
+            trainer.stdin.flush()
+        waiting = {trainer.stdout: rank for rank, trainer in enumerate(self._trainers)}
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], MOST_S)
+            for stdout in ready:
+                if stdout.readline() != PLAYED:
+                    time.sleep(2)  # the others may have something to say as well
+                    ready = []
+                waiting.pop(stdout)
+            assert ready, self._told()
+        return json.loads((directory / "summaries.json").read_text())
+
+    def _told(self):
+        told = []
+        for log in self._logs:
+            log.seek(0)
+            told.append(log.read().decode(errors="replace"))
+        return "\n".join(told)
+
+    def end(self):
+        """Ends the trainers."""
+        atexit.unregister(self.end)
+        for trainer in self._trainers:
+            trainer.kill()
+            trainer.wait()
+            trainer.stdin.close()
+            trainer.stdout.close()
+        for log in self._logs:
+            log.close()
+        self._server.close()
+
+
+COMPANIES = {}
+
+
+def start(rank, num_trainers, address, log):
     environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(num_trainers), "REGISTRY": address}
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.Popen(
-        [sys.executable, __file__, str(directory)],
+        [sys.executable, __file__],
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=log,
         text=True,
     )
 
 
 def main():
-    directory, size = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
     registry = RemoteRegistry(os.environ["REGISTRY"], SECRET)
-    ranks = TrainerGroup(int(os.environ["RANK"]), size, registry)
-    summaries = {}
-    for scene in json.loads((directory / "scenes.json").read_text()):
-        ranks.votes = SynchronousVotes(ranks)
-        print("playing", scene, flush=True)
-        summaries[scene["name"]] = play(directory, scene, ranks)
-        summaries[scene["name"]]["stopped"] = ranks.stopping
-    ranks.barrier()
-    ranks.close()
-    registry.close()
-    if ranks.first:
-        (directory / f"summaries-{size}.json").write_text(json.dumps(summaries))
+    ranks = TrainerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), registry)
+    said, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
+        asked = json.loads(line)
+        directory, summaries = Path(asked["directory"]), {}
+        for scene in asked["scenes"]:
+            ranks.votes = SynchronousVotes(ranks)
+            print("playing", scene, flush=True)
+            summaries[scene["name"]] = play(directory, scene, ranks)
+            summaries[scene["name"]]["stopped"] = ranks.stopping
+        ranks.barrier()
+        if ranks.first:
+            (directory / "summaries.json").write_text(json.dumps(summaries))
+        faulthandler.cancel_dump_traceback_later()
+        said.write(PLAYED)
+        said.flush()
 
 
 if __name__ == "__main__":
-    import faulthandler
-
-    faulthandler.dump_traceback_later(200, exit=True)
     main()

@@ -62,12 +62,13 @@ def test_persia_defect_4_what_nobody_will_pull_is_forgotten(directory):
     seen = []
 
     def watch(trainer):
-        original = trainer.sparse.told
-        trainer.sparse.told = lambda: seen.append(original()) or seen[-1]
+        original = trainer.sparse.stats
+        trainer.sparse.stats = lambda **options: seen.append(original(**options)) or seen[-1]
 
     summary = play(directory, hybrid("cut-short", "train.max_steps=5", options=["staleness=3"]), act=watch)
     assert summary["steps"] == 5
-    assert [told["embedding-worker 0"]["kept"] for told in seen] == [0] * len(seen)
+    kept = [stats.processes["embedding-worker 0"]["gauges"].get("kept_samples") for stats in seen]
+    assert kept == [0] * len(seen)
     assert seen
 
 
@@ -115,7 +116,7 @@ def test_persia_defect_9_no_process_answers_who_lacks_the_secret_of_the_run(
     seen = []
 
     def strangers(trainer):
-        addresses = trainer._cluster.context.addresses
+        addresses = trainer._cluster.addresses
         for role in ROLES:
             for address in addresses.get(role, ()):
                 with connect(address, secret=b"guessed", timeout_s=0.2) as client:

@@ -118,8 +118,8 @@ def watch_staleness(seen, trainer):
         pulled = pull(batch)
         wait = pulled.wait
 
-        def waited():
-            found = wait()
+        def waited(*examples):
+            found = wait(*examples)
             seen.append(pulled.staleness)
             return found
 

@@ -6,7 +6,7 @@ The facts of a part with rows: ``group``, ``tables`` (rows of each), ``shard`` a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from girih.errors import CheckpointError
@@ -66,12 +66,16 @@ def check_coverage(parts: Parts, where: str, tables: Iterable[str] = ()) -> None
             raise CheckpointError(f"{where}: no part holds table {table!r}; use another checkpoint")
 
 
-def parts_for(parts: Parts, tables: Collection[str], shard: int, num_shards: int) -> list[str]:
+def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) -> list[str]:
     """The names of those that a shard of some tables is restored from, in order.
 
-    All shards of the tables; its own alone, where they were in as many shards as now.
+    All shards of the tables; its own alone, where the same tables, in the same order, were in as many shards as
+    now: a key's shard depends on its table's number in the group.
     """
     found = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
-    if all(parts[name]["num_shards"] == num_shards for name in found):
+    if all(
+        parts[name]["num_shards"] == num_shards and list(parts[name]["tables"]) == list(tables)
+        for name in found
+    ):
         return [name for name in found if parts[name]["shard"] == shard]
     return found

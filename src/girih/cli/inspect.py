@@ -36,7 +36,7 @@ def inspect(path: str) -> int:
     console.print(f"{newest}: {written}", soft_wrap=True)
     console.print(
         f"step {count(manifest.step)}, {count(state['examples'])} examples, {count(state['epoch'])} epochs done, "
-        f"strategy {manifest.state['strategy']}, schema {manifest.fingerprint}"
+        f"strategy {(manifest.plan or {}).get('strategy', 'unknown')}, schema {manifest.fingerprint}"
     )
     others = [step for step, other in checkpoint.complete(newest.parent) if other != newest]
     if others:

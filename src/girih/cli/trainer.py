@@ -19,6 +19,7 @@ from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
 from girih.cluster import Cluster
 from girih.cluster.pipe import CONTROL
+from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
@@ -28,6 +29,7 @@ from girih.metrics import Metrics
 from girih.planner.plan import Plan
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
+from girih.strategies import runs_alone
 from girih.trainer import Trainer
 
 
@@ -46,7 +48,7 @@ def train(
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     settings = replace(settings, plan=None if plan_file is None else Plan.read(plan_file))
     datasets = _open_data(settings)
-    if int(os.environ.get("RANK", "0")):
+    if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
         return _train_beside(settings, datasets)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
@@ -70,6 +72,8 @@ def train(
 
 def _cluster(settings: RunConfig) -> Cluster:
     """The trainers that the launcher, or torchrun, started; or this one alone."""
+    if runs_alone(settings.strategy):
+        return Cluster(TrainerGroup())
     return Cluster.join(settings.strategy.trainers, options=settings.cluster)
 
 

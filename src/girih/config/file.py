@@ -209,6 +209,7 @@ class RunConfig:
                 callbacks=callbacks,
                 cluster=cluster,
                 plan=self.plan,
+                where=str(self.where),
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

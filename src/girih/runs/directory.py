@@ -1,6 +1,6 @@
 """The directory of a run: who may write there, and what lies where.
 
-config.toml  metrics.jsonl  summary.json  timeline.json  report.html
+config.toml  plan.json  metrics.jsonl  summary.json  timeline.json  report.html
 checkpoints/step-00012000/
 """
 
@@ -19,7 +19,7 @@ from girih.errors import RunDirectoryError, StorageFullError, UserError
 from girih.runs.files import named, write_whole
 
 LOCK = ".lock"
-BEFORE_TRAINING = frozenset({LOCK, "config.toml", "timeline.json", "tensorboard", "checkpoints"})
+BEFORE_TRAINING = frozenset({LOCK, "config.toml", "plan.json", "timeline.json", "tensorboard", "checkpoints"})
 """All that a run may have written when it ends before its first record."""
 
 

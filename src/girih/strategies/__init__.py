@@ -12,7 +12,7 @@ from girih.errors import ConfigError, nearest
 from girih.strategies.asynchronous import Asynchronous
 from girih.strategies.hybrid import Hybrid
 from girih.strategies.local import Local
-from girih.strategies.strategy import Strategy, measures_of, roles_of
+from girih.strategies.strategy import Strategy, measures_of, roles_of, runs_alone
 from girih.strategies.substitution import Substitution
 from girih.strategies.synchronous import Synchronous
 
@@ -31,6 +31,7 @@ __all__ = [
     "create",
     "measures_of",
     "roles_of",
+    "runs_alone",
 ]
 
 

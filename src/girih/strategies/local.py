@@ -26,6 +26,7 @@ class Local:
 
     name: ClassVar[str] = "local"
     trainers: ClassVar[int] = 1
+    alone: ClassVar[bool] = True
 
     def plan(self, facts: Facts) -> Plan:
         """One trainer has everything.

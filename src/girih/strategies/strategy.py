@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan, plan_of_groups
 from girih.planner.traffic import Traffic
@@ -55,6 +55,11 @@ def roles_of(strategy: Strategy) -> Mapping[str, int]:
     """Processes beside the trainers, by role; its attribute ``roles``."""
     roles: Mapping[str, int] = getattr(strategy, "roles", {})
     return roles
+
+
+def runs_alone(strategy: Strategy) -> bool:
+    """Whether each process trains for itself, whatever ``torchrun`` has started; its attribute ``alone``."""
+    return bool(getattr(strategy, "alone", False))
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
@@ -108,9 +113,10 @@ def check_choices(strategy: Any, choices: Mapping[str, Sequence[Any]]) -> None:
     """Refuses options that are none of their choices.
 
     Raises:
-        ConfigError: names the option, and the nearest choice.
+        ConfigError: names the option, and its choices.
     """
     for name, valid in choices.items():
         value = getattr(strategy, name)
         if value not in valid or type(value) is not type(valid[0]):
-            raise ConfigError(f"strategy: {name} = {value!r}{nearest(str(value), [str(v) for v in valid])}")
+            expected = ", ".join(map(repr, valid))
+            raise ConfigError(f"strategy: {name} = {value!r}: expected one of {expected}")

@@ -44,6 +44,7 @@ class TrainingRun:
     Args:
         directory: where rank 0 writes; None writes nothing.
         pinned: the plan to hold, instead of one that the strategy makes.
+        where: the file that options come from, if any.
 
     Attributes:
         plan, session: None until the session opens.
@@ -63,10 +64,11 @@ class TrainingRun:
         directory: Path | None,
         callbacks: Sequence[Callback],
         pinned: Plan | None,
+        where: str | None = None,
     ) -> None:
         self.context, self.ranks = context, context.ranks
         self.strategy, self.facts, self.options = strategy, facts, options
-        self.directory = directory
+        self.directory, self._where = directory, where
         self.plan = self._pinned = pinned
         self.session: Session | None = None
         self.state = RunState()
@@ -93,18 +95,21 @@ class TrainingRun:
         """Plans and builds, once."""
         if self.session is not None:
             return self.session
-        self.plan = decide(
-            self.strategy,
-            self.facts,
-            self.ranks,
-            self.context.sparse,
-            train=train,
-            earlier=earlier,
-            pinned=self._pinned,
-        )
-        if self.directory is not None:
-            write_whole(self.directory / "plan.json", json.dumps(self.plan.to_dict(), indent=1) + "\n")
-        self.session = self.strategy.build(self.plan, self.context)
+        try:
+            self.plan = decide(
+                self.strategy,
+                self.facts,
+                self.ranks,
+                self.context.sparse,
+                train=train,
+                earlier=earlier,
+                pinned=self._pinned,
+            )
+            self.session = self.strategy.build(self.plan, self.context)
+        except ConfigError as error:
+            if self._where is None:
+                raise
+            raise ConfigError(f"{self._where}: {error}") from None
         if not self.ranks.first and self.plan.seeds.get("dropout") == "per_rank":
             torch.manual_seed(self.options.seed + self.ranks.rank)
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
@@ -121,6 +126,8 @@ class TrainingRun:
         feed = session.feed.train(train, self.normalization)
         log.begin(self.state, session.sparse.stats().store)
         plan, _ = self.opened()
+        if self.directory is not None:
+            write_whole(self.directory / "plan.json", json.dumps(plan.to_dict(), indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan.to_dict())
         loop = Loop(

@@ -131,7 +131,7 @@ class LocalShards:
             CheckpointError: a part is damaged, or its rows do not fit; no row was replaced in that shard.
         """
         for group, stores in zip(self.groups, self.stores, strict=True):
-            tables = {table.name for table in group.spec.tables}
+            tables = [table.name for table in group.spec.tables]
             opened: dict[str, SnapshotFile] = {}
             for store in stores:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
