@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from girih.comm.context import RunContext
 from torch import nn
 
 import girih

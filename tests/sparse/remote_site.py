@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
-from girih.comm.context import RunContext
 
 import girih
 from girih import models
