@@ -214,6 +214,7 @@ def test_an_unknown_request_is_refused_and_the_loader_goes_on(path):
 def test_each_loader_serves_its_part_of_the_trainers(path):
     class Processes:
         secret = SECRET
+        registry = None
 
         def host(self, name, index):
             return "127.0.0.1"

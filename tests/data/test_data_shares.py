@@ -86,7 +86,10 @@ def test_weighted_means_of_shares_sum_to_the_mean_of_the_batch(batch, num_traine
 
     def loss(part, of):
         weights = None if part.example_weights is None else torch.from_numpy(part.example_weights)
-        return bce_with_logits(of, torch.from_numpy(part.labels), weights)
+        leaf = of.clone().requires_grad_()
+        value = bce_with_logits(leaf, torch.from_numpy(part.labels), weights)
+        value.backward()
+        return value.detach(), leaf.grad
 
     value, gradient = loss(batch, logits)
     total, gradients, first = 0.0, [], 0

@@ -89,14 +89,13 @@ def test_evaluations_stay():
 
 def test_a_plan_says_who_owns_what_and_where_another_strategy_would_send_less():
     where = console(terminal=False)
-    plan = {
-        "owners": {**{f"c{i}": 0 for i in range(8)}, "x": 1},
-        "dense": "split",
-        "bytes_per_step": 3 << 20,
-        "synchronous_bytes_per_step": 1 << 20,
-    }
+    predicted = {"dense": "split", "bytes_per_step": 3 << 20, "synchronous_bytes_per_step": 1 << 20}
+    plan = {"placement": {**{f"c{i}": 0 for i in range(8)}, "x": 1}, "predicted": predicted}
     Progress(None, console=where).on_plan(plan)
-    Progress(None, console=where).on_plan({**plan, "bytes_per_step": 1 << 19})
+    Progress(None, console=where).on_plan({**plan, "predicted": {**predicted, "bytes_per_step": 1 << 19}})
+    Progress(None, console=where).on_plan(
+        {"placement": {}, "predicted": predicted}
+    )  # nothing is spread: no line
     features, less, _, more = lines_of(where)
     assert features == "features by trainer: 0 c0, c1, c2, c3, c4, c5 and 2 more; 1 x; upper network: split"
     assert less.startswith(

@@ -8,13 +8,13 @@ import numpy as np
 
 import girih
 from girih import models
+from girih.comm.rpc import connect
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of
 from girih.runs.stats import Stats
 from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.options import StoreOptions
-from girih.sparse.service import embedding_worker
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.embedding_server import EmbeddingServer
 from girih.sparse.service.embedding_worker import EmbeddingWorker
@@ -100,7 +100,7 @@ class Site:
             spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET
         )
         self.worker = stack.enter_context(running(worker))
-        self.loader = embedding_worker.connect(self.worker, secret=SECRET)
+        self.loader = connect(self.worker, secret=SECRET)
         stack.callback(self.loader.close)
         self.stats = [Stats() for _ in range(num_trainers)]
         self.trainers = [
