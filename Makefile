@@ -18,13 +18,17 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two files at a time, each in one process: most tests use one core. Kernels are compiled once, before.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
+
 test: setup
-	$(BIN)/pytest -m "not heavy"
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -m "not heavy" tests/kernels tests/store tests/sparse/test_sparse_kernels.py
+	$(PYTEST) -m "not heavy"
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
 
 test-all: setup
-	$(BIN)/pytest
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/kernels tests/store tests/sparse/test_sparse_kernels.py
+	$(PYTEST)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
 
 bench: setup
 	$(BIN)/girih bench kernels

@@ -176,6 +176,7 @@ class Threads(Cluster):
     def __init__(self, ranks, change=lambda role: role):
         super().__init__(ranks)
         self._change, self._started, self.failures = change, {}, []
+        self.secret, self.registry = SECRET, None  # the same on all ranks; nothing comes back elsewhere
         self.addresses = {}
 
     def prepare(self, counts):

@@ -9,12 +9,7 @@ from girih.testing.faults import Faults, connect
 from runs import difference
 
 STEPS = 30
-CONNECTING = (
-    "girih.sparse.service.embedding_worker",
-    "girih.sparse.halves.remote",
-    "girih.training.feeds",
-    "girih.cluster.loader",
-)
+CONNECTING = ("girih.comm.peers", "girih.dense.halves.parameter_server", "girih.training.feeds")
 FAULTS = {
     "broken": Faults(broken=0.05),
     "corrupt": Faults(corrupt=0.05),
