@@ -75,7 +75,7 @@ def test_the_manifest_lists_and_covers_everything(saved):
     place, _ = saved
     manifest = Manifest.read(place)
     assert place.sizes().keys() == {"manifest.json", *manifest.parts}
-    assert manifest.plan is None
+    assert manifest.plan["strategy"] == "local"
     assert len(manifest.random) == 1
     for name, facts in manifest.shards.items():
         assert facts["num_shards"] == 2

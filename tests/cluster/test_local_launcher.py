@@ -159,10 +159,18 @@ def test_roles_end_with_the_one_that_started_them_however_that_ends():
         assert all(role.exists() for role in roles)
         kill(starter)
     until = time.monotonic() + TOLD_S
-    while any(role.exists() and "Z" not in (role / "stat").read_text().split()[2] for role in roles):
+    while any(map(runs, roles)):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert not left.exists()
+
+
+def runs(process):
+    """Whether a process, as a directory of /proc, is there and no zombie."""
+    try:
+        return "Z" not in (process / "stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def trainers(told, command):

@@ -10,6 +10,7 @@ import click
 from girih.cli import cli
 from girih.config.file import RunConfig
 from girih.report.text import size
+from girih.runs.files import write_whole
 
 
 @cli.command()
@@ -18,11 +19,16 @@ from girih.report.text import size
     "--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable."
 )
 @click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
-def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -> int:
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Write the plan there instead.")
+def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, out: Path | None) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     decided = settings.planned()
-    click.echo(json.dumps(decided.to_dict(), indent=1))
+    text = json.dumps(decided.to_dict(), indent=1)
+    if out is None:
+        click.echo(text)
+    else:
+        write_whole(out, text + "\n")
     roles = ", ".join(f"{count} × {role}" for role, count in decided.roles.items())
     click.echo(f"{decided.strategy}: {roles}", err=True)
     sent = decided.predicted.get("bytes", {})
