@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from girih.runs.callbacks import Callback, TensorBoard
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.sparse.options import StoreOptions
-    from girih.strategies import Asynchronous, Hybrid, Local, Substitution, Synchronous
+    from girih.strategies.asynchronous import Asynchronous
+    from girih.strategies.hybrid import Hybrid
+    from girih.strategies.local import Local
+    from girih.strategies.substitution import Substitution
+    from girih.strategies.synchronous import Synchronous
     from girih.tables import Table
     from girih.trainer import Trainer
 
@@ -63,7 +67,11 @@ _HOMES = {
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),
-    "girih.strategies": ("Asynchronous", "Hybrid", "Local", "Substitution", "Synchronous"),
+    "girih.strategies.asynchronous": ("Asynchronous",),
+    "girih.strategies.hybrid": ("Hybrid",),
+    "girih.strategies.local": ("Local",),
+    "girih.strategies.substitution": ("Substitution",),
+    "girih.strategies.synchronous": ("Synchronous",),
     "girih.tables": ("Table",),
     "girih.trainer": ("Trainer",),
 }

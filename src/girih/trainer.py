@@ -35,12 +35,13 @@ from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
-from girih.strategies import Local, Strategy, roles_of, runs_alone
-from girih.strategies.planning import facts_of
+from girih.strategies import Strategy, roles_of, runs_alone
+from girih.strategies.local import Local
 from girih.training import evaluation
 from girih.training.arguments import expect, refuse_other_schema, schema_of
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
+from girih.training.planning import facts_of
 from girih.training.run import TrainingRun
 from girih.training.specs import dense_spec, sparse_spec
 from girih.training.state import RunState

@@ -11,11 +11,12 @@ from girih.cli import run as cli
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from girih.planner.plan import Plan
-from girih.strategies import Local, Strategy, create
-from girih.strategies.planning import decide, facts_of
+from girih.strategies import Strategy, create
+from girih.strategies.local import Local
 from girih.testing.fakes import FakeDense, FakeSparse
 from girih.training.context import RunContext
 from girih.training.feeds import ExampleFeed
+from girih.training.planning import decide, facts_of
 from girih.training.schedules import Pipelined
 from girih.training.session import Session
 

@@ -14,7 +14,7 @@ from girih.config.file import RunConfig
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runs.directory import read_summary
-from girih.strategies import Local
+from girih.strategies.local import Local
 from girih.trainer import Trainer
 
 

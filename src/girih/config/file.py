@@ -28,8 +28,8 @@ from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy
-from girih.strategies.planning import facts_of
 from girih.trainer import Trainer
+from girih.training.planning import facts_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (

@@ -1,38 +1,37 @@
-"""Strategies, a page each: facts in, a plan out; from the plan, a trainer's halves, schedule and feed."""
+"""Strategies, a page each: facts in, a plan out; from the plan, a trainer's halves, schedule and feed.
+
+Every class with a name, ``plan`` and ``build`` in a module of this folder is a strategy by that name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from girih import config
 from girih.config.user_code import load_class
 from girih.errors import ConfigError, nearest
-from girih.strategies.asynchronous import Asynchronous
-from girih.strategies.hybrid import Hybrid
-from girih.strategies.local import Local
 from girih.strategies.strategy import Strategy, measures_of, roles_of, runs_alone
-from girih.strategies.substitution import Substitution
-from girih.strategies.synchronous import Synchronous
 
-BY_NAME: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Asynchronous, Hybrid, Local, Substitution, Synchronous)
-}
+__all__ = ["BY_NAME", "Strategy", "create", "measures_of", "roles_of", "runs_alone"]
 
-__all__ = [
-    "BY_NAME",
-    "Asynchronous",
-    "Hybrid",
-    "Local",
-    "Strategy",
-    "Substitution",
-    "Synchronous",
-    "create",
-    "measures_of",
-    "roles_of",
-    "runs_alone",
-]
+
+def _is_strategy(value: object) -> bool:
+    return isinstance(value, type) and all(hasattr(value, member) for member in ("name", "plan", "build"))
+
+
+def _pages() -> Iterator[type[Strategy]]:
+    for page in pkgutil.iter_modules(__path__):
+        module = import_module(f"{__name__}.{page.name}")
+        for value in vars(module).values():
+            if _is_strategy(value) and value.__module__ == module.__name__:
+                yield value
+
+
+BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in _pages()}
 
 
 def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
@@ -47,7 +46,7 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
     options = {"name": options} if isinstance(options, str) else options
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
-    name = options.get("name", Local.name)
+    name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
         kind = load_class(
             name, where, directory, accepts=_is_strategy, expected="a class with plan and build"
@@ -59,7 +58,3 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
     built: Strategy = config.build(BY_NAME[name], options, where)
     return built
-
-
-def _is_strategy(value: object) -> bool:
-    return isinstance(value, type) and all(hasattr(value, member) for member in ("name", "plan", "build"))

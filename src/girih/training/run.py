@@ -28,12 +28,12 @@ from girih.runs.stats import Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import write_timeline
 from girih.runs.totals import timelines, totals
-from girih.strategies.planning import decide
 from girih.strategies.strategy import Strategy
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
+from girih.training.planning import decide
 from girih.training.session import Session
 from girih.training.state import RunState
 

@@ -8,7 +8,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
-from girih.dense.substitution.speeds import measure_speeds
+from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
 from girih.planner.facts import AccessProfile, Facts, GroupFacts, Topology
 from girih.planner.plan import Plan
