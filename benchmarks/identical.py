@@ -45,7 +45,7 @@ from torch import Tensor
 
 Config = dict[str, Any]
 Record = dict[str, Any]
-"""Of one case: ``losses``, ``dense`` and ``tables``; the latter two are flat, name → digest."""
+"""One case: ``losses``, ``dense`` and ``tables``; the latter two are flat, name → digest."""
 
 STEPS, BATCH_SIZE, DIM, SEED, SHARDS = 200, 512, 8, 7, 2
 LIMIT_S = 600
@@ -278,10 +278,20 @@ def difference(before: Record, after: Record) -> str | None:
     """Where two records of a case differ first, in the order of training: loss, dense, tables. None: nowhere."""
     told = [
         _loss_difference(before["losses"], after["losses"]),
-        _names_difference("dense tensor", before["dense"], after["dense"]),
+        _names_difference("dense tensor", _of_trainer_0(before["dense"]), _of_trainer_0(after["dense"])),
         _names_difference("table column", before["tables"], after["tables"]),
     ]
     return "; ".join(text for text in told if text is not None) or None
+
+
+def _of_trainer_0(dense: Mapping[str, str]) -> dict[str, str]:
+    """The digests, with the random state of trainer 0 alone, by one name: checkpoints of format 1 had no other."""
+    others = {name for name in dense if name.startswith("random.") and not name.startswith("random.0.")}
+    return {
+        {"state.random": "random.0.cpu"}.get(name, name): digest
+        for name, digest in dense.items()
+        if name not in others
+    }
 
 
 def _loss_difference(before: Sequence[str], after: Sequence[str]) -> str | None:
