@@ -19,7 +19,6 @@ from girih.cluster.launchers.local import INCARNATION, SEGMENTS
 from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
-from girih.kernels.cpu.jit import warm_up
 
 LAST_WORDS_S = 5.0
 PARENT = os.getppid()
@@ -32,7 +31,7 @@ def main() -> int:
     telling = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what anybody prints is not for the one who started this
     importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
-    warm_up()
+    importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
     length = int.from_bytes(sys.stdin.buffer.read(8), "little")
     if not length:
         return 0  # it is not needed after all
