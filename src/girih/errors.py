@@ -1,4 +1,4 @@
-"""What girih raises when something is wrong, and whose mistake it is.
+"""Errors that girih raises when something is wrong, and whose mistake each of them is.
 
     GirihError
     ├── UserError                  the command line ends with status 2

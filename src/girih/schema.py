@@ -121,7 +121,7 @@ Feature = Categorical | Sequence | Numeric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What is predicted: columns in [0, 1], or conditions on columns.
+    """Labels to predict: columns in [0, 1], or conditions on columns.
 
     ``derive`` maps a label to a condition, as in ``{"liked": "rating >= 4"}``; operators are
     ``== != < <= > >= in``. ``weight`` names a column that weights examples.

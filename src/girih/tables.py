@@ -1,4 +1,4 @@
-"""What a table is made of: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
+"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Trainer:
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """The state of the run: how far it has come."""
         return self._run.state
 
     @property
@@ -299,7 +299,7 @@ class Trainer:
         self._ranks.request_stop()
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
-        """What ``summary.json`` holds; ``metrics`` are those of the final weights. All trainers call it."""
+        """Content of ``summary.json``; ``metrics`` are those of the final weights. All trainers call it."""
         return self._run.summary(metrics, duration_s)
 
     def end(self, summary: dict[str, Any] | None) -> None:

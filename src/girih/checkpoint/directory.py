@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, which one is the latest, which ones go."""
+"""Checkpoints of a run: where they lie, which one is the latest, which ones go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name_of(step: int) -> str:
 
 
 def root_of(run: Path, directory: str | None) -> Storage:
-    """Where a run's checkpoints lie; ``directory`` is ``[checkpoint] dir``."""
+    """Storage of a run's checkpoints; ``directory`` is ``[checkpoint] dir``."""
     return Storage.at(run / "checkpoints" if directory is None else directory)
 
 
@@ -82,7 +82,7 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
 
 
 def _root_in(given: Storage) -> Storage:
-    """Where a run directory's checkpoints lie, as its configuration says; other directories hold them themselves."""
+    """Storage of a run directory's checkpoints, by its configuration; others hold them themselves."""
     run = given.local
     if run is None:
         return given

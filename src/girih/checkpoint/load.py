@@ -20,7 +20,7 @@ from girih.schema import Schema
 
 
 class LoadsRows(Protocol):
-    """What a checkpoint asks of a sparse half."""
+    """Interface of a sparse half that loading a checkpoint needs."""
 
     def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those saved, whatever the number of shards then and now."""
@@ -28,7 +28,7 @@ class LoadsRows(Protocol):
 
 
 class LoadsParameters(Protocol):
-    """What a checkpoint asks of a dense half."""
+    """Interface of a dense half that loading a checkpoint needs."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes parameters and optimizer state."""
@@ -37,7 +37,7 @@ class LoadsParameters(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint holds besides rows and parameters.
+    """Content of a checkpoint besides rows and parameters.
 
     Attributes:
         state: as it was saved. random: of each trainer, by rank. plan: what its run was built from.

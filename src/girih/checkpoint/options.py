@@ -10,7 +10,7 @@ from girih.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """Where to save, how often, and how many to keep.
+    """Options of checkpoints: where to save them, how often, and how many to keep.
 
     Attributes:
         dir: a directory, or any other fsspec address such as ``s3://bucket/run``, for this run alone; None takes

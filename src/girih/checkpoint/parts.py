@@ -1,4 +1,4 @@
-"""What a process with shards needs to load them: where the parts lie, and their facts."""
+"""Parts of a checkpoint, as a process with shards needs them to load: where they lie, and their facts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PartReader:
         return found
 
     def header(self, name: str) -> TensorHeader:
-        """What a part says of itself, without reading the rest.
+        """Reads the header, in which a part describes itself, without the rest.
 
         Raises:
             CheckpointError: damaged. MissingFileError: it is gone.

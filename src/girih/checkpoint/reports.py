@@ -1,4 +1,4 @@
-"""What trainers write of a checkpoint, told to rank 0.
+"""Reports of trainers to rank 0 about what they wrote of a checkpoint.
 
 They write in threads of their own while training goes on, so what they tell each other goes by the store at which
 they met, not by collectives.
@@ -17,7 +17,7 @@ PATIENCE_S = 1800.0
 
 
 class Reports:
-    """Of one save; made by all trainers, in the same order."""
+    """Reports of one save; made by all trainers, in the same order."""
 
     def __init__(self, ranks: TrainerGroup) -> None:
         self._ranks = ranks

@@ -41,7 +41,7 @@ class SparseSave(Protocol):
 
 
 class SavesRows(Protocol):
-    """What a checkpoint asks of a sparse half."""
+    """Interface of a sparse half that saving a checkpoint needs."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
         """All rows as they are now, to be written as parts of a checkpoint while training goes on."""
@@ -49,7 +49,7 @@ class SavesRows(Protocol):
 
 
 class SavesParameters(Protocol):
-    """What a checkpoint asks of a dense half."""
+    """Interface of a dense half that saving a checkpoint needs."""
 
     def state(self) -> dict[str, Any]:
         """Parameters and optimizer state; asked of all trainers."""
@@ -58,7 +58,7 @@ class SavesParameters(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a checkpoint keeps, between two steps.
+    """State that a checkpoint keeps, taken between two steps.
 
     Attributes:
         step: batches seen.

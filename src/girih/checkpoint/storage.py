@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a directory of this machine or any other fsspec address, by the same code.
+"""Storage of checkpoints: a directory of this machine or any other fsspec address, by the same code.
 
 No step depends on a rename. Where there are directories (on this machine), a finished one is moved to its name, so
 that the name alone tells; in an object store a checkpoint is written where it stays. Either way it is valid when its
@@ -63,7 +63,7 @@ class Storage:
 
     @property
     def parent(self) -> Storage:
-        """What this lies in."""
+        """The storage that this lies in."""
         return Storage(self.url.rpartition("/")[0] or ("/" if self.url.startswith("/") else "."))
 
     @property
@@ -89,7 +89,7 @@ class Storage:
             return bool(files.exists(path))
 
     def names(self) -> list[str]:
-        """What lies directly below, files and directories."""
+        """Names of the files and directories that lie directly below."""
         with self._reaching() as (files, path):
             try:
                 found = files.ls(path, detail=False)
@@ -173,7 +173,7 @@ class Storage:
         os.replace(local / f"{name}.new", local / name)
 
     def draft(self, name: str) -> Storage:
-        """Where to write what will be called ``name``."""
+        """The place to write what will be called ``name``."""
         return self / (f"{WRITING}{os.getpid()}" if self.local is not None else name)
 
     def publish(self, draft: Storage, name: str) -> None:

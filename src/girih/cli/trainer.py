@@ -1,4 +1,4 @@
-"""What one trainer of ``girih train`` does."""
+"""The work of one trainer of ``girih train``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _closed_on_error(cluster: Cluster) -> Iterator[None]:
 
 
 def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
-    """What trainers other than the first do: the same, but they write and say nothing."""
+    """Does the work of a trainer other than the first: the same, but it writes and says nothing."""
     cluster = _cluster(settings)
     with _closed_on_error(cluster), cluster.explaining():
         ranks = cluster.ranks
@@ -191,7 +191,7 @@ def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | 
 
 
 def changed(run: RunDirectory, settings: RunConfig) -> list[str]:
-    """What the configuration says otherwise than the run's own, a line each."""
+    """Differences between the configuration and the run's own, one line each."""
     if not run.config.is_file():
         return []
     try:

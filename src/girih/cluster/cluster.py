@@ -117,7 +117,7 @@ class Cluster:
         return cluster
 
     def host(self, name: str, index: int) -> str:
-        """Where a process listens."""
+        """The host address at which a process listens."""
         return host_of(self._hosts, name, index).host if self._hosts else self._bind
 
     def prepare(self, counts: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What trainer 0 and the launcher tell each other, so that a trainer has roles started that it does not start itself."""
+"""Messages of trainer 0 and the launcher, to have roles started that a trainer does not start itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GONE = "the launcher of this run is gone"
 
 
 class Roles(Protocol):
-    """How a trainer has roles started and ended: a :class:`Supervisor` of its own, or the launcher's."""
+    """Starts and ends roles on behalf of a trainer: its own :class:`Supervisor`, or the launcher's."""
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Has processes started that :meth:`start` will give roles."""

@@ -1,4 +1,4 @@
-"""Where the processes of a run live: on this host unless a launcher says otherwise."""
+"""Hosts of a run's processes: this host unless a launcher says otherwise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Where one process runs.
+    """The place where one process runs.
 
     Attributes:
         command: what goes before its command, as ``("ip", "netns", "exec", "left")``.

@@ -78,7 +78,7 @@ class Loader:
 
 @dataclass
 class _Lane:
-    """What goes to one trainer: shares that are ready, and requests that wait for one, by its number.
+    """Queues of one trainer: shares that are ready, and requests that wait for one, by its number.
 
     Attributes:
         next_number: of the first share that is ready, or will be; requests may come in another order.
@@ -159,7 +159,7 @@ class _Pass:
                 self._match(trainer)
 
     def _put_last(self, answer: Answer) -> None:
-        """What every further request gets."""
+        """Sets the answer that every further request gets."""
         with self._changed:
             for trainer, lane in self._lanes.items():
                 if lane.open:
@@ -181,7 +181,7 @@ def _over(request: Request) -> None:
 
 
 class _Work:
-    """What a loader does, request by request."""
+    """The work of a loader, request by request."""
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         self.role = role

@@ -12,7 +12,7 @@ LAUNCHERS = ("local",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Where processes run and listen.
+    """Options of processes: where they run and listen.
 
     Attributes:
         launcher: "local" starts them on this host.

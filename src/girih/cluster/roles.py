@@ -29,7 +29,7 @@ server is a thread of trainer 0, and there are no group servers yet."""
 
 
 class RestartPolicy(Enum):
-    """What becomes of a run when a process of a role dies."""
+    """Policy for a run when a process of a role dies."""
 
     END_RUN = "ends the run"
 

@@ -207,7 +207,7 @@ class Supervisor:
 
 
 def _error_of(handle: Handle) -> Exception:
-    """What is to be raised because this process ended."""
+    """The error to raise because this process ended."""
     status, why = handle.status() or 0, handle.last_words()
     if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))

@@ -1,4 +1,4 @@
-"""How dense parameters learn: ``[dense_optimizer]`` and learning rate schedules, by torch's own names."""
+"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names."""
 
 from __future__ import annotations
 

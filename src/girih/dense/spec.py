@@ -1,4 +1,4 @@
-"""What a dense half is made of: said once, by the trainer."""
+"""Specification of a dense half: said once, by the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast trainers compute and talk to each other, measured in a moment, for the cost model."""
+"""Speeds at which trainers compute and talk to each other, measured in a moment, for the cost model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ NUMBERS, SIDE, TRIES = 1 << 20, 512, 5
 
 
 def measure_speeds(ranks: TrainerGroup) -> Speeds:
-    """What rank 0 finds, on all ranks: bytes a trainer sends in a second of AllReduce, operations of matrix products.
+    """Rank 0's measured speeds, on all ranks, per second and trainer.
 
-    All compute and send at the same time, as they do in training.
+    They are the bytes that a trainer sends in AllReduce, and the operations of its matrix products. All
+    compute and send at the same time, as they do in training.
     """
     buffer, matrix = torch.zeros(NUMBERS), torch.ones(SIDE, SIDE)
     sending_s = _seconds(lambda: ranks.all_reduce(buffer), ranks)

@@ -16,7 +16,7 @@ from girih.errors import ConfigError
 
 
 class Targets(NamedTuple):
-    """What a model's ``loss(outputs, batch)`` gets as its batch.
+    """The batch that a model's ``loss(outputs, batch)`` gets.
 
     ``labels`` is float32[B, T], ``example_weights`` float32[B], or None where all are 1.
     """

@@ -1,1 +1,1 @@
-"""What would happen: costs and placements as pure functions of numbers, which touch no live object."""
+"""Predictions: costs and placements as pure functions of numbers, which touch no live object."""

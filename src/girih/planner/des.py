@@ -1,4 +1,4 @@
-"""What substitution saves beside fetching weights, as the DES paper counts it (§4.1 to 4.3, Table 2).
+"""The saving of substitution over fetching weights, as the DES paper counts it (§4.1 to 4.3, Table 2).
 
 Bytes that one of N workers moves in a step, forward pass only, ids of 8 bytes and weights of 4. Both sides have the
 factor (N − 1) / N, so that the share saved does not depend on N.

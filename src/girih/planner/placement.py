@@ -23,7 +23,7 @@ class Placement:
         return frozenset(name for name, owner in self.owners.items() if owner == rank)
 
     def schema_of(self, rank: int, schema: Schema) -> Schema:
-        """What a rank reads of a schema."""
+        """The part of a schema that a rank reads."""
         return schema.narrowed(self.features_of(rank))
 
     def loads(self, of_features: Mapping[str, float]) -> list[float]:

@@ -14,7 +14,7 @@ from girih.planner.facts import Facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a run is laid out.
+    """The layout of a run.
 
     Attributes:
         strategy: its name, and options: those it was given.

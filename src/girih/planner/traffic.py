@@ -105,7 +105,7 @@ def remote(
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a trainer of this run was measured to do."""
+    """Speeds that were measured of a trainer of this run."""
 
     bytes_per_s: float
     flops_per_s: float

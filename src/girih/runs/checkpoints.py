@@ -42,7 +42,7 @@ class RunCheckpoints:
 
     @property
     def root(self) -> Storage:
-        """Where they lie."""
+        """The storage in which they lie."""
         if self._run is not None or self._directory is not None:
             return checkpoint.root_of(self._run or Path(), self._directory)
         if self._temporary is None:
@@ -75,7 +75,7 @@ class RunCheckpoints:
         self._latest = None
 
     def set_best(self, place: Storage) -> None:
-        """Of an earlier run that goes on."""
+        """Sets the best checkpoint, that of an earlier run that goes on."""
         self._best = place
 
     def best(self, step: int | None) -> Storage:

@@ -1,4 +1,4 @@
-"""Where rows live: ``[store]`` of a config."""
+"""Storage of rows: ``[store]`` of a config."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoreOptions:
             raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
-        """How many shards all these groups have in one process.
+        """Number of shards that all these groups have in one process.
 
         Args:
             threads: for shards, where their number is free; None takes the cores of this process.

@@ -1,4 +1,4 @@
-"""What a sparse half is made of: said once, and sent to every process that has a part of it."""
+"""Specification of a sparse half: said once, and sent to every process that has a part of it."""
 
 from __future__ import annotations
 

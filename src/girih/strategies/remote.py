@@ -1,4 +1,4 @@
-"""What strategies whose tables are in embedding servers have in common."""
+"""The common part of strategies whose tables are in embedding servers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RemoteStrategy:
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     def remote_plan(self, facts: Facts, *, in_step: bool) -> Plan:
-        """What does not depend on the dense half."""
+        """The part of the plan that does not depend on the dense half."""
         decided: dict[str, Any] = {
             "schedule": {"name": "pipelined", "staleness": self.staleness},
             "feed": {"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
@@ -96,7 +96,7 @@ class RemoteStrategy:
         return base_plan(self, facts, **decided)  # type: ignore[arg-type]
 
     def address(self, host: str) -> str:
-        """Where a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
+        """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
         return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
     def remote_halves(

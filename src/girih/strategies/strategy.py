@@ -1,4 +1,4 @@
-"""What a strategy is: it plans first, then builds."""
+"""Interface of strategies: each plans first, then builds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINER = "trainer"
 
 @runtime_checkable
 class Strategy(Protocol):
-    """How training is interlaced. Anybody's class with these members works, by name from a file as models are.
+    """A way to interlace training. Any class with these members works, by name from a file as models are.
 
     Attributes:
         name: as ``[strategy]`` and ``summary.json`` have it.

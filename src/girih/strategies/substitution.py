@@ -58,7 +58,7 @@ class Substitution:
         check_choices(self, CHOICES)
 
     def plan(self, facts: Facts) -> Plan:
-        """Who owns which features, and who computes the upper network."""
+        """Plans who owns which features, and who computes the upper network."""
         _refuse(facts.model)
         placement = self._place(facts)
         split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
@@ -105,7 +105,7 @@ class Substitution:
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
     def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
-        """Who owns what, and the bytes that a trainer sends per step, by this strategy and by ``synchronous``."""
+        """Owners, and the bytes that a trainer sends per step, by this strategy and by ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}
         operators = facts.model.operators

@@ -1,4 +1,4 @@
-"""What conformance suites train on: three features, two tables, a few batches.
+"""Data on which conformance suites train: three features, two tables, a few batches.
 
 Shapes: B examples, D width of an embedding, L ids of a sequence feature in the batch.
 """

@@ -1,4 +1,4 @@
-"""What every dense half does, as tests to subclass: ``class TestMine(DenseHalfSuite)`` with a ``make``."""
+"""Tests of every dense half, to subclass: ``class TestMine(DenseHalfSuite)`` with a ``make``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def dense_spec() -> DenseSpec:
-    """What halves of this suite are made of."""
+    """Specification of the halves of this suite."""
     return DenseSpec(module=CountingDeepFM(), optimizer=sgd)
 
 

@@ -26,7 +26,7 @@ _HEADER_BYTES: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often something happens to a message, in either direction: probabilities.
+    """Probabilities that something happens to a message, in either direction.
 
     Attributes:
         broken: the connection breaks before it, in its middle, or after it.

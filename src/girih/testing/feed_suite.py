@@ -1,4 +1,4 @@
-"""What every feed does, as tests to subclass: ``class TestMine(FeedSuite)`` with a ``make``."""
+"""Tests of every feed, to subclass: ``class TestMine(FeedSuite)`` with a ``make``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def connect(
 
 
 class _Inbox(Wakeup):
-    """What came; its file is readable while there is something."""
+    """Items that came; its file is readable while there are any."""
 
     def __init__(self) -> None:
         super().__init__()

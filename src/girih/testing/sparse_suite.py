@@ -1,4 +1,4 @@
-"""What every sparse half does, as tests to subclass: ``class TestMine(SparseHalfSuite)`` with a ``make``."""
+"""Tests of every sparse half, to subclass: ``class TestMine(SparseHalfSuite)`` with a ``make``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transport must do when connections break and processes end: a part of the suite."""
+"""Tests of every transport when connections break and processes end: a part of the suite."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def break_connection(client: Client) -> None:
 
 
 class TransportEnds:
-    """What a transport's tests need.
+    """The address and functions that a transport's tests need.
 
     Attributes:
         address: to listen at, with any name or port.

@@ -1,4 +1,4 @@
-"""What every transport must do: a suite, to be subclassed per transport and run by pytest."""
+"""Tests that every transport must pass: a suite, to be subclassed per transport and run by pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer is given, checked: each function refuses with one line that says how to mend it."""
+"""Checks of what a trainer is given: each function refuses with one line that says how to mend it."""
 
 from __future__ import annotations
 

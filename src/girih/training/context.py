@@ -1,4 +1,4 @@
-"""What a strategy builds a session from: this trainer, its specs, and the processes of the run."""
+"""Context from which a strategy builds a session: this trainer, its specs, and the processes of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Processes(Protocol):
 
     @property
     def registry(self) -> Registry:
-        """Where a process that came back is found."""
+        """The registry in which a process that came back is found."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Processes(Protocol):
         ...
 
     def host(self, name: str, index: int) -> str:
-        """Where a process of a role listens."""
+        """The host address at which a process of a role listens."""
         ...
 
     def start(self, name: str, roles: Callable[[], Sequence[Any]]) -> tuple[str, ...]:

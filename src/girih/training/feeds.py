@@ -1,4 +1,4 @@
-"""How examples come to a trainer: each batch with the position at which the next one starts."""
+"""Feeds of examples to a trainer: each batch with the position at which the next one starts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from girih.training.state import RunState
 
 
 class TrainingRun:
-    """What a trainer trains, from the plan on. Methods are called by all trainers together.
+    """The run that a trainer trains, from the plan on. Methods are called by all trainers together.
 
     Args:
         directory: where rank 0 writes; None writes nothing.
@@ -215,7 +215,7 @@ class TrainingRun:
         self._log = None  # the next one drops the records that come after this state
 
     def content(self) -> Content:
-        """What a checkpoint of now holds."""
+        """The content of a checkpoint made now."""
         plan, session = self.opened()
         session.sync()
         self.ranks.barrier()
@@ -249,7 +249,7 @@ class TrainingRun:
         return empty
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
-        """What ``summary.json`` holds."""
+        """The content of ``summary.json``."""
         plan, session = self.opened()
         own, stats = self.context.stats, session.sparse.stats()
         facts = {

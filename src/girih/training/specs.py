@@ -1,4 +1,4 @@
-"""What both halves are made of, from what a trainer is given."""
+"""Specifications of both halves, from what a trainer is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands: everything that is neither a row nor a parameter. JSON goes in and out."""
+"""State of a run: everything that is neither a row nor a parameter. JSON goes in and out."""
 
 from __future__ import annotations
 

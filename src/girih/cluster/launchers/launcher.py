@@ -1,4 +1,4 @@
-"""What a launcher is: it starts the process of a role somewhere, and gives a handle on it."""
+"""Interface of launchers: each starts the process of a role somewhere, and gives a handle on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from girih.cluster.roles import RoleName
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process may use.
+    """Resources that a process may use.
 
     Attributes:
         threads: of OpenMP; None leaves it to the process.
@@ -35,7 +35,7 @@ class Handle(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it listens; "" until it does."""
+        """The address at which it listens; "" until it does."""
         ...
 
     def begin(self, spec: bytes) -> None:
@@ -43,7 +43,7 @@ class Handle(Protocol):
         ...
 
     def wait_for_address(self, timeout_s: float) -> str:
-        """Where the process listens, once it does; "" where it ended before, or took too long."""
+        """Waits for the address at which the process listens; "" where it ended before, or took too long."""
         ...
 
     def status(self) -> int | None:
@@ -55,7 +55,7 @@ class Handle(Protocol):
         ...
 
     def last_words(self) -> str:
-        """What it said last: the error that it told, or the end of what it printed."""
+        """Its last words: the error that it told, or the end of what it printed."""
         ...
 
     def end(self) -> None:

@@ -63,7 +63,7 @@ class RegistryStore(Store):
         return self._registry.delete(self._key(key))
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """How long a key is waited for."""
+        """Sets how long a key is waited for."""
         self._timeout = timeout
 
     def has_extended_api(self) -> bool:

@@ -70,7 +70,7 @@ class TrainerGroup:
 
     @property
     def process_group(self) -> Any:
-        """What ``torch.distributed`` takes as ``group``; None for one that is alone."""
+        """The group as ``torch.distributed`` takes it for ``group``; None for one that is alone."""
         return None if self._group is None else self._group.process_group
 
     @property
@@ -177,7 +177,7 @@ class TrainerGroup:
         return self.votes.stop_together()
 
     def broadcast(self, value: Any) -> Any:
-        """What rank 0 has: anything that JSON can hold."""
+        """The value of rank 0, on all ranks: anything that JSON can hold."""
         if self.size == 1:
             return value
         text = json.dumps(value).encode() if self.first else b""

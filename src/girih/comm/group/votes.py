@@ -1,4 +1,4 @@
-"""How trainers agree: on a step's loss, on who refuses it, and on when all of them stop."""
+"""Agreement of trainers: on a step's loss, on who refuses it, and on when all of them stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Voters(Protocol):
-    """What votes need of a group of trainers."""
+    """Interface of a group of trainers that votes need."""
 
     size: int
 

@@ -1,4 +1,4 @@
-"""What a registry can do, one in this process, and how roles are kept in it."""
+"""The interface of registries, one in this process, and the form in which it keeps roles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Entry:
 
 
 class Registry(Protocol):
-    """What a registry can do, in this process or in another. Callable from any thread."""
+    """Interface of registries, in this process or in another. Callable from any thread."""
 
     def set(self, key: str, value: str) -> None:
         """Sets a key."""
@@ -148,7 +148,7 @@ def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
 
 
 def resolve(registry: Registry, role: str, index: int, timeout_s: float = WAIT_S) -> Entry:
-    """Where a process listens now; waits until it is there.
+    """Finds the entry of a process, with the address at which it listens now; waits until it is there.
 
     Raises:
         WireTimeout: it did not come.

@@ -18,7 +18,7 @@ _LENGTH: Final = struct.Struct("!I")
 
 
 def prove(secret: bytes, side: str, *challenges: str) -> str:
-    """What only somebody who knows the secret can answer to challenges."""
+    """The answer to challenges that only somebody who knows the secret can give."""
     return hmac.digest(secret, "\0".join((side, *challenges)).encode(), "sha256").hex()
 
 

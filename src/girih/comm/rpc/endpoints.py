@@ -88,7 +88,7 @@ def abort_clients(secret: bytes) -> None:
 
 
 def dialer(address: str) -> Dialer:
-    """What connects to an address.
+    """The dialer that connects to an address.
 
     Raises:
         WireError: it is none.

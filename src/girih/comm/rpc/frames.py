@@ -52,7 +52,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """What is asked or answered.
+    """A request or an answer.
 
     Attributes:
         kind: 0 to 65,535; what is asked.
@@ -68,7 +68,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is refused, before memory is taken for it. A server's limits hold for its clients too.
+    """Limits beyond which frames are refused before they take memory. A server's hold for its clients too.
 
     Attributes:
         most_arrays: in one frame.
@@ -83,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the session says about a message.
+    """Facts that the session tells about a message.
 
     Attributes:
         status: ``REQUEST``, ``REPLY``, …

@@ -1,4 +1,4 @@
-"""How two processes prove to each other that they know the run's secret, without sending it.
+"""Mutual proof of two processes that they know the run's secret, without sending it.
 
     server → client   challenge   sign, 32 random bytes
     client → server   hello       sign, 32 random bytes, the session to go on with, proof
@@ -31,7 +31,7 @@ WELCOME_BYTES: Final = _WELCOME.size + _PROOF_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a client begins with.
+    """The message with which a client begins.
 
     Attributes:
         session: the one it wants to go on with; 0 for a new one.
@@ -44,7 +44,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a server says to it.
+    """The server's answer to a client.
 
     Attributes:
         incarnation: the server's.
@@ -60,7 +60,7 @@ class Welcome:
 
 
 def challenge() -> bytes:
-    """What either side begins with."""
+    """The message with which either side begins."""
     return _SIGN + os.urandom(_RANDOM_BYTES)
 
 

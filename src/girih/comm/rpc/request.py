@@ -1,4 +1,4 @@
-"""What a client asks, as the server's handler gets it."""
+"""A client's request, as the server's handler gets it."""
 
 from __future__ import annotations
 

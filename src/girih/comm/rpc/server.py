@@ -150,7 +150,7 @@ class Server:
             self._end()
 
     def _rest_s(self) -> float:
-        """How long it may wait for files."""
+        """The longest time that it may wait for files."""
         if self._ready:
             return 0.0
         return _TIDY_S if self._strangers or not self._accepting else _IDLE_S

@@ -1,4 +1,4 @@
-"""What calls need of a transport: somebody who listens, somebody who dials, and connections between the two.
+"""Interface of transports, as calls need it: one side listens, one dials, and connections join the two.
 
 Messages of parts go over a connection in order, whole and once, until it breaks. All of it works without waiting but
 for ``dial``; who waits does so for the files.

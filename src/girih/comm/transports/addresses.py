@@ -1,4 +1,4 @@
-"""Where sockets are: ``tcp://HOST:PORT`` and local names, and how the sockets there are set."""
+"""Addresses of sockets: ``tcp://HOST:PORT`` and local names, and the settings of sockets there."""
 
 from __future__ import annotations
 

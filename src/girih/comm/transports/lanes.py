@@ -141,7 +141,7 @@ class OutLane:
         return None if slot is None else (slot, start)
 
     def close(self) -> None:
-        """What was sent stays with its receiver, what was taken with its owner."""
+        """Closes this end: what was sent stays with its receiver, what was taken with its owner."""
         with self._lock:
             self._most = 0
             self._file.close()
@@ -205,7 +205,7 @@ class InLane:
         self._arrays: dict[int, _Array] = {}
 
     def view(self, slot: int, start: int, size: int) -> Part:
-        """What was sent, in place; its room is free again when the last view of it is gone.
+        """A view of what was sent, in place; its room is free again when the last view of it is gone.
 
         Raises:
             WireError: there is no such place.

@@ -150,7 +150,7 @@ class Stream:
         return True
 
     def _read(self, into: memoryview) -> int:
-        """How many bytes were there."""
+        """Reads into a buffer; returns the number of bytes that were there."""
         try:
             num_bytes = self.socket.recv_into(into)
         except BlockingIOError:

@@ -30,7 +30,7 @@ class Wakeup:
                     os.write(self._write, b"!")
 
     def heard(self) -> None:
-        """What is asked from here on makes it readable again."""
+        """Clears what was asked: what is asked from here on makes it readable again."""
         with suppress(BlockingIOError):
             os.read(self._read, 64)
         self._asked = False

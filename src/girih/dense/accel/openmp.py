@@ -22,7 +22,7 @@ def sleep_soon() -> None:
 
 
 def spins() -> str:
-    """What this process's environment says, in words."""
+    """The setting of spins in this process's environment, in words."""
     if SPINS in os.environ:
         return f"{SPINS}={os.environ[SPINS]}"
     policy = os.environ.get("OMP_WAIT_POLICY")

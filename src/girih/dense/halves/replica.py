@@ -174,7 +174,7 @@ class Replica:
         return batch.num_examples, batch.labels.shape[1]
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
-        """What the logits are compared with, and the weight of their mean loss in that of the step."""
+        """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
         weights = batch.example_weights
         targets = Targets(
             torch.from_numpy(batch.labels).to(self.device),

@@ -73,7 +73,7 @@ class SubstitutedReplica(SynchronousReplica):
 
     @property
     def counts_loss(self) -> bool:
-        """Where all have the whole loss, it counts once."""
+        """Whether this trainer's loss counts: where all have the whole loss, it counts once."""
         return self.split or self.ranks.first
 
     def state(self) -> dict[str, Any]:

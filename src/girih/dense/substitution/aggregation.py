@@ -49,7 +49,7 @@ class Aggregation:
         return whole
 
     def shares(self, num_examples: int) -> list[int]:
-        """How many of the examples are each trainer's: see ``share_of``."""
+        """The number of examples that are each trainer's: see ``share_of``."""
         bounds = [rank * num_examples // self.ranks.size for rank in range(self.ranks.size + 1)]
         return [last - first for first, last in pairwise(bounds)]
 
@@ -99,7 +99,10 @@ class Aggregation:
 
 
 def _on_the_way_back(partial: Tensor) -> Tensor:
-    """Of a trainer that has nothing to learn from it, too: all take part in what crosses the wire backward."""
+    """Has a partial result take part in the backward pass, even where nothing is to be learned from it.
+
+    Trainers with nothing to learn from it need this too: all take part in what crosses the wire backward.
+    """
     needed = torch.is_grad_enabled() and not partial.requires_grad
     return partial.requires_grad_() if needed else partial
 

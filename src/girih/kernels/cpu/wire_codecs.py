@@ -1,4 +1,4 @@
-"""What the codecs of ``wire/`` compute (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
+"""Kernels of the codecs of ``wire/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
 
 Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W floats.
 """

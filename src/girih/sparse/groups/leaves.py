@@ -44,7 +44,7 @@ class Leaves:
         self._parts: list[tuple[slice | None, list[Tensor]]] = []
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
-        """What a model takes: of all examples, or of a micro-batch. Each call makes leaves of its own."""
+        """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
         blocks, first_order, sequences = [], [], {}
         leaves: list[Tensor] = []
         for output, array in zip(self._outputs, self._arrays, strict=True):

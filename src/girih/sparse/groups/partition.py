@@ -1,4 +1,4 @@
-"""How a group's work on the way back is partition: into parts that share no key, and outputs that one pass serves.
+"""Partition of a group's work on the way back: parts that share no key, and outputs that one pass serves.
 
 Shapes: P features of an output.
 """

@@ -203,7 +203,7 @@ _Keys = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.
 
 
 def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
-    """What is asked of one rank: the lengths of all groups, then the keys and counts of each."""
+    """The packed request to one rank: the lengths of all groups, then the keys and counts of each."""
     parts = [each.lengths(rank) for each in asked]
     for each in asked:
         first, behind = each.bounds()[rank : rank + 2]

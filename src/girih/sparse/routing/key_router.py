@@ -1,4 +1,4 @@
-"""What a batch asks of rows that lie elsewhere, and the way back: the part of a group that needs no store.
+"""Requests of a batch for rows that lie elsewhere, and the way back: the part of a group that needs no store.
 
     ids ─► unique keys ─► routed: those of place 0, of place 1, … ─► (elsewhere) ─► values ─► bags
     gradients of bags ─► gradients of routed keys ─► (elsewhere)
@@ -26,7 +26,7 @@ from girih.sparse.groups.shards import Dedup, ShardKeys
 
 @dataclass(frozen=True)
 class ShardTopology:
-    """How the shards of every table are spread: the same number in each process, neighbours together."""
+    """The spread of every table's shards: the same number in each process, neighbours together."""
 
     num_processes: int
     shards_each: int

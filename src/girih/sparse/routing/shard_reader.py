@@ -25,7 +25,7 @@ from girih.store import Store
 
 @dataclass
 class LookupResult:
-    """What was read for some requests.
+    """The result of reading rows for some requests.
 
     Attributes:
         values: float32[K, W], the row of each key asked for.

@@ -24,7 +24,7 @@ NO_ROWS = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How trainers, loaders and embedding workers write to each other.
+    """Encoding of what trainers, loaders and embedding workers write to each other.
 
     Attributes:
         pooled: bool[F] as a tuple, features whose order within a bag does not matter.
@@ -39,11 +39,11 @@ class Codec:
 
     @classmethod
     def of(cls, schema: Schema, needs: Needs, **options: bool) -> Codec:
-        """Of a model's features."""
+        """Makes the codec for a model's features."""
         return cls(tuple(SEQUENCE not in needs.get(f.name, ()) for f in schema.sparse), **options)
 
     def pack_ids(self, batch: Batch) -> Arrays:
-        """What :meth:`unpack_ids` takes: ids, bounds of bags, and weights where there are any."""
+        """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights where there are any."""
         if self.compress_ids and batch.num_examples:
             pooled = np.array(self.pooled)
             return index_codec.pack(batch.ids, batch.offsets, batch.num_examples, pooled, batch.weights)
@@ -84,7 +84,7 @@ class Codec:
         return Batch(ids=ids, offsets=offsets, numeric=nothing, labels=nothing, weights=weights)
 
     def pack_embeddings(self, rows: Sequence[NDArray[np.float32]]) -> Arrays:
-        """What :meth:`unpack_embeddings` takes."""
+        """Packs embeddings for :meth:`unpack_embeddings`."""
         return _packed(rows) if self.half_embeddings else tuple(rows)
 
     def unpack_embeddings(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
@@ -92,7 +92,7 @@ class Codec:
         return _unpacked(arrays) if self.half_embeddings else list(arrays)
 
     def pack_gradients(self, gradients: Sequence[NDArray[np.float32] | None]) -> Arrays:
-        """What :meth:`unpack_gradients` takes."""
+        """Packs gradients for :meth:`unpack_gradients`."""
         rows = [NO_ROWS if gradient is None else gradient for gradient in gradients]
         return _packed(rows) if self.half_gradients else tuple(rows)
 

@@ -38,7 +38,7 @@ NO_VALUES = np.empty((0, 0), np.float32)
 
 @dataclass
 class _Read:
-    """What one request read of each group, until its gradients come."""
+    """The reads of one request from each group, kept until its gradients come."""
 
     keys: list[NDArray[np.int64]]
     lengths: list[NDArray[np.int64]]
@@ -108,7 +108,7 @@ class EmbeddingServer:
 
 
 class _Work:
-    """What a server does, request by request."""
+    """The work of a server, request by request."""
 
     def __init__(self, shards: LocalShards, num_contributors: int) -> None:
         self._shards = shards

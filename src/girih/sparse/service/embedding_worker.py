@@ -86,7 +86,7 @@ class EmbeddingWorker:
 
 
 class _Work:
-    """What a worker does, request by request, in one thread."""
+    """The work of a worker, request by request, in one thread."""
 
     def __init__(
         self,

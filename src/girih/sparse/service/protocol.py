@@ -1,4 +1,4 @@
-"""What trainers, loaders, embedding workers and embedding servers ask of each other: the frames of the sparse half.
+"""Requests among trainers, loaders, embedding workers and embedding servers: the frames of the sparse half.
 
 A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W columns of a row, K keys, T tables.
 
@@ -30,7 +30,7 @@ NO_TURN = -1
 
 
 class Verb(IntEnum):
-    """What is asked. Integers and arrays of each:
+    """Requests, with the integers and arrays of each:
 
     STORE_IDS: (pass); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
     PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.

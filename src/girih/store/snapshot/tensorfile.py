@@ -147,7 +147,7 @@ class TensorWriter:
 
 
 class TensorHeader:
-    """What the first bytes of a file say of the rest.
+    """Header of a tensor file: the first bytes, which describe the rest.
 
     Attributes:
         metadata: strings.
