@@ -346,7 +346,6 @@ class Trainer:
             dense=dense,
             processes=self._cluster,
             stats=stats,
-            seed=self.options.seed,
         )
 
     def _check_schedule(self, dense: DenseSpec) -> None:

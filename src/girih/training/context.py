@@ -53,7 +53,6 @@ class RunContext:
         sparse, dense: what the halves are made of.
         processes: the processes beside the trainers.
         stats: statistics of this process.
-        seed: of the run.
     """
 
     ranks: TrainerGroup
@@ -61,4 +60,3 @@ class RunContext:
     dense: DenseSpec
     processes: Processes
     stats: Stats
-    seed: int

@@ -10,16 +10,14 @@ from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
 from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Facts, GroupFacts, Topology
+from girih.planner.facts import AccessProfile, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.strategies.strategy import Strategy, measures_of
 
 
-def facts_of(
-    sparse: SparseSpec, dense: DenseSpec, num_trainers: int, topology: Topology | None = None
-) -> Facts:
+def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
     """Facts that are known without data.
 
     Raises:
@@ -41,7 +39,6 @@ def facts_of(
         num_trainers=num_trainers,
         seed=sparse.seed,
         device=dense.device.type,
-        topology=topology or Topology(),
     )
 
 
