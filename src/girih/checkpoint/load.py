@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as parse
@@ -14,25 +14,10 @@ from torch import Tensor
 from girih.checkpoint import trees
 from girih.checkpoint.manifest import DENSE, Manifest
 from girih.checkpoint.parts import PartReader
+from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.storage import Storage
 from girih.errors import CheckpointError
 from girih.schema import Schema
-
-
-class LoadsRows(Protocol):
-    """Interface of a sparse half that loading a checkpoint needs."""
-
-    def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those saved, whatever the number of shards then and now."""
-        ...
-
-
-class LoadsParameters(Protocol):
-    """Interface of a dense half that loading a checkpoint needs."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes parameters and optimizer state."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,7 @@ class Loaded:
     plan: Mapping[str, Any] | None
 
 
-def load(place: Storage, *, schema: Schema, sparse: LoadsRows, dense: LoadsParameters) -> Loaded:
+def load(place: Storage, *, schema: Schema, sparse: SavedRows, dense: SavedParameters) -> Loaded:
     """Puts a checkpoint's rows and parameters into the halves; returns the rest.
 
     Raises:

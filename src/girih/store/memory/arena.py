@@ -30,6 +30,7 @@ from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store.memory import mapping
 from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
+from girih.store.spec import hash_of
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2
@@ -47,21 +48,20 @@ class ArenaShape:
     """The sizes that a shard needs of its arena.
 
     Attributes:
-        description: of the layout, for errors and for whoever finds the memory.
-        fingerprint: of the layout; an arena with another one is refused.
+        description: of the layout, as JSON; an arena with another one is refused.
         num_words: 32-bit words of a row, meta and padding included.
         tables_bytes, cells_bytes: of the arrays whose size does not depend on the rows.
     """
 
-    description: Mapping[str, Any]
-    fingerprint: int
+    description: str
     num_words: int
     tables_bytes: int
     cells_bytes: int
 
-    def text(self) -> bytes:
-        """The description as JSON."""
-        return json.dumps(self.description, sort_keys=True).encode()
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of the description."""
+        return hash_of(self.description) >> 1
 
     def regions(self, reserve_rows: int, text_bytes: int) -> dict[str, tuple[int, int]]:
         """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
@@ -195,11 +195,8 @@ class Arena:
                 self._memory.madvise(mmap.MADV_HUGEPAGE, start, self._places["end"][0] - start)
         header[_WRITING_AT] = 1  # until the store has written its first state
         header[_FORMAT_AT], header[_FINGERPRINT_AT] = _FORMAT, shape.fingerprint
-        header[_ROWS_AT], header[_TEXT_AT], header[_BOOT_AT] = (
-            self.reserve_rows,
-            len(text),
-            mapping.boot_number(),
-        )
+        header[_ROWS_AT], header[_TEXT_AT] = self.reserve_rows, len(text)
+        header[_BOOT_AT] = mapping.boot_number()
         self.array("description", np.uint8)[:] = np.frombuffer(text, np.uint8)
         header[_MAGIC_AT] = _MAGIC
 
@@ -217,7 +214,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     if rows is not None and not 1 <= rows <= _MOST_ROWS:
         raise ConfigError(f"reserve_rows = {rows}: expected 1 to {_MOST_ROWS:,}")
     if isinstance(options, Heap):
-        return _reserve(shape, rows, None, "heap arena")
+        return _reserve(shape, rows, None, options.where)
     where = options.where
     if isinstance(options, Shared) and (not options.segment or "/" in options.segment):
         raise ConfigError(f"{where}: expected a name without slashes")
@@ -228,7 +225,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         if isinstance(options, Shared):
             descriptor = mapping.open_shared(options.segment, flags)
         else:
-            descriptor = mapping.open_file(options.path, flags)
+            descriptor = os.open(options.path, flags | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
@@ -255,16 +252,14 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
 
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
     """Maps a new arena; a reservation by default shrinks until the system grants it."""
-    text = shape.text()
+    text = shape.description.encode()
     room = mapping.room_bytes(descriptor) // (4 * shape.num_words)
     rows = reserve_rows or max(_LEAST_ROWS, min(_MOST_ROWS, room))
     while True:
         places = shape.regions(rows, len(text))
         size = places["end"][0]
         try:
-            memory = (
-                mapping.map_private(size) if descriptor is None else mapping.map_descriptor(descriptor, size)
-            )
+            memory = mapping.map_memory(descriptor, size)
             break
         except (OSError, OverflowError, ValueError) as error:
             if reserve_rows is not None or rows == _LEAST_ROWS:
@@ -293,7 +288,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
         )
     text = bytes(memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])])
     if header[_FINGERPRINT_AT] != shape.fingerprint:
-        found = difference(json.loads(text), json.loads(shape.text()))
+        found = difference(json.loads(text), json.loads(shape.description))
         raise ConfigError(
             f"{where}: made for another layout: {found}; restore from a checkpoint into a new arena"
         )

@@ -5,7 +5,7 @@ Shapes: n rows of a source, K rows of a chunk, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,6 @@ from girih.store.snapshot.columns import Chunk, value_columns
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
-Keep = Callable[[Longs, Ints], NDArray[np.bool_]]
 
 
 class Source(Protocol):
@@ -47,7 +46,6 @@ class Source(Protocol):
 def restore(
     state: ShardState,
     sources: Sequence[Source],
-    keep: Keep | None,
     optimizer_state: bool,
     elsewhere: frozenset[str] = frozenset(),
 ) -> None:
@@ -70,9 +68,7 @@ def restore(
         gave = np.zeros(len(num_givers), np.int64)
         lists = _Lists(source) if source.description["linked"] else None
         for chunk in source.chunks():
-            kept, tables, rows = _load_chunk(
-                state, chunk, numbers, keep or _routed_to(state), optimizer_state
-            )
+            kept, tables, rows = _load_chunk(state, chunk, numbers, optimizer_state)
             gave[tables] = 1
             if lists is not None:
                 lists.add(chunk, kept, rows)
@@ -144,11 +140,6 @@ def _optimizers(description: dict[str, Any]) -> str:
     )
 
 
-def _routed_to(state: ShardState) -> Keep:
-    own = state.layout
-    return lambda ids, tables: shard_of(ids, tables, own.num_shards) == own.shard
-
-
 def _table_numbers(state: ShardState, source: Source) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
@@ -157,11 +148,12 @@ def _table_numbers(state: ShardState, source: Source) -> Ints:
 
 
 def _load_chunk(
-    state: ShardState, chunk: Chunk, numbers: Ints, keep: Keep, optimizer_state: bool
+    state: ShardState, chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
-    """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
-    all_tables = numbers[chunk["tables"]]
-    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables) & (all_tables != ELSEWHERE))
+    """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
+    all_tables, own = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
+    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
@@ -171,9 +163,9 @@ def _load_chunk(
     arrays, kernel = state.memory.arrays, state.layout.kernel
     last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
     transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
-    for column in value_columns(state.layout):
+    for column in value_columns(state.layout.description):
         if optimizer_state or "." not in column.name:
-            words: NDArray[Any] = arrays.values if column.dtype is np.float32 else arrays.halves
+            words: NDArray[Any] = arrays.values if column.dtype == np.float32 else arrays.halves
             first = column.first_byte // words.itemsize
             words[rows, first : first + column.width] = chunk[column.name][kept]
     if not optimizer_state:
@@ -236,10 +228,10 @@ def _order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
 
 
 def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
-    arrays, shard = state.memory.arrays, state.layout.shard
+    arrays, shard = state.memory.arrays, state.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
-    latest = _latest(sources)
-    own = [s for place, s in latest.items() if place[:2] == (state.layout.num_shards, shard)]
+    latest, num_shards = _latest(sources), state.layout.description["num_shards"]
+    own = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
     if not own and shard:
         return
     for source in own or latest.values():

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +26,7 @@ from girih.errors import CheckpointError, StorageFullError
 HEADER = ""
 """The header's name among the checksums."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "F32": np.dtype(np.float32),
@@ -50,7 +48,7 @@ class Tensor(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Its size."""
-        return _DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 class TensorWriter:
@@ -71,7 +69,7 @@ class TensorWriter:
     ) -> None:
         self._file, self._where = file.fileno(), where
         # Widest first, so that every tensor is aligned to its own size.
-        tensors = sorted(tensors, key=lambda t: (-_DTYPES[t.dtype].itemsize, t.name))
+        tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
         header = _header(tensors, metadata)
         self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys((t.name for t in tensors), 0)}
         self._left = {t.name: t.num_bytes for t in tensors}
@@ -117,9 +115,7 @@ class TensorWriter:
     def __enter__(self) -> TensorWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._flusher.shutdown()
 
     def _write(self, data: bytes | memoryview, position: int) -> None:
@@ -184,58 +180,6 @@ class TensorHeader:
         if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
             raise damaged(where, "its header is cut short")
         return length
-
-
-class TensorFile:
-    """The tensors of a file, mapped into memory.
-
-    Args:
-        file: from its beginning; may be closed afterwards.
-        where: its name in errors.
-
-    Attributes:
-        header: what it says of itself.
-        arrays: by name; 16-bit floats are uint16.
-        dtypes: as the format spells them, by name.
-
-    Raises:
-        CheckpointError: damaged, cut short or of another kind.
-    """
-
-    def __init__(self, file: IO[bytes], where: str) -> None:
-        self.where = where
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        text = file.read(TensorHeader.length(start, size, where))
-        self.header_crc32 = zlib.crc32(start + text)
-        self.header = TensorHeader(text, where)
-        if self.header.size != size:
-            raise damaged(where, f"{size:,} bytes, expected {self.header.size:,}")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.arrays: dict[str, NDArray[Any]] = {}
-        self.dtypes: dict[str, str] = {}
-        position = self.header.num_bytes
-        for tensor in self.header.tensors:
-            dtype = _DTYPES[tensor.dtype]
-            flat = np.frombuffer(mapped, dtype, tensor.num_bytes // dtype.itemsize, position)
-            self.arrays[tensor.name] = flat.reshape(tensor.shape)
-            self.dtypes[tensor.name] = tensor.dtype
-            position += tensor.num_bytes
-
-    def verify(self, checksums: Mapping[str, int]) -> None:
-        """Reads everything and compares it with the checksums that :meth:`TensorWriter.finish` gave.
-
-        Raises:
-            CheckpointError: a tensor is not what was written.
-        """
-        for name, array in self.arrays.items():
-            crc = 0
-            data = _bytes_of(array)
-            for start in range(0, len(data), _PIECE):
-                crc = zlib.crc32(data[start : start + _PIECE], crc)
-            if checksums.get(name) != crc:
-                expected = checksums.get(name, "none")
-                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
 
 
 def damaged(where: str, what: str) -> CheckpointError:
