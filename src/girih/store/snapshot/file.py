@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.config import checks
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import CheckpointError
 from girih.store.rows.record import FORMAT_VERSION
 from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.snapshot import Snapshot
@@ -65,9 +65,9 @@ class SnapshotFile:
         self.description = describe_header(header, where)
         self.num_rows = int(self.description["num_rows"])
         self._columns = columns_of(self.description)
-        self._tensors = {tensor.name: tensor for tensor in header.tensors}
+        declared = {tensor.name: tensor for tensor in header.tensors}
         for expected in (column.tensor(self.num_rows) for column in self._columns):
-            found = self._tensors.get(expected.name)
+            found = declared.get(expected.name)
             if found != expected:
                 what = "missing" if found is None else f"{found.dtype}{list(found.shape)}"
                 raise damaged(
@@ -99,8 +99,8 @@ class SnapshotFile:
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
-        found = self._tensors.get(f"bloom.{table}")
-        return self._arrays[found.name].reshape(-1) if found is not None and found.dtype == "U8" else None
+        cells = self._arrays.get(f"bloom.{table}")
+        return None if cells is None or cells.dtype != np.uint8 else cells.reshape(-1)
 
     def column(self, name: str) -> NDArray[Any]:
         """A whole column, mapped, not copied.
@@ -185,24 +185,17 @@ def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str
 
     Raises:
         StorageFullError: the disk is full; no file is left behind.
-        MissingFileError, ConfigError: the directory is missing, or cannot be written.
     """
     path = Path(path)
     if not isinstance(source, Snapshot):
         with source.snapshot(path.parent) as snapshot:
             return write_snapshot(snapshot, path)
-    try:
-        file = path.open("wb", buffering=0)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such directory; make it first") from None
-    except PermissionError:
-        raise ConfigError(f"{path}: cannot be written; give a directory that can") from None
-    try:
-        with file:
+    with path.open("wb", buffering=0) as file:
+        try:
             return write_rows(source, file, str(path))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
@@ -229,11 +222,7 @@ def read_snapshot(path: str | os.PathLike[str], checksums: Mapping[str, int] | N
     """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
 
     Raises:
-        MissingFileError: no such file.
         CheckpointError: damaged, or not a shard of girih.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file")
-    with path.open("rb") as file:
-        return SnapshotFile(file, str(path), checksums)
+    with open(path, "rb") as file:
+        return SnapshotFile(file, os.fspath(path), checksums)

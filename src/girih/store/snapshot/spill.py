@@ -75,7 +75,9 @@ class SpillFile:
             if first < ends[chunk] and self._file is not None:
                 written.result()
                 records = np.empty((int(ends[chunk]) - first, self._shape[1]), np.int32)
-                _read(self._file.fileno(), records, start + first * records.itemsize * self._shape[1])
+                at = start + first * records.itemsize * self._shape[1]
+                if os.preadv(self._file.fileno(), [records.data], at) < records.nbytes:
+                    raise OSError(errno.EIO, "records that were kept for a checkpoint cannot be read back")
                 yield records
 
     def close(self) -> None:
@@ -99,12 +101,3 @@ class SpillFile:
                 data, position = data[written:], position + written
         finally:
             self._free.put(buffer)
-
-
-def _read(descriptor: int, out: Ints, position: int) -> None:
-    data = memoryview(out.reshape(-1).view(np.uint8).data)
-    while len(data):
-        count = os.preadv(descriptor, [data], position)
-        if count == 0:
-            raise OSError(errno.EIO, "records that were kept for a checkpoint cannot be read back")
-        data, position = data[count:], position + count

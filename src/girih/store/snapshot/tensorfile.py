@@ -10,6 +10,7 @@ file to remember: no byte of the file is written twice.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import struct
@@ -70,29 +71,27 @@ class TensorWriter:
         self._file, self._where = file.fileno(), where
         # Widest first, so that every tensor is aligned to its own size.
         tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
-        header = _header(tensors, metadata)
-        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys((t.name for t in tensors), 0)}
-        self._left = {t.name: t.num_bytes for t in tensors}
-        self._at, position = {}, len(header)
-        for tensor in tensors:
-            self._at[tensor.name] = position
-            position += tensor.num_bytes
-        self.num_bytes = position
+        bounds = np.cumsum([0, *(t.num_bytes for t in tensors)]).tolist()
+        content: dict[str, Any] = {"__metadata__": dict(metadata)}
+        for tensor, offsets in zip(tensors, itertools.pairwise(bounds), strict=True):
+            content[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        header = struct.pack("<Q", len(text)) + text
+        self.num_bytes = len(header) + bounds[-1]
+        self._at = {t.name: len(header) + start for t, start in zip(tensors, bounds[:-1], strict=True)}
+        self._ends = {t.name: len(header) + end for t, end in zip(tensors, bounds[1:], strict=True)}
+        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys(self._at, 0)}
         self._flusher = ThreadPoolExecutor(1, "girih-flush")
         self._flushed: Future[None] | None = None
         self._unflushed_bytes = 0
-        try:
-            self._write(header, 0)
-        except BaseException:
-            self._flusher.shutdown()
-            raise
+        self._write(header, 0)
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
         """Appends rows to one tensor."""
         data = _bytes_of(rows)
         self._write(data, self._at[name])
         self._at[name] += len(data)
-        self._left[name] -= len(data)
         self._crc[name] = zlib.crc32(data, self._crc[name])
 
     def finish(self) -> dict[str, int]:
@@ -101,7 +100,7 @@ class TensorWriter:
         Raises:
             CheckpointError: fewer or more rows were written than declared.
         """
-        wrong = [name for name, left in self._left.items() if left]
+        wrong = [name for name, end in self._ends.items() if self._at[name] != end]
         if wrong:
             raise CheckpointError(
                 f"{self._where}: tensors {wrong} were not written as declared; the rows changed meanwhile"
@@ -188,18 +187,6 @@ def damaged(where: str, what: str) -> CheckpointError:
 
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
-
-
-def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
-    content: dict[str, Any] = {"__metadata__": dict(metadata)}
-    position = 0
-    for tensor in tensors:
-        offsets = [position, position + tensor.num_bytes]
-        content[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
-        position = offsets[1]
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
