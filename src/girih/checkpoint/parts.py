@@ -56,10 +56,7 @@ class PartReader:
 
     def to_dict(self) -> dict[str, Any]:
         """For another process, which may be on another machine."""
-        return {
-            "url": self.storage.absolute().url,
-            "parts": {name: dict(f) for name, f in self.parts.items()},
-        }
+        return {"url": self.storage.absolute().url, "parts": dict(self.parts)}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> PartReader:

@@ -12,7 +12,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from safetensors.torch import save as serialize
@@ -98,7 +98,7 @@ class Save:
         self._ranks = ranks or TrainerGroup()
         self._number = self._ranks.next_number()
         self._root, self._name = root, name_of(content.step)
-        self._manifest, self._tensors = _begin(content, self._ranks)
+        self._fields, self._tensors = _begin(content, self._ranks)
         self._draft = root.draft(self._name)
         with self._told():
             if self._ranks.first:
@@ -148,7 +148,7 @@ class Save:
         except CheckpointError as error:
             hint = "; where hosts share no directory, set checkpoint.dir to an address that all of them reach"
             raise CheckpointError(f"{str(error).partition(';')[0]}{hint}") from None
-        replace(self._manifest, rows=rows, parts=parts).write(self._draft)
+        Manifest(**self._fields, rows=rows, parts=parts).write(self._draft)
         if self._draft.name != self._name:
             self._root.remove(self._name, first=NAME)
             self._root.publish(self._draft, self._name)
@@ -196,28 +196,21 @@ def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = 
     """
     ranks = ranks or TrainerGroup()
     place = root / name_of(content.step)
-    manifest, _ = _begin(content, ranks)
+    fields, _ = _begin(content, ranks)
     if ranks.first:
         with _named_full(root):
             before = Manifest.read(place)
-            replace(manifest, rows=before.rows, parts=before.parts).write(place)
+            Manifest(**fields, rows=before.rows, parts=before.parts).write(place)
     return place
 
 
-def _begin(content: Content, ranks: TrainerGroup) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest, parts still to be named, and copies of the tensors of the dense half, ``state`` and ``random``."""
+def _begin(content: Content, ranks: TrainerGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The manifest's fields but for the parts, and copies of the tensors of the dense half, ``state`` and ``random``."""
     whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
-    tree, tensors = trees.split(whole if ranks.first else dict.fromkeys(whole))
-    manifest = Manifest(
-        step=content.step,
-        schema=content.schema.to_dict(),
-        fingerprint=content.schema.fingerprint(),
-        plan=content.plan,
-        rows={},
-        parts={},
-        **tree,
-    )
-    return manifest, tensors
+    fields, tensors = trees.split(whole if ranks.first else dict.fromkeys(whole))
+    fields |= {"step": content.step, "plan": content.plan}
+    fields |= {"schema": content.schema.to_dict(), "fingerprint": content.schema.fingerprint()}
+    return fields, tensors
 
 
 @contextlib.contextmanager

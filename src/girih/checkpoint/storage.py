@@ -89,12 +89,10 @@ class Storage:
 
     def names(self) -> list[str]:
         """Names of the files and directories that lie directly below."""
-        with self._reaching() as (files, path):
-            try:
-                found = files.ls(path, detail=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+        with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = files.ls(path, detail=False)
             return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
+        return []
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file below, by its name relative to this."""

@@ -18,10 +18,12 @@ from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
 from girih.kernels.cpu.layout import Layout
 from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
 from girih.store.spec import GroupSpec, hash_of
-from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
+from girih.tables import LFU, LRU, TTL, Constant, Initializer, MinCount, Normal, Probability, Uniform
 
 DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
 FORMAT_VERSION = 2
+_ADMISSIONS = {MinCount: layout.ADMIT_MIN_COUNT, Probability: layout.ADMIT_PROBABILITY}
+_EVICTIONS = {LRU: layout.EVICT_LRU, LFU: layout.EVICT_LFU, TTL: layout.EVICT_TTL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +142,18 @@ def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, in
 
 def _rules(spec: GroupSpec, num_shards: int) -> NDArray[np.int64]:
     rules = np.zeros((len(spec.tables), layout.RULE_COLUMNS), np.int64)
-    for number, table in enumerate(spec.tables):
-        rule = rules[number]
+    for rule, table in zip(rules, spec.tables, strict=True):
+        admission, eviction = table.admission, table.eviction
+        rule[layout.ADMISSION] = _ADMISSIONS.get(type(admission), layout.ADMIT_ALL)
+        rule[layout.EVICTION] = _EVICTIONS.get(type(eviction), layout.EVICT_NONE)
         rule[layout.MAX_ROWS] = layout.UNLIMITED
-        match table.admission:
-            case MinCount(count=count):
-                rule[layout.ADMISSION], rule[layout.MIN_COUNT] = layout.ADMIT_MIN_COUNT, count
-            case Probability():
-                rule[layout.ADMISSION] = layout.ADMIT_PROBABILITY
-        match table.eviction:
-            case LRU():
-                rule[layout.EVICTION] = layout.EVICT_LRU
-            case LFU():
-                rule[layout.EVICTION] = layout.EVICT_LFU
-            case TTL(steps=steps, seconds=seconds):
-                rule[layout.EVICTION] = layout.EVICT_TTL
-                rule[layout.TTL] = steps if steps is not None else seconds
-                rule[layout.IN_SECONDS] = seconds is not None
-        if isinstance(table.eviction, LRU | LFU | TTL | Fixed) and table.eviction.max_rows is not None:
-            rule[layout.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
+        if isinstance(admission, MinCount):
+            rule[layout.MIN_COUNT] = admission.count
+        if isinstance(eviction, TTL):
+            rule[layout.TTL] = eviction.steps or eviction.seconds or 0  # it has one of them
+            rule[layout.IN_SECONDS] = eviction.seconds is not None
+        if eviction is not None and eviction.max_rows is not None:
+            rule[layout.MAX_ROWS] = -(-eviction.max_rows // num_shards)
     return rules
 
 

@@ -77,11 +77,9 @@ class SnapshotFile:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._arrays: dict[str, NDArray[Any]] = {}
         position = header.num_bytes
-        for tensor in header.tensors:
-            dtype = DTYPES[tensor.dtype]
-            flat = np.frombuffer(mapped, dtype, tensor.num_bytes // dtype.itemsize, position)
-            self._arrays[tensor.name] = flat.reshape(tensor.shape)
-            position += tensor.num_bytes
+        for name, dtype, shape in header.tensors:
+            self._arrays[name] = np.ndarray(shape, DTYPES[dtype], mapped, position)
+            position += self._arrays[name].nbytes
 
     def verify(self) -> None:
         """Reads the file once and compares checksums; later calls return at once.
