@@ -22,8 +22,8 @@ from girih.tables import LFU, LRU, TTL, Constant, Initializer, MinCount, Normal,
 
 DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
 FORMAT_VERSION = 2
-_ADMISSIONS = {MinCount: layout.ADMIT_MIN_COUNT, Probability: layout.ADMIT_PROBABILITY}
-_EVICTIONS = {LRU: layout.EVICT_LRU, LFU: layout.EVICT_LFU, TTL: layout.EVICT_TTL}
+_ADMISSIONS: dict[type, int] = {MinCount: layout.ADMIT_MIN_COUNT, Probability: layout.ADMIT_PROBABILITY}
+_EVICTIONS: dict[type, int] = {LRU: layout.EVICT_LRU, LFU: layout.EVICT_LFU, TTL: layout.EVICT_TTL}
 
 
 @dataclass(frozen=True, slots=True)
