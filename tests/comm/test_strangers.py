@@ -135,7 +135,7 @@ def test_who_cannot_prove_it_is_refused_before_anything_else_is_read(server, wro
         stranger.sendall(hello)
         assert ended(stranger)
     assert server.num_refused == 1
-    assert server.bytes_received == 0
+    assert server.num_damaged == 0
     assert not server._peers
     assert works(server)
 
@@ -148,7 +148,7 @@ def test_a_stranger_is_heard_for_a_fixed_number_of_bytes_only(server):
     with dial(server) as stranger, pytest.raises(OSError, match=r"reset|[Bb]roken"):
         flood(stranger)
     assert server.num_refused == 1
-    assert server.bytes_received == 0
+    assert server.num_damaged == 0
     assert works(server)
 
 

@@ -111,16 +111,18 @@ class _Stranger:
         self.left = False
         self.inbox.put(True)
 
-    def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
+    def hear(self, secret: bytes) -> Hello | None:
         if self.left or not hmac.compare_digest(secret, self.secret):
             raise WireError("a stranger who left, or does not know the secret")
         self.inbox.take()
-        welcome = greet(self.hello)
+        return self.hello
+
+    def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
         here, there = _Connection(self.inbox), _Connection(_Inbox())
         here.other, there.other = there, here
         self.answer = there, welcome
         self.answered.set()
-        return here, self.hello, welcome.session
+        return here
 
     def close(self) -> None:
         self.answered.set()

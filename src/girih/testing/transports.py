@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from girih.comm.rpc import Client, Limits, Reply, Server
+from girih.comm.rpc import Client, Limits, Server
 from girih.errors import RemoteError, WireError, WireTimeout
 from girih.testing.transport_breaks import BreakSuite
 from girih.testing.transport_ends import (
@@ -88,11 +88,11 @@ class TransportSuite(BreakSuite):
         assert [call.wait(10).fields for call in calls] == [(n,) for n in range(4)]
 
     def test_callbacks(self, client: Client) -> None:
-        done: queue.Queue[Reply] = queue.Queue()
+        done: queue.Queue[object] = queue.Queue()
         call = client.call(ECHO, (4,))
-        call.on_done(done.put)
+        call.add_done_callback(done.put)
         assert done.get(timeout=10) is call
-        call.on_done(done.put)
+        call.add_done_callback(done.put)
         assert done.get(timeout=0) is call
         assert call.done()
 
@@ -123,12 +123,9 @@ class TransportSuite(BreakSuite):
                 thread.start()
             for thread in threads:
                 thread.join()
-            sent, received = a.bytes_sent + b.bytes_sent, a.bytes_received + b.bytes_received
         assert not failures
         assert len(handler.clients) == 2
         assert set(handler.ran.values()) == {1}
-        assert sent <= server.bytes_received
-        assert received <= server.bytes_sent
 
     def test_buffers_are_sent_as_they_are(self, client: Client, handler: Handler) -> None:
         call = client.call(SLOW, (1,))
@@ -151,7 +148,7 @@ class TransportSuite(BreakSuite):
         self, server: Server, handler: Handler
     ) -> None:
         with self.connect(server.address, secret=SECRET, timeout_s=0.05) as client:
-            client.call(ECHO, (1,), timeout_s=10).wait(10)
+            client.call(ECHO, (1,)).wait(10)
             call = client.call(SLOW, (3,))
             request = handler.held.get(timeout=10)
             time.sleep(0.3)
@@ -160,23 +157,13 @@ class TransportSuite(BreakSuite):
             assert call.wait(10).fields == (5,)
         assert handler.ran == {1: 1, 3: 1}
 
-    def test_a_call_may_have_a_deadline(self, client: Client, handler: Handler) -> None:
-        calls = [client.call(SLOW, (n,), timeout_s=timeout_s) for n, timeout_s in enumerate((None, 0.2, 0.1))]
-        requests = [handler.held.get(timeout=10) for _ in calls]
-        for call in calls[1:]:
-            with pytest.raises(WireTimeout, match="kind 2: no answer within the time given for it"):
-                call.wait(10)
-        for request in requests:
-            request.reply(request.frame.fields)
-        assert calls[0].wait(10).fields == (0,)
-
     def test_old_requests_do_not_keep_replies(self, server: Server, handler: Handler, client: Client) -> None:
         call = client.call(SLOW, (1,))
         big = np.zeros(1 << 19)
         for _ in range(4):
             client.call(ECHO, (), (big,)).wait(10)
         (peer,) = server._peers.values()
-        until(lambda: not peer.session.num_kept)
+        until(lambda: not peer.num_kept)
         handler.held.get(timeout=10).reply()
         call.wait(10)
 

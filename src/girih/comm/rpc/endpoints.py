@@ -10,11 +10,10 @@ from girih.comm.rpc.client import Client
 from girih.comm.rpc.frames import Limits
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.server import Server
-from girih.comm.rpc.transport import Dialer, Listener
-from girih.comm.transports.addresses import TCP, Local
-from girih.comm.transports.shared import SharedDialer, SharedListener
+from girih.comm.rpc.transport import Dialer
+from girih.comm.transports.addresses import place_of
 from girih.comm.transports.sockets import SocketDialer, SocketListener
-from girih.errors import GirihError, WireError
+from girih.errors import GirihError
 
 _SECRETS: weakref.WeakKeyDictionary[Client, bytes] = weakref.WeakKeyDictionary()
 
@@ -41,13 +40,7 @@ def listen(
     Raises:
         WireError: the address cannot be listened at.
     """
-    listener: Listener
-    if address.startswith("tcp://"):
-        listener = SocketListener(TCP(address), limits)
-    elif address == "shm://":
-        listener = SharedListener(limits)
-    else:
-        raise _unknown(address)
+    listener = SocketListener(place_of(address), limits)
     return Server(listener, handler, secret=secret, limits=limits, incarnation=incarnation)
 
 
@@ -93,12 +86,4 @@ def dialer(address: str) -> Dialer:
     Raises:
         WireError: it is none.
     """
-    if address.startswith("tcp://"):
-        return SocketDialer(TCP(address))
-    if address.startswith("shm://"):
-        return SharedDialer(Local(address.removeprefix("shm://")))
-    raise _unknown(address)
-
-
-def _unknown(address: str) -> WireError:
-    return WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")
+    return SocketDialer(place_of(address))

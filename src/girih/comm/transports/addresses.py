@@ -94,7 +94,7 @@ class Local:
         return "\0" + self.name[1:] if self.name.startswith("@") else self.name
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A socket that listens there, and its name."""
+        """A socket that listens there, and an address that others can connect to."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.place())
@@ -102,7 +102,7 @@ class Local:
         except OSError as error:
             listener.close()
             raise WireError(f"cannot listen at {self.name!r}: {error}") from error
-        return listener, self.name
+        return listener, f"shm://{self.name}"
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to."""
@@ -117,3 +117,17 @@ class Local:
             with suppress(OSError):
                 Path(self.name).unlink()
                 Path(self.name).parent.rmdir()
+
+
+def place_of(address: str) -> TCP | Local:
+    """The place that an address names; ``shm://`` draws a new one.
+
+    Raises:
+        WireError: it is no address.
+    """
+    if address.startswith("tcp://"):
+        return TCP(address)
+    if address.startswith("shm://"):
+        name = address.removeprefix("shm://")
+        return Local(name) if name else Local.drawn()
+    raise WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")
