@@ -13,7 +13,8 @@ from acting import PLACE, Acting, kill
 
 from girih.cluster import Cluster, cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS
-from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
+from girih.comm.registry import LocalRegistry, resolve
+from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 

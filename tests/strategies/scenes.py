@@ -26,7 +26,8 @@ import torch
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
 from girih.comm.group.votes import SynchronousVotes
-from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
+from girih.comm.registry import LocalRegistry, RegistryServer
+from girih.comm.registry.remote import RemoteRegistry
 from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log

@@ -13,15 +13,12 @@ class Voters(Protocol):
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks of each value."""
-        ...
 
     def put(self, key: str, text: str) -> None:
         """Leaves a note for the others."""
-        ...
 
     def has(self, key: str) -> bool:
         """Whether a note is there."""
-        ...
 
 
 class SynchronousVotes:

@@ -34,11 +34,9 @@ class Registry(Protocol):
 
     def set(self, key: str, value: str) -> None:
         """Sets a key."""
-        ...
 
     def get(self, key: str) -> str | None:
         """The value of a key; None where there is none."""
-        ...
 
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
         """Returns once all keys are there.
@@ -46,27 +44,21 @@ class Registry(Protocol):
         Raises:
             WireTimeout: one is still missing.
         """
-        ...
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        ...
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a number, which starts at 0; returns the sum."""
-        ...
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """Sets a key that has the expected value ("": or none); returns the value that it has then."""
-        ...
 
     def delete(self, key: str) -> bool:
         """Removes a key; whether it was there."""
-        ...
 
     def close(self) -> None:
         """Gives back what it holds."""
-        ...
 
 
 class LocalRegistry:

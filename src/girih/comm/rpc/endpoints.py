@@ -40,7 +40,8 @@ def listen(
     Raises:
         WireError: the address cannot be listened at.
     """
-    listener = SocketListener(place_of(address), limits)
+    place = place_of(address)
+    listener = SocketListener(place, *place.listen(), limits.lane_bytes)
     return Server(listener, handler, secret=secret, limits=limits, incarnation=incarnation)
 
 

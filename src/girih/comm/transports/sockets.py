@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import suppress
 
-from girih.comm.rpc.frames import Limits
 from girih.comm.rpc.handshake import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
@@ -35,13 +34,16 @@ _LOG = logging.getLogger(__name__)
 class SocketListener:
     """Takes connections at an address.
 
-    Raises:
-        WireError: it cannot be listened there.
+    Args:
+        place, listener, address: where, the socket that listens there, and what others connect to.
+        lane_bytes: see ``Limits``.
     """
 
-    def __init__(self, place: TCP | Local, limits: Limits) -> None:
-        self.place, self.limits, self.buffers = place, limits, Buffers()
-        self._listener, self.address = place.listen()
+    def __init__(
+        self, place: TCP | Local, listener: socket.socket, address: str, lane_bytes: int = 0
+    ) -> None:
+        self.place, self.address, self.lane_bytes, self.buffers = place, address, lane_bytes, Buffers()
+        self._listener = listener
         self._listener.setblocking(False)
 
     def fileno(self) -> int:
@@ -62,7 +64,7 @@ class SocketListener:
         if isinstance(self.place, TCP):
             return []
         try:
-            return [LaneFile.make(self.limits.lane_bytes) for _ in range(2)]
+            return [LaneFile.make(self.lane_bytes) for _ in range(2)]
         except OSError as error:
             _LOG.warning("%s: all goes through the socket: %s", self.address, error)
             return []
