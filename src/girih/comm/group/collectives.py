@@ -22,8 +22,8 @@ from torch import Tensor
 
 from girih.comm.group.process_group import AbortableGroup
 from girih.comm.group.store import RegistryStore
-from girih.comm.registry import WAIT_S, LocalRegistry, Registry
-from girih.errors import GirihError, WireTimeout
+from girih.comm.registry import LocalRegistry, Registry
+from girih.errors import GirihError
 
 LOOPBACK = "127.0.0.1"
 
@@ -60,10 +60,8 @@ class Collectives:
         if size > 1:
             store = RegistryStore(self.registry, f"{name}/group")
             self._group = AbortableGroup(store, rank, size, host=host, name=name)
-            watch = threading.Thread(
-                target=_watch, args=(weakref.ref(self),), name="girih-abort", daemon=True
-            )
-            watch.start()
+            words = (weakref.ref(self), self.registry, f"{name}/abort")
+            threading.Thread(target=_watch, args=words, name="girih-abort", daemon=True).start()
 
     @property
     def process_group(self) -> Any:
@@ -248,20 +246,10 @@ def _bytes_of(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(-1).view(np.uint8))
 
 
-def _watch(of: weakref.ref[Collectives]) -> None:
+def _watch(of: weakref.ref[Collectives], registry: Registry, key: str) -> None:
     """Aborts here what another rank has aborted, or once the registry is gone, until the group is closed."""
-    group = of()
-    if group is None:
-        return
-    registry, key = group.registry, f"{group.name}/abort"
-    del group
-    while True:
-        with contextlib.suppress(GirihError):
-            try:
-                registry.wait([key], WAIT_S)
-            except WireTimeout:
-                continue
-        break
+    with contextlib.suppress(GirihError):
+        registry.wait([key], threading.TIMEOUT_MAX)
     group = of()
     if group is not None and group._group is not None:
         group._abort_here()

@@ -48,8 +48,8 @@ class RegistryStore(Store):
         """Whether all keys are there."""
         return self._registry.check([self._key(key) for key in keys])
 
-    def delete_key(self, key: str) -> bool:
-        """Removes a key."""
+    def deleteKey(self, key: str) -> bool:
+        """Removes a key. By this name ``torch`` finds it; what it does not find here it does by the others."""
         return self._registry.delete(self._key(key))
 
     def _key(self, key: str) -> str:

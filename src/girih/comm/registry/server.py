@@ -24,13 +24,12 @@ class RegistryServer:
 
     def __init__(self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1") -> None:
         self.registry = registry
-        host = f"[{bind}]" if ":" in bind else bind
         try:
-            place = TCP(f"tcp://{host}:*")
-            listener, _ = place.listen()
+            listener, _ = TCP(bind, 0).listen()
         except WireError as error:
             raise WireError(f"{error}; set cluster.bind to an address of this host") from error
-        self.address = f"tcp://{host}:{listener.getsockname()[1]}"
+        place = TCP(bind, listener.getsockname()[1])
+        self.address = str(place)
         self._opening = threading.Thread(
             target=self._open, args=(secret, place, listener), name="girih-registry", daemon=True
         )

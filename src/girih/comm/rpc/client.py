@@ -13,18 +13,7 @@ from typing import Any, Final
 
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc.frames import (
-    ACKNOWLEDGE,
-    FAILED,
-    GOODBYE,
-    REPLY,
-    REQUEST,
-    Frame,
-    Header,
-    Limits,
-    Packed,
-    unpack,
-)
+from girih.comm.rpc.frames import Frame, Header, Limits, Packed, Status, unpack
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.poller import LINGER_S, Poller
 from girih.comm.rpc.reply import Reply
@@ -118,7 +107,7 @@ class Client(Poller):
 
     def _end(self, why: str) -> None:
         with self._session.lock:
-            self._session.say(GOODBYE)
+            self._session.say(Status.GOODBYE)
             replies = [*self._waiting.values(), *self._unsent]
         self._detach(self._session, LINGER_S)
         self._fail(replies, WireError, why)
@@ -171,7 +160,7 @@ class Client(Poller):
     def _send(self, reply: Reply, packed: Packed) -> None:
         packed.check(self._limits)  # those of the server, which the call may not have known
         self._unacknowledged_bytes = 0
-        self._waiting[self._session.send(REQUEST, 0, packed)] = reply
+        self._waiting[self._session.send(Status.REQUEST, 0, packed)] = reply
 
     def _receive(self, connection: Connection) -> None:
         """Waits, then takes all messages that are there."""
@@ -199,12 +188,12 @@ class Client(Poller):
             self._unacknowledged_bytes += sum(array.nbytes for array in frame.arrays)
             if self._unacknowledged_bytes >= _MOST_UNACKNOWLEDGED_BYTES:
                 self._unacknowledged_bytes = 0
-                self._session.say(ACKNOWLEDGE)
+                self._session.say(Status.ACKNOWLEDGE)
         if reply is None:  # it was given up
             return
-        if header.status == REPLY:
+        if header.status == Status.REPLY:
             reply.finish(frame)
-        elif header.status == FAILED and frame.arrays:
+        elif header.status == Status.FAILED and frame.arrays:
             reply.finish(RemoteError(bytes(frame.arrays[0]).decode(errors="replace")))
         else:
             reply.finish(WireError(f"{self.address}: an answer of status {header.status}"))

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -35,9 +36,6 @@ MOST_EXTENT: Final = 1 << 40  # numpy cannot have (0, 2⁶³), though it has no 
 MAGIC: Final = b"GRIH"
 LAYOUT: Final = 2
 
-REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
-"""A message's status: what it is to the session."""
-
 _HEADER: Final = struct.Struct("<4sHHHBxH2xQQQ")
 _ARRAY: Final = struct.Struct("<BBB5x3Q")
 _CRC: Final = struct.Struct("<I")
@@ -48,6 +46,12 @@ _DTYPES: Final = tuple(
     )
 )  # fmt: skip
 _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+class Status(IntEnum):
+    """What a message is to the session."""
+
+    REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +90,7 @@ class Header:
     """Facts that the session tells about a message.
 
     Attributes:
-        status: ``REQUEST``, ``REPLY``, …
+        status: a :class:`Status`; any number, as it comes.
         number: the message's own, counted from 1 by its sender in the order of sending; 0: it is not counted.
         request: the number of the request that a reply answers; else 0.
         acknowledged: the sender has received the other side's messages up to this number.
@@ -108,8 +112,6 @@ class Packed:
     __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
 
     def __init__(self, frame: Frame, limits: Limits) -> None:
-        if not 0 <= frame.kind < 1 << 16:
-            raise WireError(f"kind {frame.kind}: a kind is from 0 to 65535")
         if len(frame.fields) > MOST_FIELDS:
             raise WireError(
                 f"kind {frame.kind}: {len(frame.fields)} fields; at most {MOST_FIELDS}; use an array"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import FAILED, REPLY, Frame, Limits, Packed
+from girih.comm.rpc.frames import Frame, Limits, Packed, Status
 from girih.errors import WireError
 from girih.kernels.buffers import Take
 
@@ -44,7 +44,7 @@ class Request:
         except WireError as error:
             self.fail(error)
             raise
-        self._finish(REPLY, packed)
+        self._finish(Status.REPLY, packed)
 
     def fail(self, error: str | Exception) -> None:
         """Answers that it went wrong: ``RemoteError`` at the client.
@@ -54,7 +54,7 @@ class Request:
         """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
-        self._finish(FAILED, Packed(Frame(self.frame.kind, (), (data,)), Limits()))
+        self._finish(Status.FAILED, Packed(Frame(self.frame.kind, (), (data,)), Limits()))
 
     def _finish(self, status: int, packed: Packed) -> None:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from girih.comm.rpc.frames import GOODBYE, REQUEST, Limits, Packed, unpack
+from girih.comm.rpc.frames import Limits, Packed, Status, unpack
 from girih.comm.rpc.handshake import Welcome
 from girih.comm.rpc.poller import IN, LINGER_S, Poller
 from girih.comm.rpc.request import Request
@@ -148,10 +148,10 @@ class Server(Poller):
         self._ready.append(peer)
         with peer.lock:
             is_new = peer.hear(header)
-        if header.status == GOODBYE:
+        if header.status == Status.GOODBYE:
             self._peers.pop(peer.number, None)
             self._detach(peer)
-        elif header.status == REQUEST and is_new:
+        elif header.status == Status.REQUEST and is_new:
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, self.limits, answer, buffer))
 

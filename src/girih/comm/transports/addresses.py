@@ -19,39 +19,25 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """``tcp://HOST:PORT``; ``[HOST]`` for IPv6; port ``*`` for any, host ``*`` for all, where it is listened at.
+    """A host and a port; port 0 for any, host ``*`` for all, where it is listened at."""
 
-    Raises:
-        WireError: it is no such address.
-    """
+    host: str
+    port: int
 
-    address: str
-
-    def __post_init__(self) -> None:
-        host, port = self.parts()
-        if not host or not (port == "*" or (port.isascii() and port.isdigit() and int(port) < 1 << 16)):
-            raise WireError(f"address {self.address!r}; expected tcp://HOST:PORT")
-
-    def parts(self) -> tuple[str, str]:
-        """Host and port."""
-        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), port
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     def listen(self) -> tuple[socket.socket, str]:
         """A socket that listens there, and an address that others can connect to."""
-        host, port = self.parts()
-        everywhere = host in ("*", "0.0.0.0", "::")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            place = ("0.0.0.0" if host == "*" else host, 0 if port == "*" else int(port))
+            place = ("0.0.0.0" if self.host == "*" else self.host, self.port)
             listener = socket.create_server(place, family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise WireError(
-                f"cannot listen at {self.address!r}: {error}; expected tcp://HOST:PORT"
-            ) from error
-        named = socket.gethostname() if everywhere else host
-        bound = f"[{named}]" if ":" in named else named
-        return listener, f"tcp://{bound}:{listener.getsockname()[1]}"
+            raise WireError(f"cannot listen at {str(self)!r}: {error}; expected tcp://HOST:PORT") from error
+        everywhere = self.host in ("*", "0.0.0.0", "::")
+        host = socket.gethostname() if everywhere else self.host
+        return listener, str(TCP(host, listener.getsockname()[1]))
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to.
@@ -59,8 +45,8 @@ class TCP:
         Raises:
             OSError: the host is not known.
         """
-        host, port = self.parts()
-        family, kind, proto, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, place = found[0]
         return socket.socket(family, kind, proto), place
 
     def prepare(self, connection: socket.socket) -> None:
@@ -120,14 +106,16 @@ class Local:
 
 
 def place_of(address: str) -> TCP | Local:
-    """The place that an address names; ``shm://`` draws a new one.
+    """The place that an address names; ``shm://`` draws a new one, port ``*`` is any.
 
     Raises:
         WireError: it is no address.
     """
-    if address.startswith("tcp://"):
-        return TCP(address)
-    if address.startswith("shm://"):
-        name = address.removeprefix("shm://")
+    kind, _, name = address.partition("://")
+    host, _, port = name.rpartition(":")
+    port = "0" if port == "*" else port
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return TCP(host.removeprefix("[").removesuffix("]"), int(port))
+    if kind == "shm":
         return Local(name) if name else Local.drawn()
     raise WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")

@@ -8,18 +8,8 @@ import socket
 import time
 from contextlib import suppress
 
-from girih.comm.rpc.handshake import (
-    CHALLENGE_BYTES,
-    HELLO_BYTES,
-    WELCOME_BYTES,
-    Hello,
-    Welcome,
-    challenge,
-    pack_hello,
-    pack_welcome,
-    unpack_hello,
-    unpack_welcome,
-)
+from girih.comm.rpc import handshake
+from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
 from girih.comm.transports.addresses import TCP, Local
 from girih.comm.transports.lanes import LaneFile
@@ -79,7 +69,7 @@ class SocketStranger:
 
     def __init__(self, connection: socket.socket, listener: SocketListener) -> None:
         self._socket, self._listener = connection, listener
-        self._challenge = challenge()
+        self._challenge = handshake.challenge()
         self._said = b""
         with suppress(OSError):  # he left, as will be read
             connection.send(self._challenge)
@@ -93,10 +83,14 @@ class SocketStranger:
             if not heard:
                 raise ConnectionLost("a stranger who left")
             self._said += heard
-        return unpack_hello(secret, self._challenge, self._said) if len(self._said) == HELLO_BYTES else None
+        return (
+            handshake.unpack_hello(secret, self._challenge, self._said)
+            if len(self._said) == HELLO_BYTES
+            else None
+        )
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
-        said = pack_welcome(secret, self._challenge, self._said, welcome)
+        said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
         stream = Stream(self._socket, welcome.limits, self._listener.buffers)
         lanes = self._listener.lanes()
         if not lanes:
@@ -130,9 +124,11 @@ class SocketDialer:
             connection.connect(place)
             self._place.prepare(connection)
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
-            said = pack_hello(secret, challenged, hello)
+            said = handshake.pack_hello(secret, challenged, hello)
             connection.sendall(said)
-            welcome = unpack_welcome(secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files))
+            welcome = handshake.unpack_welcome(
+                secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files)
+            )
             stream = Stream(connection, welcome.limits, self._buffers)
             if len(files) != 2:
                 return stream, welcome
