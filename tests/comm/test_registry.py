@@ -12,8 +12,8 @@ from girih.comm.registry import (
     Entry,
     LocalRegistry,
     RegistryServer,
+    find,
     register,
-    resolve,
     resolver,
 )
 from girih.comm.registry import remote as remote_module
@@ -81,14 +81,13 @@ def test_one_thread_that_waits_does_not_hold_up_the_others(remote):
 
 def test_a_role_is_found_again_in_its_next_life(registry):
     register(registry, "loader", 1, Entry("tcp://127.0.0.1:1"))
-    assert resolve(registry, "loader", 1) == Entry("tcp://127.0.0.1:1", 0)
+    assert find(registry, "loader", 1) == Entry("tcp://127.0.0.1:1", 0)
     register(registry, "loader", 1, Entry("tcp://127.0.0.1:2", 1, 77, "left"))
-    assert resolve(registry, "loader", 1) == Entry("tcp://127.0.0.1:2", 1, 77, "left")
+    assert find(registry, "loader", 1) == Entry("tcp://127.0.0.1:2", 1, 77, "left")
     assert resolver(registry, "loader", 1)() == "tcp://127.0.0.1:2"
     with pytest.raises(LookupError, match="loader 0"):
         resolver(registry, "loader", 0)()
-    with pytest.raises(WireTimeout, match="role/loader/0"):
-        resolve(registry, "loader", 0, 0.05)
+    assert find(registry, "loader", 0) is None
 
 
 def test_it_travels_to_other_processes(remote):

@@ -105,7 +105,7 @@ def test_a_server_without_the_secret_gets_no_calls():
         def play():
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b"girih\x02\x00\x00" + bytes(32))
+                connection.sendall(b"girih\x03\x00\x00" + bytes(32))
                 said.extend(connection.recv(1 << 16))
                 with contextlib.suppress(OSError):
                     connection.sendall(bytes(100))
@@ -219,7 +219,7 @@ def test_a_listener_without_descriptors_waits_and_then_goes_on():
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "shm://"])
 def test_a_bad_message_of_somebody_trusted_ends_his_connection_alone(address):
     rng = np.random.default_rng(0)
-    shape = bytes.fromhex("47524948 0200 0000 0000 00 00 0100 0000") + bytes(24)  # one array, (0, 2**63)
+    shape = bytes.fromhex("47524948 0300 0000 0000 00 00 0100 0000") + bytes(24)  # one array, (0, 2**63)
     with (
         listen(lambda r: r.reply(r.frame.fields), address=address, secret=SECRET) as server,
         connect(server.address, secret=SECRET) as other,

@@ -45,7 +45,7 @@ class Cluster:
 
     Attributes:
         ranks: this trainer among all.
-        registry: where roles are found, see :func:`girih.comm.registry.resolve`.
+        registry: where roles are found, see :func:`girih.comm.registry.find`.
         secret: what every connection proves to know.
         segment: begins the names of the shared memory of all roles of the run.
     """

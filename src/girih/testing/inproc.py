@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc import Client, Limits, Request, Server
+from girih.comm.rpc import Client, Request, Server
 from girih.comm.rpc.frames import Part
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
@@ -27,11 +27,10 @@ def listen(
     *,
     address: str = "inproc://*",
     secret: bytes,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
     incarnation: int = 0,
 ) -> Server:
     """See :func:`girih.comm.rpc.listen`; ``inproc://*`` draws a name."""
-    return Server(_Listener(address), handler, secret=secret, limits=limits, incarnation=incarnation)
+    return Server(_Listener(address), handler, secret=secret, incarnation=incarnation)
 
 
 def connect(

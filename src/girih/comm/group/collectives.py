@@ -26,6 +26,7 @@ from girih.comm.registry import LocalRegistry, Registry
 from girih.errors import GirihError
 
 LOOPBACK = "127.0.0.1"
+_FOREVER_S = 1e9
 
 
 class Collectives:
@@ -249,7 +250,7 @@ def _bytes_of(array: NDArray[Any]) -> Tensor:
 def _watch(of: weakref.ref[Collectives], registry: Registry, key: str) -> None:
     """Aborts here what another rank has aborted, or once the registry is gone, until the group is closed."""
     with contextlib.suppress(GirihError):
-        registry.wait([key], threading.TIMEOUT_MAX)
+        registry.wait([key], _FOREVER_S)
     group = of()
     if group is not None and group._group is not None:
         group._abort_here()

@@ -14,9 +14,9 @@ from girih.comm.registry.entries import (
     Entry,
     LocalRegistry,
     Registry,
+    find,
     key_of,
     register,
-    resolve,
     resolver,
 )
 from girih.comm.registry.server import RegistryServer
@@ -27,8 +27,8 @@ __all__ = [
     "LocalRegistry",
     "Registry",
     "RegistryServer",
+    "find",
     "key_of",
     "register",
-    "resolve",
     "resolver",
 ]

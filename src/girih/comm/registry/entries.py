@@ -139,15 +139,10 @@ def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
     registry.set(key_of(role, index), json.dumps(asdict(entry)))
 
 
-def resolve(registry: Registry, role: str, index: int, timeout_s: float = WAIT_S) -> Entry:
-    """Finds the entry of a process, with the address at which it listens now; waits until it is there.
-
-    Raises:
-        WireTimeout: it did not come.
-    """
-    key = key_of(role, index)
-    registry.wait([key], timeout_s)
-    return Entry(**json.loads(registry.get(key) or "{}"))
+def find(registry: Registry, role: str, index: int) -> Entry | None:
+    """The entry of a process, with the address at which it listens now; None where there is none."""
+    text = registry.get(key_of(role, index))
+    return None if text is None else Entry(**json.loads(text))
 
 
 def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
@@ -157,9 +152,9 @@ def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
     """
 
     def address() -> str:
-        text = registry.get(key_of(role, index))
-        if text is None:
+        entry = find(registry, role, index)
+        if entry is None:
             raise LookupError(f"{role} {index} is not in the registry")
-        return Entry(**json.loads(text)).address
+        return entry.address
 
     return address

@@ -12,21 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.registry.entries import WAIT_S, LocalRegistry
-from girih.comm.rpc import Client, Frame, Limits, Request, Server
+from girih.comm.rpc import Client, Frame, Request, Server
 from girih.comm.rpc.endpoints import dialer
 from girih.comm.transports.sockets import SocketListener
 from girih.errors import RemoteError, WireError, WireTimeout
 
 PATIENCE_S: Final = 10.0
 """How long a registry is called that cannot be reached."""
-_LIMITS: Final = Limits(most_arrays=1, most_bytes=1 << 28)
 _VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
 
 
 def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> Server:
     """Answers :class:`RemoteRegistry` until the server is closed."""
-    handler = partial(_hear, registry)
-    return Server(listener, handler, secret=secret, limits=_LIMITS, incarnation=0)
+    return Server(listener, partial(_hear, registry), secret=secret, incarnation=0)
 
 
 def _hear(registry: LocalRegistry, request: Request) -> None:

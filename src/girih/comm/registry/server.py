@@ -6,7 +6,7 @@ import socket
 import threading
 
 from girih.comm.registry.entries import LocalRegistry
-from girih.comm.transports.addresses import TCP
+from girih.comm.transports.addresses import TCP, place_of
 from girih.errors import WireError
 
 
@@ -25,14 +25,10 @@ class RegistryServer:
     def __init__(self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1") -> None:
         self.registry = registry
         try:
-            listener, _ = TCP(bind, 0).listen()
+            listener, self.address = TCP(bind, 0).listen()
         except WireError as error:
             raise WireError(f"{error}; set cluster.bind to an address of this host") from error
-        place = TCP(bind, listener.getsockname()[1])
-        self.address = str(place)
-        self._opening = threading.Thread(
-            target=self._open, args=(secret, place, listener), name="girih-registry", daemon=True
-        )
+        self._opening = threading.Thread(target=self._open, args=(secret, listener), daemon=True)
         self._opening.start()
 
     def close(self) -> None:
@@ -41,8 +37,9 @@ class RegistryServer:
         self._opening.join()
         self._server.close()
 
-    def _open(self, secret: bytes, place: TCP, listener: socket.socket) -> None:
+    def _open(self, secret: bytes, listener: socket.socket) -> None:
         from girih.comm.registry.remote import serve
         from girih.comm.transports.sockets import SocketListener
 
+        place = place_of(self.address)
         self._server = serve(self.registry, secret, SocketListener(place, listener, self.address))

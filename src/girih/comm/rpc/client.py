@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc.frames import Frame, Header, Limits, Packed, Status, unpack
+from girih.comm.rpc.frames import Frame, Header, Packed, Status, unpack
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.poller import LINGER_S, Poller
 from girih.comm.rpc.reply import Reply
@@ -58,7 +58,6 @@ class Client(Poller):
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dial(address)
-        self._limits = Limits()
         self._session = Session(0, self._stuck)  # its lock is that of all below
         self._unsent: dict[Reply, Packed] = {}  # made while there is no connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
@@ -77,7 +76,7 @@ class Client(Poller):
         Raises:
             WireError: the frame is beyond the limits, or the client is closed.
         """
-        packed = Packed(Frame(kind, tuple(fields), tuple(arrays)), self._limits)
+        packed = Packed(Frame(kind, tuple(fields), tuple(arrays)))
         reply = Reply(self.address, kind)
         with self._session.lock:
             if self._closing:
@@ -130,11 +129,10 @@ class Client(Poller):
     def _begin(self, connection: Connection, welcome: Welcome) -> None:
         """Goes on with the session, or begins another one."""
         lost: list[Reply] = []
-        refused: list[tuple[Reply, WireError]] = []
         before, self.incarnation = self.incarnation, welcome.incarnation
         self.num_reconnects += before is not None
         with self._session.lock:
-            self._limits, self._connected_s = welcome.limits, time.monotonic()
+            self._connected_s = time.monotonic()
             if welcome.session != self._session.number:
                 lost = list(self._waiting.values())
                 self._waiting.clear()
@@ -144,13 +142,8 @@ class Client(Poller):
             self._received = welcome.received
             self._attach(self._session, connection, welcome.received)
             for reply, packed in self._unsent.items():
-                try:
-                    self._send(reply, packed)
-                except WireError as error:
-                    refused.append((reply, error))
+                self._send(reply, packed)
             self._unsent.clear()
-        for reply, why in refused:
-            reply.finish(why)
         self.num_lost += len(lost)
         lives = f"incarnation {before}, now {welcome.incarnation}"
         if before == welcome.incarnation:
@@ -158,7 +151,6 @@ class Client(Poller):
         self._fail(lost, Lost, f"lost, as the process that was called was restarted ({lives})")
 
     def _send(self, reply: Reply, packed: Packed) -> None:
-        packed.check(self._limits)  # those of the server, which the call may not have known
         self._unacknowledged_bytes = 0
         self._waiting[self._session.send(Status.REQUEST, 0, packed)] = reply
 
@@ -167,7 +159,7 @@ class Client(Poller):
         self._wait(None)
         try:
             while not self._closing and (parts := connection.receive()) is not None:
-                header, frame = unpack(parts, self._limits)
+                header, frame = unpack(parts)
                 del parts  # whoever waits may drop its memory before the next one comes
                 self._take(header, frame)
                 del frame

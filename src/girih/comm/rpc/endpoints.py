@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 
 from girih.comm.rpc.client import Client
-from girih.comm.rpc.frames import Limits
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.server import Server
 from girih.comm.rpc.transport import Dialer
@@ -23,7 +22,6 @@ def listen(
     *,
     address: str = "tcp://127.0.0.1:*",
     secret: bytes,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
     incarnation: int = 0,
 ) -> Server:
     """Answers requests with ``handler`` until the server is closed.
@@ -34,23 +32,18 @@ def listen(
         address: ``tcp://HOST:PORT`` (``*``: any free port), or ``shm://`` for this host. Loopback unless another host
             is named: data travel in the clear; the secret does not travel.
         secret: what clients must know.
-        limits: also for what clients send and receive.
         incarnation: the how-manieth life of this process it is; clients are told.
 
     Raises:
         WireError: the address cannot be listened at.
     """
     place = place_of(address)
-    listener = SocketListener(place, *place.listen(), limits.lane_bytes)
-    return Server(listener, handler, secret=secret, limits=limits, incarnation=incarnation)
+    listener = SocketListener(place, *place.listen())
+    return Server(listener, handler, secret=secret, incarnation=incarnation)
 
 
 def connect(
-    address: str,
-    *,
-    secret: bytes,
-    timeout_s: float = 40.0,
-    resolve: Callable[[], str] | None = None,
+    address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
     """Connects to a server; returns at once, whether it is there or not.
 

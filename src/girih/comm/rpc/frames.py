@@ -31,10 +31,12 @@ Part = NDArray[np.uint8]
 
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
+MOST_ARRAYS: Final = 256
+MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; beyond, it is refused before it takes memory
 MOST_DIMS: Final = 3
 MOST_EXTENT: Final = 1 << 40  # numpy cannot have (0, 2⁶³), though it has no elements
 MAGIC: Final = b"GRIH"
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 
 _HEADER: Final = struct.Struct("<4sHHHBxH2xQQQ")
 _ARRAY: Final = struct.Struct("<BBB5x3Q")
@@ -61,28 +63,13 @@ class Frame:
     Attributes:
         kind: 0 to 65,535; what is asked.
         fields: up to 12 integers, each an int64.
-        arrays: C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
+        arrays: up to 256, of 1 GiB together; C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
             dims; those of a frame received are read-only views of its memory.
     """
 
     kind: int
     fields: tuple[int, ...] = ()
     arrays: tuple[NDArray[Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits beyond which frames are refused before they take memory. A server's hold for its clients too.
-
-    Attributes:
-        most_arrays: in one frame.
-        most_bytes: of all arrays of one frame together.
-        lane_bytes: of shared memory per direction and connection, for ``shm://``.
-    """
-
-    most_arrays: int = 256
-    most_bytes: int = 1 << 30
-    lane_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +96,21 @@ class Packed:
         WireError: the frame breaks the layout or the limits.
     """
 
-    __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
+    __slots__ = ("_counts", "_described", "_kind", "_large", "_small")
 
-    def __init__(self, frame: Frame, limits: Limits) -> None:
+    def __init__(self, frame: Frame) -> None:
         if len(frame.fields) > MOST_FIELDS:
             raise WireError(
                 f"kind {frame.kind}: {len(frame.fields)} fields; at most {MOST_FIELDS}; use an array"
             )
-        self.num_bytes = sum(array.nbytes for array in frame.arrays)
-        self._kind, self._counts = frame.kind, (len(frame.fields), len(frame.arrays))
-        self.check(limits)
+        num_arrays, num_bytes = len(frame.arrays), sum(array.nbytes for array in frame.arrays)
+        if num_arrays > MOST_ARRAYS:
+            raise WireError(f"kind {frame.kind}: {num_arrays} arrays, at most {MOST_ARRAYS}; join some")
+        if num_bytes > MOST_BYTES:
+            raise WireError(
+                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less at once"
+            )
+        self._kind, self._counts = frame.kind, (len(frame.fields), num_arrays)
         try:
             described = [struct.pack(f"<{len(frame.fields)}q", *frame.fields)]
         except struct.error as error:
@@ -128,24 +120,6 @@ class Packed:
         for number, array in enumerate(frame.arrays):
             described.append(self._lay(array, f"kind {frame.kind}: array {number}"))
         self._described = b"".join(described)
-
-    def check(self, limits: Limits) -> None:
-        """Whether the other side takes it.
-
-        Raises:
-            WireError: it does not.
-        """
-        num_arrays = self._counts[1]
-        if num_arrays > limits.most_arrays:
-            raise WireError(
-                f"kind {self._kind}: {num_arrays} arrays, at most {limits.most_arrays}; join some,"
-                " or raise the server's Limits.most_arrays"
-            )
-        if self.num_bytes > limits.most_bytes:
-            raise WireError(
-                f"kind {self._kind}: {self.num_bytes:,} bytes of arrays, at most {limits.most_bytes:,};"
-                " send less at once, or raise the server's Limits.most_bytes"
-            )
 
     def _lay(self, array: NDArray[Any], what: str) -> bytes:
         code = _CODES.get(array.dtype)
@@ -178,12 +152,7 @@ def _extent(shape: Sequence[int]) -> int:
     return math.prod(dim or 1 for dim in shape)
 
 
-def total_bytes(parts: Sequence[Part]) -> int:
-    """The size of a message."""
-    return sum(len(part) for part in parts)
-
-
-def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
+def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
     """Reads a message; arrays are views of its parts.
 
     Raises:
@@ -196,9 +165,9 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
     magic, layout, kind, status, num_fields, num_arrays, *numbers = _HEADER.unpack_from(head)
     if magic != MAGIC or layout != LAYOUT:
         raise WireError(f"a message of {magic!r}, layout {layout}; expected {MAGIC!r}, layout {LAYOUT}")
-    if num_fields > MOST_FIELDS or num_arrays > limits.most_arrays:
+    if num_fields > MOST_FIELDS or num_arrays > MOST_ARRAYS:
         raise WireError(
-            f"a message of {num_fields} fields, {num_arrays} arrays; at most {MOST_FIELDS}, {limits.most_arrays}"
+            f"a message of {num_fields} fields, {num_arrays} arrays; at most {MOST_FIELDS}, {MOST_ARRAYS}"
         )
     arrays_at = _HEADER.size + 8 * num_fields
     end = arrays_at + _ARRAY.size * num_arrays
@@ -208,13 +177,11 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
         raise WireError("a message whose header is damaged: its CRC-32 differs")
     fields = struct.unpack_from(f"<{num_fields}q", head, _HEADER.size)
     described = list(_ARRAY.iter_unpack(head[arrays_at:end]))
-    arrays = _views(described, parts, end + 8, limits)
+    arrays = _views(described, parts, end + 8)
     return Header(status, *numbers), Frame(kind, fields, arrays)
 
 
-def _views(
-    described: list[Any], parts: Sequence[Part], start: int, limits: Limits
-) -> tuple[NDArray[Any], ...]:
+def _views(described: list[Any], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
     """The arrays as described, if they fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1
@@ -226,8 +193,8 @@ def _views(
         count = math.prod(shape[:ndim])
         size = count * _DTYPES[code].itemsize
         num_bytes += size
-        if num_bytes > limits.most_bytes:
-            raise WireError(f"a message of {num_bytes:,} bytes or more; at most {limits.most_bytes:,}")
+        if num_bytes > MOST_BYTES:
+            raise WireError(f"a message of {num_bytes:,} bytes or more; at most {MOST_BYTES:,}")
         if own:
             data = parts[next_part] if next_part < len(parts) else parts[0][:0]
             next_part += 1

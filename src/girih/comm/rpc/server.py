@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from girih.comm.rpc.frames import Limits, Packed, Status, unpack
+from girih.comm.rpc.frames import Packed, Status, unpack
 from girih.comm.rpc.handshake import Welcome
 from girih.comm.rpc.poller import IN, LINGER_S, Poller
 from girih.comm.rpc.request import Request
@@ -33,7 +33,7 @@ class Server(Poller):
 
     Attributes:
         address: what clients connect to.
-        incarnation, limits: see ``listen``.
+        incarnation: see ``listen``.
         num_refused: strangers who did not prove that they know the secret, or not in time.
     """
 
@@ -43,12 +43,10 @@ class Server(Poller):
         handler: Callable[[Request], None],
         *,
         secret: bytes,
-        limits: Limits,
         incarnation: int,
     ) -> None:
         super().__init__(listener.address)
-        self.incarnation, self.limits = incarnation, limits
-        self.num_refused = 0
+        self.incarnation, self.num_refused = incarnation, 0
         self._listener, self._handler, self._secret = listener, handler, secret
         self._strangers: dict[Stranger, float] = {}  # until when
         self._peers: dict[int, Session] = {}  # by number
@@ -110,7 +108,7 @@ class Server(Poller):
                 return
             peer = self._peers.get(hello.session) or Session(secrets.randbits(63) | 1, self._stuck)
             self._detach(peer)  # where its connection broke, and this side does not know yet
-            welcome = Welcome(self.incarnation, peer.number, peer.received, self.limits)
+            welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
         except Exception as error:  # whatever he said, it ends nobody but him
             self._refuse(stranger, error)
@@ -138,7 +136,7 @@ class Server(Poller):
             parts = None if peer.connection is None else peer.connection.receive()
             if parts is None:
                 return
-            header, frame = unpack(parts, self.limits)
+            header, frame = unpack(parts)
         except Exception as error:  # one bad message ends one connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
@@ -153,7 +151,7 @@ class Server(Poller):
             self._detach(peer)
         elif header.status == Status.REQUEST and is_new:
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
-            self._call(Request(frame, peer.number, self.limits, answer, buffer))
+            self._call(Request(frame, peer.number, answer, buffer))
 
     def _call(self, request: Request) -> None:
         try:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from girih.comm.rpc.frames import Frame, Header, Limits, Packed, Part
+from girih.comm.rpc.frames import Frame, Header, Packed, Part
 from girih.comm.rpc.transport import Connection, ConnectionLost
 
-_NO_FRAME: Final = Packed(Frame(0), Limits())
+_NO_FRAME: Final = Packed(Frame(0))
 
 
 class _Sent(NamedTuple):
@@ -37,7 +37,6 @@ class Session:
         number: what the server calls it; 0 before it does.
         connection: None while it is broken, since ``lost_s``.
         received: number of the other side's last message.
-        num_kept: messages that the other side may not have.
     """
 
     def __init__(self, number: int, stuck: Callable[[Session], None]) -> None:
@@ -46,10 +45,6 @@ class Session:
         self.lost_s = time.monotonic()
         self._stuck = stuck
         self.restart(number)
-
-    @property
-    def num_kept(self) -> int:
-        return len(self._kept)
 
     def restart(self, number: int) -> None:
         """Begins another one; what was kept is dropped."""

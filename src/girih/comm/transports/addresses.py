@@ -19,7 +19,7 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """A host and a port; port 0 for any, host ``*`` for all, where it is listened at."""
+    """A host and a port; port 0 for any, where it is listened at."""
 
     host: str
     port: int
@@ -31,13 +31,10 @@ class TCP:
         """A socket that listens there, and an address that others can connect to."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            place = ("0.0.0.0" if self.host == "*" else self.host, self.port)
-            listener = socket.create_server(place, family=family, backlog=_BACKLOG)
+            listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise WireError(f"cannot listen at {str(self)!r}: {error}; expected tcp://HOST:PORT") from error
-        everywhere = self.host in ("*", "0.0.0.0", "::")
-        host = socket.gethostname() if everywhere else self.host
-        return listener, str(TCP(host, listener.getsockname()[1]))
+        return listener, str(TCP(self.host, listener.getsockname()[1]))
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to.

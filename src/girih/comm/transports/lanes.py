@@ -28,6 +28,7 @@ from girih.comm.rpc.frames import Part
 from girih.errors import WireError
 
 NUM_SLOTS: Final = 4096
+LANE_BYTES: Final = 64 << 20
 _LINE: Final = 64
 _GROWTH: Final = 1 << 20
 
@@ -73,6 +74,18 @@ class LaneFile:
         except BaseException:
             os.close(file)
             raise
+
+    def view(self, slot: int, start: int, size: int) -> Part:
+        """For the receiver: what was sent, in place; its room is free again when the last view of it is gone.
+
+        Raises:
+            WireError: there is no such place.
+        """
+        if slot >= NUM_SLOTS or start + size > self.num_bytes:
+            raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self.num_bytes:,}")
+        array = np.frombuffer(self.data[start : start + size], np.uint8)
+        _when_dropped(array, self.slots.__setitem__, slot, 0)
+        return array
 
     def close(self) -> None:
         """Views of it stay; the mapping goes with the last."""
@@ -180,29 +193,6 @@ class OutLane:
                 return False
             self._backed = more
         return True
-
-
-class InLane:
-    """The receiver's end."""
-
-    def __init__(self, file: LaneFile) -> None:
-        self._file = file
-
-    def view(self, slot: int, start: int, size: int) -> Part:
-        """A view of what was sent, in place; its room is free again when the last view of it is gone.
-
-        Raises:
-            WireError: there is no such place.
-        """
-        if slot >= NUM_SLOTS or start + size > self._file.num_bytes:
-            raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self._file.num_bytes:,}")
-        array = np.frombuffer(self._file.data[start : start + size], np.uint8)
-        _when_dropped(array, self._file.slots.__setitem__, slot, 0)
-        return array
-
-    def close(self) -> None:
-        """Views stay."""
-        self._file.close()
 
 
 def _when_dropped(array: NDArray[Any], call: Callable[..., None], *arguments: Any) -> None:

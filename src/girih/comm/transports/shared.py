@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import OWN_PART_BYTES, Part
-from girih.comm.transports.lanes import InLane, LaneFile, OutLane
+from girih.comm.transports.lanes import LaneFile, OutLane
 from girih.comm.transports.streams import Stream
 from girih.errors import WireError
 
@@ -29,7 +29,7 @@ class SharedConnection:
 
     def __init__(self, stream: Stream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream
-        self._outward, self._inward = OutLane(outward), InLane(inward)
+        self._outward, self._inward = OutLane(outward), inward
         self.fileno, self.flush = stream.fileno, stream.flush
 
     def send(self, parts: Sequence[Part]) -> bool:

@@ -12,7 +12,7 @@ from girih.comm.rpc import handshake
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
 from girih.comm.transports.addresses import TCP, Local
-from girih.comm.transports.lanes import LaneFile
+from girih.comm.transports.lanes import LANE_BYTES, LaneFile
 from girih.comm.transports.shared import SharedConnection
 from girih.comm.transports.streams import Stream
 from girih.errors import WireError
@@ -26,13 +26,10 @@ class SocketListener:
 
     Args:
         place, listener, address: where, the socket that listens there, and what others connect to.
-        lane_bytes: see ``Limits``.
     """
 
-    def __init__(
-        self, place: TCP | Local, listener: socket.socket, address: str, lane_bytes: int = 0
-    ) -> None:
-        self.place, self.address, self.lane_bytes, self.buffers = place, address, lane_bytes, Buffers()
+    def __init__(self, place: TCP | Local, listener: socket.socket, address: str) -> None:
+        self.place, self.address, self.buffers = place, address, Buffers()
         self._listener = listener
         self._listener.setblocking(False)
 
@@ -54,7 +51,7 @@ class SocketListener:
         if isinstance(self.place, TCP):
             return []
         try:
-            return [LaneFile.make(self.lane_bytes) for _ in range(2)]
+            return [LaneFile.make(LANE_BYTES) for _ in range(2)]
         except OSError as error:
             _LOG.warning("%s: all goes through the socket: %s", self.address, error)
             return []
@@ -91,7 +88,7 @@ class SocketStranger:
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
         said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
-        stream = Stream(self._socket, welcome.limits, self._listener.buffers)
+        stream = Stream(self._socket, self._listener.buffers)
         lanes = self._listener.lanes()
         if not lanes:
             self._socket.sendall(said)
@@ -129,7 +126,7 @@ class SocketDialer:
             welcome = handshake.unpack_welcome(
                 secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files)
             )
-            stream = Stream(connection, welcome.limits, self._buffers)
+            stream = Stream(connection, self._buffers)
             if len(files) != 2:
                 return stream, welcome
             outward, inward = (LaneFile(os.dup(file)) for file in files)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import Limits, Part
+from girih.comm.rpc.frames import MOST_ARRAYS, MOST_BYTES, Part
 from girih.comm.rpc.transport import ConnectionLost
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
@@ -27,8 +27,8 @@ from girih.kernels.buffers import Buffers
 _SIGN: Final = b"GRM1"
 _HEAD: Final = struct.Struct("<4sI")
 _SCRATCH_BYTES: Final = 1 << 16
-_SLACK_BYTES: Final = 1 << 16  # of a first part, beside its small arrays
-_SLACK_PARTS: Final = 2  # the first part; the places of those in shared memory
+_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part; the places of those in shared memory
+_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more than its small arrays
 _MOST_VIEWS: Final = 512  # of one call of the system
 
 
@@ -40,12 +40,10 @@ class Stream:
         buffers: where arrays that arrive get their memory.
     """
 
-    def __init__(self, connection: socket.socket, limits: Limits, buffers: Buffers) -> None:
+    def __init__(self, connection: socket.socket, buffers: Buffers) -> None:
         connection.setblocking(False)
         self.socket = connection
         self._unsent: deque[list[memoryview]] = deque()  # messages, of which the first may have gone in part
-        self._most_parts = limits.most_arrays + _SLACK_PARTS
-        self._most_bytes = limits.most_bytes + _SLACK_BYTES
         self._buffers = buffers
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0  # of what the scratch has
@@ -104,15 +102,15 @@ class Stream:
         while True:
             yield from self._fill(head)
             sign, num_parts = _HEAD.unpack(head)
-            if sign != _SIGN or num_parts > self._most_parts:
+            if sign != _SIGN or num_parts > _MOST_PARTS:
                 raise WireError(
-                    f"{sign!r} and {num_parts} parts; expected {_SIGN!r} and at most {self._most_parts} parts"
+                    f"{sign!r} and {num_parts} parts; expected {_SIGN!r} and at most {_MOST_PARTS} parts"
                 )
             packed_sizes = bytearray(8 * num_parts)
             yield from self._fill(memoryview(packed_sizes))
             sizes = struct.unpack(f"<{num_parts}Q", packed_sizes)
-            if sum(sizes) > self._most_bytes:
-                raise WireError(f"a message of {sum(sizes):,} bytes; at most {self._most_bytes:,}")
+            if sum(sizes) > _MOST_MESSAGE_BYTES:
+                raise WireError(f"a message of {sum(sizes):,} bytes; at most {_MOST_MESSAGE_BYTES:,}")
             for size in sizes:
                 self._parts.append(self._buffers.take(np.uint8, size))
                 yield from self._fill(self._parts[-1].data)
