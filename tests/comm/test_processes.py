@@ -315,13 +315,13 @@ class TestLanes:
 
     def test_room_stays_while_either_side_sees_it(self, lane):
         outward, inward = lane
-        array = outward.buffer(np.dtype(np.int64), (1 << 16,), 1 << 19)
+        array = outward.buffer(np.dtype(np.int64), (1 << 16,))
         array[:] = 5
         sent = outward.send(array[8:].view(np.uint8))
         part = inward.view(*sent, (1 << 19) - 64)[100:]
         assert (part[4:].view(np.int64) == 5).all()
         del array
-        assert outward.buffer(np.dtype(np.int64), (1 << 16,), 1 << 19) is not None
+        assert outward.buffer(np.dtype(np.int64), (1 << 16,)) is not None
         assert outward.send(np.zeros((1 << 19) + 1, np.uint8)) is None
         del part
         assert outward.send(np.zeros((1 << 19) + 1, np.uint8)) is not None
@@ -332,7 +332,7 @@ class TestLanes:
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
         assert lane[0].send(np.zeros(1 << 16, np.uint8)) is None
-        assert lane[0].buffer(np.dtype(np.int8), (1 << 16,), 1 << 16) is None
+        assert lane[0].buffer(np.dtype(np.int8), (1 << 16,)) is None
 
     def test_a_file_that_is_no_lane_is_refused(self, tmp_path):
         with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="no lane"):

@@ -83,7 +83,7 @@ class LocalRegistry:
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
         """See :class:`Registry`."""
         with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or self._has(keys), timeout_s)
+            there = self._changed.wait_for(lambda: self._closed or self.check(keys), timeout_s)
             if self._closed:
                 raise WireError("the registry is closed")
             if not there:
@@ -93,7 +93,7 @@ class LocalRegistry:
     def check(self, keys: Sequence[str]) -> bool:
         """See :class:`Registry`."""
         with self._changed:
-            return self._has(keys)
+            return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
         """See :class:`Registry`."""
@@ -124,9 +124,6 @@ class LocalRegistry:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def _has(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
 
 
 def key_of(role: str, index: int) -> str:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,7 @@ class Frame:
     arrays: tuple[NDArray[Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Facts that the session tells about a message.
 
     Attributes:
@@ -140,8 +139,8 @@ class Packed:
 
     def parts(self, header: Header) -> list[Part]:
         """The message's parts; to be called as often as it is sent."""
-        numbers = (header.number, header.request, header.acknowledged)
-        head = _HEADER.pack(MAGIC, LAYOUT, self._kind, header.status, *self._counts, *numbers)
+        status, *numbers = header
+        head = _HEADER.pack(MAGIC, LAYOUT, self._kind, status, *self._counts, *numbers)
         crc = zlib.crc32(self._described, zlib.crc32(head))
         first = b"".join((head, self._described, _CRC.pack(crc), b"\0\0\0\0", *self._small))
         return [np.frombuffer(first, np.uint8), *self._large]

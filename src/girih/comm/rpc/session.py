@@ -12,19 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
-from girih.comm.rpc.frames import Frame, Header, Packed, Part
+from girih.comm.rpc.frames import Frame, Header, Packed
 from girih.comm.rpc.transport import Connection, ConnectionLost
 
 _NO_FRAME: Final = Packed(Frame(0))
-
-
-class _Sent(NamedTuple):
-    status: int
-    number: int
-    request: int
-    packed: Packed
 
 
 class Session:
@@ -50,19 +43,19 @@ class Session:
         """Begins another one; what was kept is dropped."""
         self.number = number
         self.received = self._last = 0
-        self._kept: deque[_Sent] = deque()
+        self._kept: deque[tuple[Header, Packed]] = deque()
 
     def send(self, status: int, request: int, packed: Packed) -> int:
         """Counts and keeps a message, and sends it where there is a connection; returns its number."""
         self._last += 1
-        sent = _Sent(status, self._last, request, packed)
-        self._kept.append(sent)
-        self._put(self._parts(sent))
+        header = Header(status, self._last, request, 0)
+        self._kept.append((header, packed))
+        self._put(header, packed)
         return self._last
 
     def say(self, status: int) -> None:
         """Sends a message without content, which may get lost."""
-        self._put(_NO_FRAME.parts(Header(status, 0, 0, self.received)))
+        self._put(Header(status, 0, 0, 0), _NO_FRAME)
 
     def hear(self, header: Header) -> bool:
         """Takes note of a message from the other side; False if it came before."""
@@ -76,8 +69,8 @@ class Session:
         """Goes on over a connection to a side that has received so many."""
         self.connection = connection
         self._forget(received)
-        for sent in self._kept:
-            self._put(self._parts(sent))
+        for header, packed in self._kept:
+            self._put(header, packed)
 
     def flush(self) -> bool:
         """Sends on; whether nothing is left."""
@@ -85,14 +78,14 @@ class Session:
             return self.connection is None or self.connection.flush()
         return True
 
-    def _put(self, parts: list[Part]) -> None:
+    def _put(self, header: Header, packed: Packed) -> None:
+        if self.connection is None:
+            return
+        parts = packed.parts(header._replace(acknowledged=self.received))
         with suppress(ConnectionLost):  # the thread that receives sees it too
-            if self.connection is not None and not self.connection.send(parts):
+            if not self.connection.send(parts):
                 self._stuck(self)
 
     def _forget(self, received: int) -> None:
-        while self._kept and self._kept[0].number <= received:
+        while self._kept and self._kept[0][0].number <= received:
             self._kept.popleft()
-
-    def _parts(self, sent: _Sent) -> list[Part]:
-        return sent.packed.parts(Header(sent.status, sent.number, sent.request, self.received))

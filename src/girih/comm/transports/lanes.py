@@ -11,6 +11,7 @@ would need a barrier, which the interpreter's own locks give in practice.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import Part
+from girih.comm.rpc.frames import OWN_PART_BYTES, Part
 from girih.errors import WireError
 
 NUM_SLOTS: Final = 4096
@@ -113,9 +114,10 @@ class OutLane:
         self._backed = 0  # so many bytes have memory; beyond, touching could kill the process
         self._most = file.num_bytes
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> NDArray[Any] | None:
-        """An array whose memory is the lane's; None when there is no room."""
-        chunk = self._take(num_bytes)
+    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+        """An array whose memory is the lane's; None when there is no room, or it is a small one."""
+        num_bytes = dtype.itemsize * math.prod(shape)
+        chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None
         if chunk is None:
             return None
         array = np.frombuffer(self._file.data[chunk.start : chunk.start + num_bytes], dtype)

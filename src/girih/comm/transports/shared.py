@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import OWN_PART_BYTES, Part
 from girih.comm.transports.lanes import LaneFile, OutLane
@@ -30,7 +29,7 @@ class SharedConnection:
     def __init__(self, stream: Stream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream
         self._outward, self._inward = OutLane(outward), inward
-        self.fileno, self.flush = stream.fileno, stream.flush
+        self.fileno, self.flush, self.buffer = stream.fileno, stream.flush, self._outward.buffer
 
     def send(self, parts: Sequence[Part]) -> bool:
         places, inline = [], []
@@ -62,10 +61,6 @@ class SharedConnection:
             else:
                 raise WireError("a message that lacks a part")
         return found + inline
-
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        return self._outward.buffer(dtype, shape, num_bytes) if num_bytes >= OWN_PART_BYTES else None
 
     def close(self, linger_s: float = 0.0) -> None:
         self.stream.close(linger_s)
