@@ -2,6 +2,8 @@
 
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -164,3 +166,8 @@ def test_who_waits_learns_that_the_registry_is_gone(server, remote):
     with pytest.raises(WireError, match="cannot be reached"):
         remote.get("a")
     assert time.monotonic() - began < 2
+
+
+def test_who_only_offers_it_listens_before_numpy_is_loaded():
+    code = "import sys; from girih.comm.registry import RegistryServer; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

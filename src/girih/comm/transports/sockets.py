@@ -80,11 +80,9 @@ class SocketStranger:
             if not heard:
                 raise ConnectionLost("a stranger who left")
             self._said += heard
-        return (
-            handshake.unpack_hello(secret, self._challenge, self._said)
-            if len(self._said) == HELLO_BYTES
-            else None
-        )
+        if len(self._said) < HELLO_BYTES:
+            return None
+        return handshake.unpack_hello(secret, self._challenge, self._said)
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
         said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
