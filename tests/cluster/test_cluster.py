@@ -13,7 +13,8 @@ from acting import PLACE, Acting, kill
 
 from girih.cluster import Cluster, cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS
-from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
+from girih.comm.registry import LocalRegistry, find
+from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 
@@ -111,6 +112,6 @@ def test_roles_can_be_given_the_registry_and_find_each_other_in_it(alone):
 
     alone.start("loader", roles)
     assert isinstance(given[0], RemoteRegistry)
-    assert resolve(given[0], "loader", 0, 1.0).address == "a"
-    assert resolve(given[0], "trainer", 0, 1.0).pid == os.getpid()
+    assert find(given[0], "loader", 0).address == "a"
+    assert find(given[0], "trainer", 0).pid == os.getpid()
     given[0].close()

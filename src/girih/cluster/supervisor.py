@@ -10,7 +10,7 @@ from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
 from girih.cluster.roles import POLICIES, RestartPolicy, RoleName, title
-from girih.comm.registry import Entry, Registry, key_of, register
+from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.runs.files import write_whole
 
@@ -190,9 +190,8 @@ class Supervisor:
         keys += [(h.name, h.index) for h in self.handles if h.name != RoleName.TRAINER and h.address]
         processes = []
         for name, index in keys:
-            entry = self._registry.get(key_of(name, index))
-            if entry is not None:
-                known = Entry(**json.loads(entry))
+            known = find(self._registry, name, index)
+            if known is not None:
                 processes.append(
                     {
                         "role": str(name),
