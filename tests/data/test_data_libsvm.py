@@ -13,14 +13,15 @@ from girih.data.read_plan import make_read_plan
 from girih.data.unit import Unit
 from reference import split_pairs
 
-PLAN = make_read_plan(as_columns(Schema([Categorical(name="a"), Categorical(name="b")], "y")), (), True)
+SCHEMA = Schema([Categorical(name="a"), Categorical(name="b")], "y")
+PLAN = make_read_plan(as_columns(SCHEMA), (), True)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> LibsvmSource:
     path: Path = tmp_path_factory.mktemp("libsvm") / "a.txt"
     path.write_text("1 1:1 2:1\n")
-    return LibsvmSource(find_files(path), num_pairs=2, label="y", block_bytes=100)
+    return LibsvmSource(find_files(path), SCHEMA, 100)
 
 
 def split(source: LibsvmSource, text: bytes) -> Unit:

@@ -36,16 +36,15 @@ class _Layout(NamedTuple):
 def split_cells(
     data: bytes,
     names: Sequence[str],
-    columns: list[str],
+    columns: Mapping[str, Any],
     separator: str,
     quote: str,
     address: str,
-    types: Mapping[str, Any] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Splits lines into cells: some columns as a table, and the lines with more or fewer cells.
+    """Splits lines into cells: some columns as a table, null where empty, and the lines with more or fewer cells.
 
     Args:
-        types: of columns, where not binary.
+        columns: those to read, and their Arrow types.
 
     Raises:
         DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
@@ -59,7 +58,7 @@ def split_cells(
     # Arrow tells columns apart by name; those that nobody reads may share one
     unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
     if not _NO_LINE_END.search(data):
-        return pa.table({name: pa.array([], type=pa.binary()) for name in columns}), []
+        return pa.schema(columns.items()).empty_table(), []
     try:
         table = pacsv.read_csv(
             pa.BufferReader(data),
@@ -70,10 +69,10 @@ def split_cells(
                 delimiter=separator, quote_char=quote or False, invalid_row_handler=note
             ),
             convert_options=pacsv.ConvertOptions(
-                include_columns=columns,
-                column_types={name: pa.binary() for name in columns} | dict(types or {}),
-                null_values=[],
-                strings_can_be_null=False,
+                include_columns=list(columns),
+                column_types=columns,
+                null_values=[""],
+                strings_can_be_null=True,
             ),
         )
     except pa.ArrowException as error:
@@ -102,7 +101,6 @@ class DelimitedSource(TextSource):
     def __init__(
         self,
         files: tuple[File, ...],
-        *,
         separator: str,
         quote: str,
         columns: Sequence[Sequence[str]] | None,
@@ -159,7 +157,8 @@ class DelimitedSource(TextSource):
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
-        file, layout, columns = self.files[number], self._layouts[number], list(plan.columns)
+        file, layout = self.files[number], self._layouts[number]
+        columns = dict.fromkeys(plan.columns, pa.binary())
         table, broken = self._split(block.data, layout, columns, file)
         numbers = None
         bad: list[BadRow] = []
@@ -181,12 +180,14 @@ class DelimitedSource(TextSource):
                 for place, row in zip(places, broken, strict=True)
             ]
             numbers = np.delete(lines, places)
-        return Unit(table, file.address, "line", block.line, after, numbers=numbers, is_text=True, bad=bad)
+        return Unit(table, file.address, block.line, after, numbers=numbers, is_text=True, bad=bad)
 
     def _expected(self, layout: _Layout) -> str:
         return f"expected {len(layout.names)}, separated by {self._separator!r}"
 
-    def _split(self, data: bytes, layout: _Layout, columns: list[str], file: File) -> tuple[Any, list[Any]]:
+    def _split(
+        self, data: bytes, layout: _Layout, columns: dict[str, Any], file: File
+    ) -> tuple[Any, list[Any]]:
         return split_cells(data, layout.names, columns, self._separator, self._quote, file.address)
 
     def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:

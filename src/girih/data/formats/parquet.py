@@ -91,7 +91,6 @@ class ParquetSource:
                 yield Unit(
                     table,
                     file.address,
-                    "row",
                     first=group.first_row + 1,
                     after=Cursor(part + 1),
                     suffix=f" (row group {group.group + 1})",

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.config import checks
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -85,6 +86,7 @@ class TextSource(ABC):
     kind: ClassVar[str]
 
     def __init__(self, files: tuple[File, ...], starts: list[tuple[int, int]], block_bytes: int) -> None:
+        checks.integer("block_bytes", block_bytes)
         self.files = files
         self.num_parts = len(files)
         self.num_rows: int | None = None  # nobody has counted the lines
