@@ -114,7 +114,7 @@ class Dataset:
     @property
     def with_labels(self) -> bool:
         """Whether batches hold labels."""
-        return self.plan.with_labels
+        return bool(self.plan.labels)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Dataset:
         Raises:
             DataError: a column to keep that the files do not have.
         """
-        plan = replace(self.plan, keep=tuple(dict.fromkeys(keep)), with_labels=False)
+        plan = self.plan.without_labels(tuple(dict.fromkeys(keep)))
         self.source.check(plan)
         return replace(self, shuffle=False, plan=plan)
 
@@ -154,14 +154,11 @@ class Dataset:
             ConfigError: a feature that the schema does not have.
         """
         wanted = set(features)
-        for name in wanted:
-            names = [feature.name for feature in self.schema.features]
-            if name not in names:
-                raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
-
+        names = [feature.name for feature in self.schema.features]
+        for name in wanted.difference(names):
+            raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
         plan = replace(self.plan, schema=self.plan.schema.narrowed(wanted))
-        if not labels:
-            plan = replace(plan, keep=(), with_labels=False)
+        plan = plan if labels else plan.without_labels()
         return replace(self, schema=self.schema.narrowed(wanted), plan=plan)
 
     def _order_digest(self) -> str:

@@ -113,9 +113,8 @@ class _Windows:
             return None
         parts, num_rows, start = self._rows, self._num_rows, self._next
         self._rows, self._num_rows = [], 0
-        part, byte, line = self._cursor
         self._next = replace(
-            start, window=start.window + 1, part=part, byte=byte, line=line, skipped=self._num_skipped
+            start, window=start.window + 1, skipped=self._num_skipped, **self._cursor._asdict()
         )
         order, good = self._order(num_rows, start.window)[row:], good_rows(parts)
         return _Window(start, num_rows, self._cut(parts, order if good is None else good[order], row))

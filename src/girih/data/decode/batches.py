@@ -43,8 +43,14 @@ def cut(
         if any(bags.offsets is not None for bags in column):
             columns[f] = [joined_bags(column, buffers)]
     pieces = (order[None, :first], order[first:last].reshape(-1, size), order[None, last:])
-    num_rows = sum(part.num_rows for part in parts)
-    groups = [group for index in pieces if index.size for group in _groups(index, columns, num_rows, buffers)]
+    num_ids = sum(len(bags.ids) for column in columns for bags in column)
+    ids_per_row = num_ids / sum(part.num_rows for part in parts)
+    weighted = any(bags.weights is not None for column in columns for bags in column)
+    groups = []
+    for index in pieces:
+        step = max(1, int(GROUP_BYTES / (8 * ids_per_row * index.shape[1] + 1)))
+        for start in range(0, len(index) if index.size else 0, step):
+            groups.append(_Group(index[start : start + step], columns, weighted, buffers))
     for f in range(len(columns)):
         bags = joined_bags(columns[f], buffers)
         columns[f] = []
@@ -90,41 +96,21 @@ def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch]) -> NDArr
     return np.concatenate([values[0][:0], *pieces])
 
 
-def _groups(
-    index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], num_rows: int, buffers: Buffers
-) -> list[_Group]:
-    """Groups of batches of about :data:`GROUP_BYTES`; ``index``, int64[·, B], says which rows each takes."""
-    size = index.shape[1]
-    ids_per_batch = sum(len(bags.ids) for column in columns for bags in column) * size / num_rows
-    step = max(1, int(GROUP_BYTES / (8 * ids_per_batch + 1)))
-    weighted = any(bags.weights is not None for column in columns for bags in column)
-    bounds = None
-    if all(bags.offsets is None for column in columns for bags in column):
-        _check_ids(len(columns) * size, size)
-        bounds = np.arange(len(columns) * size + 1, dtype=np.int32)
-    starts = range(0, len(index), step)
-    return [_Group(index[start : start + step], columns, weighted, bounds, buffers) for start in starts]
-
-
 def _check_ids(num_ids: int, size: int) -> None:
     if num_ids > MAX_IDS:
         raise DataError(f"a batch of {size} rows has more than 2³¹ ids; lower batch_size, or set max_length")
 
 
 class _Group:
-    """K batches whose ids lie in one array, a batch after the other.
+    """K batches of about :data:`GROUP_BYTES`, whose ids lie in one array, a batch after the other.
 
     Args:
-        index: int64[K, B]. bounds: int32[F·B+1], the offsets of all batches where every bag holds one id; else None.
+        index: int64[K, B], the rows that each batch takes.
+        weighted: whether any feature has weights.
     """
 
     def __init__(
-        self,
-        index: NDArray[np.int64],
-        columns: Sequence[Sequence[Bags]],
-        weighted: bool,
-        bounds: NDArray[np.int32] | None,
-        buffers: Buffers,
+        self, index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], weighted: bool, buffers: Buffers
     ) -> None:
         self._buffers = buffers
         self._index = index
@@ -143,11 +129,12 @@ class _Group:
         if weighted:
             self._weights = buffers.take(np.float32, len(self._ids))
             self._weights[:] = 1.0
-        self._has_bags = bounds is None
-        if bounds is None:
-            bounds = buffers.take(np.int32, num_batches, len(columns) * size + 1)
-            bounds[:, 0] = 0
-        self._offsets = bounds  # int32[K, F·B+1], or one for all
+        self._has_bags = any(column[0].offsets is not None for column in columns)
+        if self._has_bags:
+            self._offsets = buffers.take(np.int32, num_batches, len(columns) * size + 1)
+            self._offsets[:, 0] = 0
+        else:  # the same for all batches
+            self._offsets = np.arange(len(columns) * size + 1, dtype=np.int32)
 
     def fill(self, f: int, bags: Bags) -> None:
         """Copies what feature ``f`` holds to its place in each batch."""

@@ -24,13 +24,11 @@ BLOCK_ROWS = 1 << 14
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
     """Decodes a unit, and returns its bad rows, in order."""
     reader = _Reader(unit, plan)
-    names = plan.schema.labels.names if plan.with_labels else ()
-    weight = plan.schema.labels.weight if plan.with_labels else None
     rows = DecodedRows(
         bags=[reader.bags(feature) for feature in plan.schema.sparse],
         numeric=reader.side_by_side([reader.numeric(feature) for feature in plan.schema.numeric], buffers),
-        labels=reader.side_by_side([reader.label(name) for name in names], buffers),
-        example_weights=reader.example_weights(weight) if weight else None,
+        labels=reader.side_by_side([reader.label(name) for name in plan.labels], buffers),
+        example_weights=reader.example_weights(plan.weight) if plan.weight else None,
         kept=reader.kept() if plan.keep else None,
     )
     rows.good, bad = reader.bad_rows()
