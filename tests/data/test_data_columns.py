@@ -13,14 +13,14 @@ from reference import split_string
 @example(["||", "", "a||b|"], "|")
 @example(["aaab", "aab", "ab"], "aab")
 def test_splitting_leaves_out_empty_pieces(texts: list[str], separator: str) -> None:
-    pieces, offsets = columns.split(pa.array(texts, type=pa.string()), separator)
+    pieces, offsets = columns.pieces(pa.array(texts, type=pa.string()), separator)
     words = [word.decode() for word in pieces.to_pylist()]
     want = [split_string(text, separator) for text in texts]
     assert [words[offsets[r] : offsets[r + 1]] for r in range(len(texts))] == want
 
 
 def test_a_missing_string_has_no_pieces() -> None:
-    pieces, offsets = columns.split(pa.array(["a|b", None, "c"]).dictionary_encode(), "|")
+    pieces, offsets = columns.pieces(pa.array(["a|b", None, "c"]).dictionary_encode(), "|")
     assert (pieces.to_pylist(), offsets.tolist()) == ([b"a", b"b", b"c"], [0, 2, 2, 3])
 
 

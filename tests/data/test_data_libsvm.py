@@ -37,7 +37,7 @@ def rows(unit: Unit) -> list[tuple]:
 def test_pairs_are_split_at_spaces_and_colons(source: LibsvmSource) -> None:
     unit = split(source, b"1 12:1 -3:0.5 # note 9:9\r\n  0\t7:2  8:3 \n\n0.5 5:1 6:1")
     assert rows(unit) == [(1, 12, 1, -3, 0.5), (0, 7, 2, 8, 3), (0.5, 5, 1, 6, 1)]
-    assert [unit.number(row) for row in range(3)] == [1, 2, 4]
+    assert list(unit.numbers) == [1, 2, 4]
     assert unit.bad == []
 
 

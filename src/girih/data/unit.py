@@ -29,24 +29,19 @@ class Unit:
     Attributes:
         table: a ``pyarrow.Table`` of R rows with the columns asked for.
         file: its address. suffix: what to add to a row's place in it.
-        first: number of the first row, counted from 1. numbers: int64[R], where they do not simply follow.
         after: where the next unit begins.
+        numbers: of each of the R rows, its line, or its number in the file, from 1.
         is_text: rows are lines.
         bad: rows that never made it into the table.
     """
 
     table: Any
     file: str
-    first: int
     after: Cursor
+    numbers: range | NDArray[np.int64]
     suffix: str = ""
-    numbers: NDArray[np.int64] | None = None
     is_text: bool = False
     bad: list[BadRow] = field(default_factory=list)
-
-    def number(self, row: int) -> int:
-        """The row's line, or its number in the file, from 1."""
-        return self.first + row if self.numbers is None else int(self.numbers[row])
 
     def locate(self, bad: BadRow) -> str:
         """As in ``clicks.csv, line 17: …``."""

@@ -93,22 +93,13 @@ def scalar_ids(array: Any) -> NDArray[np.int64]:
 
 
 def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:
-    """The values of R bags: of lists, or of strings split at a separator.
+    """The values of R bags: of lists, or of strings split at a separator, empty pieces left out.
 
     Returns:
         M values, and offsets int64[R+1] into them; None where each row is one value. A null row is an empty bag.
     """
-    if separator:
-        return split(array, separator)
-    return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
-
-
-def split(array: Any, separator: str) -> tuple[Any, NDArray[np.int64]]:
-    """Splits R strings at a separator, leaving out empty pieces.
-
-    Returns:
-        M strings, and offsets int64[R+1] into them.
-    """
+    if not separator:
+        return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
     lists = pc.split_pattern(string_values(array), separator)
     words, offsets = lists.flatten(), list_offsets(lists)
     kept = pc.binary_length(words).to_numpy() > 0

@@ -164,7 +164,7 @@ class _Reader:
             for row in rows[good[rows]].tolist():
                 reason = f"column {column!r}: expected {expected}"
                 message = f"column {column!r} {self._shown(column, row)}: expected {expected}"
-                bad.append(BadRow(unit.number(row), reason, message))
+                bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)
 

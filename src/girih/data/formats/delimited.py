@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from girih.data.formats.text import Block, TextSource, read_head
+from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -109,18 +109,11 @@ class DelimitedSource(TextSource):
         self._separator = separator
         self._quote = quote
         self._has_rows = False
-        self._names: list[tuple[str, ...]] = []  # of each file
         super().__init__(files, [self._start(file, columns) for file in files], block_bytes)
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
 
-    def check(self, plan: ReadPlan) -> None:
-        """Refuses files that lack a column."""
-        for file, names in zip(self.files, self._names, strict=True):
-            plan.check_names(list(names), file.address)
-
-    def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> tuple[int, int]:
-        """The byte and the line where a file's rows begin; its column names are noted."""
+    def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
         head = read_head(file)
         try:
             text = head.line.decode("utf-8")
@@ -135,12 +128,11 @@ class DelimitedSource(TextSource):
             raise DataError(f"{file.address}: {trouble}") from None
         lists = [cells] if columns is None else [tuple(names) for names in columns]
         names = next((names for names in lists if len(names) == len(cells)), lists[0])
-        self._names.append(names)
         if cells == names:  # a header, maybe in spite of what was said
             self._has_rows |= head.has_rest
-            return head.rest_byte, head.rest_number
+            return Start(head.rest_byte, head.rest_number, names)
         self._has_rows = True
-        return head.byte, head.number
+        return Start(head.byte, head.number, names)
 
     def _cells(self, line: str) -> tuple[str, ...]:
         if not self._quote:
@@ -149,10 +141,10 @@ class DelimitedSource(TextSource):
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
-        address, names = self.files[number].address, self._names[number]
+        address, names = self.files[number].address, self.starts[number].names
         columns = dict.fromkeys(plan.columns, pa.binary())
         table, broken = split_cells(block.data, names, columns, self._separator, self._quote, address)
-        numbers = None
+        numbers: range | NDArray[np.int64] = range(block.line, after.line)
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
             data, lines, bad = self._without_open_quotes(block)
@@ -169,7 +161,7 @@ class DelimitedSource(TextSource):
                 )
                 bad.append(BadRow(int(lines[place]), "wrong number of cells", message))
             numbers = np.delete(lines, places)
-        return Unit(table, address, block.line, after, numbers=numbers, is_text=True, bad=bad)
+        return Unit(table, address, after, numbers, is_text=True, bad=bad)
 
     def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
         """The lines that are not blank and close their quotes, the number of each, and those that do not."""

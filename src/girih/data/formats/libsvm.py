@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from girih.data.decode.columns import number_of
 from girih.data.formats.delimited import split_cells
-from girih.data.formats.text import Block, TextSource, read_head
+from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -73,16 +73,12 @@ class LibsvmSource(TextSource):
     def __init__(self, files: tuple[File, ...], schema: Schema, block_bytes: int) -> None:
         for file in files:
             read_head(file)
-        super().__init__(files, [(0, 1)] * len(files), block_bytes)
         places = range(1, len(schema.features) + 1)
         label = next((name for name in schema.labels.names if name not in schema.labels.derive), "label")
         self._num_pairs = len(places)
         self._indices = [f"{place}:index" for place in places]
         self._names = [label, *(f"{place}:{part}" for place in places for part in ("index", "value"))]
-
-    def check(self, plan: ReadPlan) -> None:
-        """Refuses columns that libsvm files do not have."""
-        plan.check_names(self._names, self.files[0].address)
+        super().__init__(files, [Start(0, 1, self._names)] * len(files), block_bytes)
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into labels and pairs; lines without as many pairs as features are bad rows."""
@@ -99,7 +95,7 @@ class LibsvmSource(TextSource):
             words, _ = split_cells(cells, self._names, dict.fromkeys(types, pa.binary()), " ", "", address)
             table, lines = _checked(words, types, lines, bad)
         table = table.select(list(plan.columns))
-        return Unit(table, address, block.line, after, numbers=lines, is_text=True, bad=bad)
+        return Unit(table, address, after, lines, is_text=True, bad=bad)
 
     def _regular(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
         """The lines that can be split at spaces and colons alone, the number of each, and those that cannot."""

@@ -90,7 +90,8 @@ class ParquetSource:
                 with _told(f"{file.address}: row group {group.group + 1} cannot be read"):
                     table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
                 suffix = f" (row group {group.group + 1})"
-                yield Unit(table, file.address, group.first_row + 1, Cursor(part + 1), suffix)
+                numbers = range(group.first_row + 1, group.first_row + group.num_rows + 1)
+                yield Unit(table, file.address, Cursor(part + 1), numbers, suffix)
         finally:
             for reader in opened.values():
                 reader.close(force=True)
@@ -117,7 +118,7 @@ class ParquetSource:
             while len(opened) >= OPEN_FILES:
                 opened.popitem(last=False)[1].close(force=True)
             opened[key] = pq.ParquetFile(
-                self.files[group.file].open_in_arrow(),
+                self.files[group.file].open(in_arrow=True),
                 metadata=self._footers[group.file],
                 read_dictionary=list(key[1]),
                 pre_buffer=True,

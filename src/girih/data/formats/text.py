@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -75,29 +75,38 @@ def read_head(file: File) -> Head:
     return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
 
 
+class Start(NamedTuple):
+    """The byte and the line, from 1, where the rows of a file begin, and the names of their columns."""
+
+    byte: int
+    line: int
+    names: Sequence[str]
+
+
 class TextSource(ABC):
     """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
 
     Args:
-        starts: the byte and the line, from 1, where the rows of each file begin.
+        starts: of each file.
         block_bytes: size of a unit.
     """
 
     kind: ClassVar[str]
 
-    def __init__(self, files: tuple[File, ...], starts: list[tuple[int, int]], block_bytes: int) -> None:
+    def __init__(self, files: tuple[File, ...], starts: list[Start], block_bytes: int) -> None:
         checks.integer("block_bytes", block_bytes)
         self.files = files
         self.num_parts = len(files)
         self.num_rows: int | None = None  # nobody has counted the lines
         sizes = ",".join(str(file.size) for file in files)
         self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
-        self._starts = starts
+        self.starts = starts
         self._block_bytes = block_bytes
 
-    @abstractmethod
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
+        for file, start in zip(self.files, self.starts, strict=True):
+            plan.check_names(list(start.names), file.address)
 
     @abstractmethod
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
@@ -107,7 +116,7 @@ class TextSource(ABC):
         """Yields the blocks of the files in the order given, from ``start`` on."""
         for part in range(start.part, len(order)):
             number = int(order[part])
-            byte, line = self._starts[number]
+            byte, line, _ = self.starts[number]
             if part == start.part and start.line > 0:
                 byte, line = start.byte, start.line
             for block in read_blocks(self.files[number], byte, line, self._block_bytes):
