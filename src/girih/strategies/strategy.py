@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
-from girih.planner.plan import Plan, plan_of_groups
+from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # a plan needs no live object
     from girih.training.session import Session
 
 MOST_PROCESSES = 1024
+"""Of one role; also the largest staleness."""
 TRAINER = "trainer"
 
 
@@ -75,17 +76,18 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         )
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {} if facts.profile is None else {"profile": facts.profile.to_dict()}
-    if facts.speeds is not None:
-        measured["speeds"] = asdict(facts.speeds)
+    measured = {"profile": facts.profile, "speeds": facts.speeds}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
         "hosts": dict(facts.topology.hosts),
-        "groups": plan_of_groups(facts),
+        "groups": tuple(
+            {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
+            for group in facts.groups
+        ),
         "schedule": {"name": "in_step"},
         "feed": {"name": "examples"},
         "seeds": {"run": facts.seed, "dropout": "per_rank"},
-        "measured": measured,
+        "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
     }
     return Plan(strategy=strategy.name, options=options, **(defaults | decided))
 
@@ -93,30 +95,3 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
     """Bytes that a trainer sends per step, for ``Plan.predicted``."""
     return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
-
-
-def check_counts(strategy: Any, names: Sequence[str], *, least: int = 1) -> None:
-    """Refuses anything but integers from ``least`` to 1,024.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    for name in names:
-        value = getattr(strategy, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_PROCESSES:
-            raise ConfigError(
-                f"strategy: {name} = {value!r}: expected an integer from {least} to {MOST_PROCESSES}"
-            )
-
-
-def check_choices(strategy: Any, choices: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses options that are none of their choices.
-
-    Raises:
-        ConfigError: names the option, and its choices.
-    """
-    for name, valid in choices.items():
-        value = getattr(strategy, name)
-        if value not in valid or type(value) is not type(valid[0]):
-            expected = ", ".join(map(repr, valid))
-            raise ConfigError(f"strategy: {name} = {value!r}: expected one of {expected}")

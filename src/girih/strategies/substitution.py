@@ -8,26 +8,21 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from girih.config import checks
 from girih.errors import ConfigError
 from girih.planner import traffic
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
-from girih.strategies.strategy import base_plan, check_choices, check_counts, predicted_bytes
+from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
     from girih.training.session import Session
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "dense": ("auto", "replicated", "split"),
-    "placement": ("balanced", "modulo"),
-    "wire_partials": ("float32", "bfloat16"),
-}
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
 )  # fmt: skip
@@ -54,8 +49,10 @@ class Substitution:
     wire_partials: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
-        check_counts(self, ("trainers",))
-        check_choices(self, CHOICES)
+        checks.integer("strategy: trainers", self.trainers, 1, MOST_PROCESSES)
+        checks.choice("strategy: dense", self.dense, ("auto", "replicated", "split"))
+        checks.choice("strategy: placement", self.placement, ("balanced", "modulo"))
+        checks.choice("strategy: wire_partials", self.wire_partials, ("float32", "bfloat16"))
 
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""
@@ -124,11 +121,10 @@ class Substitution:
             **predicted_bytes(own),
         }
         if facts.profile is not None:
-            keys = facts.profile.rows_of_share
             other = traffic.synchronous(
                 facts.num_trainers,
-                keys=sum(keys.values()),
-                numbers=sum(count * facts.profile.widths[name] for name, count in keys.items()),
+                keys=facts.profile.keys_of_share,
+                numbers=facts.profile.numbers_of_share,
                 parameters=facts.model.num_parameters,
             )
             predicted |= {
@@ -157,7 +153,7 @@ def _refuse(model: ModelFacts) -> None:
 
 def _split_pays(facts: Facts) -> bool:
     """Whether to split, by what was measured; not where nothing was."""
-    if facts.num_trainers == 1 or facts.speeds is None or facts.batch_size is None:
+    if facts.speeds is None or facts.batch_size is None:
         return False
     return traffic.split_pays(
         facts.batch_size,

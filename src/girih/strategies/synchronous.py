@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from girih.config import checks
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import base_plan, check_counts, predicted_bytes
+from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -33,18 +34,17 @@ class Synchronous:
     trainers: int = 1
 
     def __post_init__(self) -> None:
-        check_counts(self, ("trainers",))
+        checks.integer("strategy: trainers", self.trainers, 1, MOST_PROCESSES)
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to trainers, whatever the data."""
         profile = facts.profile
         if profile is None:
             return base_plan(self, facts)
-        keys = profile.rows_of_share
         sent = traffic.synchronous(
             facts.num_trainers,
-            keys=sum(keys.values()),
-            numbers=sum(count * profile.widths[name] for name, count in keys.items()),
+            keys=profile.keys_of_share,
+            numbers=profile.numbers_of_share,
             parameters=facts.model.num_parameters,
         )
         return base_plan(self, facts, predicted=predicted_bytes(sent))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
@@ -78,7 +78,7 @@ def decide(
     wanted = measures_of(strategy) if ranks.size > 1 else frozenset()
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
-        found = measure_access(train, sparse, ranks.size).to_dict() if ranks.first else None
+        found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
     facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)
