@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
 from torch import nn
 
+from girih.data import Dataset
 from girih.errors import ConfigError
 from girih.schema import Schema
 
@@ -43,22 +42,9 @@ def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
     raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
 
 
-def device(name: str, rank: int = 0) -> torch.device:
-    """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here.
-
-    "auto" and "cuda" take the devices of this host in turn, by the rank of the trainer.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and torch.cuda.device_count() > 1:
-        name = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
-        raise ConfigError(f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto'")
-    return device
+def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
+    """Refuses what is no data of the model's schema, or has no labels where they are needed."""
+    expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+    refuse_other_schema(what, data.schema, schema)
+    if labels and not data.with_labels:
+        raise ConfigError(f"{what}: read without labels; expected with_labels=True")

@@ -126,7 +126,7 @@ class Loop:
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             state.refused += 1
-        self.learning_rate.after_step()
+        self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
         self.log.step(step, state, self.learning_rate.scale(), self._store_counters)
@@ -140,7 +140,7 @@ class Loop:
             return
         self.state.epoch += 1
         self.state.position = None
-        self.learning_rate.after_epoch()
+        self.learning_rate.after("epoch")
         self._record_metrics(scores)
 
     def _evaluate_if_due(self) -> None:
