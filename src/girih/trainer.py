@@ -17,14 +17,12 @@ from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster import Cluster
-from girih.comm.group import TrainerGroup
 from girih.config import checks
 from girih.config.train import TrainOptions
-from girih.data import Dataset, Position
+from girih.data import Dataset
 from girih.dense.half import DenseHalf
-from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
-from girih.errors import ConfigError, RunDirectoryError
+from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
@@ -34,19 +32,19 @@ from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
-from girih.strategies import Strategy, roles_of, runs_alone
+from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
 from girih.training import evaluation
 from girih.training.arguments import expect, expect_data, schema_of
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
-from girih.training.planning import facts_of
+from girih.training.planning import facts_of, joined
 from girih.training.run import TrainingRun
 from girih.training.specs import dense_spec, sparse_spec
 from girih.training.state import RunState
 
 
-class Trainer:
+class Trainer(contextlib.AbstractContextManager["Trainer"]):
     """Trains a model whose embeddings live in growing tables.
 
     The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
@@ -108,9 +106,7 @@ class Trainer:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
         self._opened: RunDirectory | None = None
-        self._cluster = cluster or (
-            Cluster(TrainerGroup()) if runs_alone(self.strategy) else Cluster.join(self.strategy.trainers)
-        )
+        self._cluster = cluster or joined(self.strategy)
         self._ranks = self._cluster.ranks
         try:
             stats = Stats()
@@ -125,9 +121,6 @@ class Trainer:
             )
             facts = facts_of(context.sparse, context.dense, self._ranks.size)
             self.strategy.plan(facts)  # what it refuses, it refuses now
-            if self.options.lr_schedule is not None:  # so does the schedule
-                trained = [p for p in model.parameters() if p.requires_grad]
-                LearningRate(made_by(context.dense.optimizer, trained), self.options.lr_schedule)
             if not self._ranks.first:
                 run, callbacks = None, ()
             elif self.options.tensorboard and run is None:
@@ -199,23 +192,13 @@ class Trainer:
         epochs = self.options.epochs if epochs is None else epochs
         checks.integer("epochs", epochs, 0)
         self.check(train, valid)
-        run = self._run
-        run.checkpoints.forget_latest()
-        if epochs and run.state.stopped_early:  # asked to go on all the same
-            run.state.stopped_early, run.state.bad_evaluations = False, 0
-        try:
-            with self._cluster.explaining():
-                run.fit(train, valid, epochs)
-            self.stopped = self._ranks.stopping
-        except KeyboardInterrupt:
-            self.stopped = True
-            raise
-        finally:
-            self._ranks.forget_stop()
-        if run.state.best_step is not None and not self.stopped:
-            with self._cluster.explaining():
-                run.restore(run.checkpoints.best(run.state.best_step))
-        return run.state
+        with self._cluster.explaining():
+            try:
+                self.stopped = self._run.fit(train, valid, epochs)
+            except KeyboardInterrupt:
+                self.stopped = True
+                raise
+        return self.state
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -229,16 +212,7 @@ class Trainer:
             expect_data("valid", valid, self.schema)
         elif (needing := self.options.needs_valid) is not None:
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
-        run = self._run
-        if run.saves and self._ranks.first and not run.resumed and self.state.step == 0:
-            earlier = checkpoint.latest(run.checkpoints.root)
-            if earlier is not None:
-                raise RunDirectoryError(
-                    f"{run.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
-                )
-        if self.state.position is not None:
-            position = Position.from_dict(self.state.position)
-            train.batches(position.epoch, position)
+        self._run.check(train)
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics of every label.
@@ -250,12 +224,7 @@ class Trainer:
         """
         expect_data("data", data, self.schema)
         with self._cluster.explaining():
-            scores = self._run.score(data)
-        if self._ranks.stopping:
-            self._ranks.forget_stop()
-            raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self.schema.labels.names).as_dict()
-        return Metrics.from_dict(self._ranks.broadcast(own))
+            return self._run.evaluate(data)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T].
@@ -329,9 +298,6 @@ class Trainer:
                 closing.callback(self._opened.close)
             closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
             closing.callback(self._run.close)
-
-    def __enter__(self) -> Trainer:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(failed=error is not None)

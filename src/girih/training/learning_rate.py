@@ -37,6 +37,7 @@ class LearningRate:
         self._optimizer = optimizer
         self._base_lr = float(optimizer.param_groups[0]["lr"])
         self._scheduler: Any = None  # an LRScheduler; each kind has a step() of its own
+        self._name: str | None = None
         self.interval = "epoch"
         self.metric: str | None = None
         if options is not None:
@@ -62,7 +63,7 @@ class LearningRate:
         checked = config.check_call(cls, options, WHERE)
         try:
             self._try_out(cls, checked)
-            self._scheduler = cls(self._optimizer, **checked)
+            self._scheduler, self._name = cls(self._optimizer, **checked), cls.__name__
         except ConfigError as error:
             raise ConfigError(f"{WHERE}: {error}") from None
         except Exception as error:
@@ -98,10 +99,6 @@ class LearningRate:
             if value is not None:
                 self._move(value)
 
-    @property
-    def _name(self) -> str | None:
-        return None if self._scheduler is None else type(self._scheduler).__name__
-
     def _move(self, *metric: float) -> None:
         if self._scheduler is None:
             return
@@ -112,7 +109,7 @@ class LearningRate:
             _check_rate(float(group["lr"]))
         except (ArithmeticError, ValueError) as error:
             group["lr"] = before
-            raise ConfigError(f"{WHERE}: {type(self._scheduler).__name__}: {_told(error)}") from None
+            raise ConfigError(f"{WHERE}: {self._name}: {_told(error)}") from None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

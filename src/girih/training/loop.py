@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -129,10 +129,7 @@ class Loop:
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
-        self.log.step(step, state, self.learning_rate.scale(), self._store_counters)
-
-    def _store_counters(self) -> Mapping[str, int]:
-        return self.session.sparse.stats().store
+        self.log.step(step, state, self.learning_rate.scale(), lambda: self.session.sparse.stats().store)
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()

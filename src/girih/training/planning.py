@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from girih.cluster import Cluster, ClusterOptions
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts
@@ -14,7 +15,12 @@ from girih.planner.facts import AccessProfile, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
-from girih.strategies.strategy import Strategy, measures_of
+from girih.strategies.strategy import Strategy, measures_of, runs_alone
+
+
+def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
+    """The trainers that a launcher, or ``torchrun``, has started for a strategy; or this one alone."""
+    return Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers, options=options)
 
 
 def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:

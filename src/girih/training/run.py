@@ -16,8 +16,8 @@ from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, load
 from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
-from girih.data import Dataset, NormalizationStats
-from girih.errors import ConfigError
+from girih.data import Dataset, NormalizationStats, Position
+from girih.errors import ConfigError, RunDirectoryError
 from girih.metrics import Metrics, Scores
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -107,8 +107,34 @@ class TrainingRun:
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
 
-    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
-        """Trains for ``epochs`` more epochs; see ``Trainer.fit``."""
+    def check(self, train: Dataset) -> None:
+        """Refuses a directory that holds another run, and data in which a loaded position has no meaning."""
+        if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
+            earlier = checkpoint.latest(self.checkpoints.root)
+            if earlier is not None:
+                raise RunDirectoryError(
+                    f"{self.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
+                )
+        if self.state.position is not None:
+            position = Position.from_dict(self.state.position)
+            train.batches(position.epoch, position)
+
+    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> bool:
+        """Trains for ``epochs`` more epochs, see ``Trainer.fit``; returns whether a request to stop ended it."""
+        state = self.state
+        self.checkpoints.forget_latest()
+        if epochs and state.stopped_early:  # asked to go on all the same
+            state.stopped_early, state.bad_evaluations = False, 0
+        try:
+            self._fit(train, valid, epochs)
+            stopped = self.ranks.stopping
+        finally:
+            self.ranks.forget_stop()
+        if state.best_step is not None and not stopped:
+            self.restore(self.checkpoints.best(state.best_step))
+        return stopped
+
+    def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
@@ -161,6 +187,15 @@ class TrainingRun:
         """Scores a dataset; see :func:`girih.training.evaluation.score`."""
         session, normalization = self.open(), self.known_normalization()
         return evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
+        scores = self.score(data)
+        if self.ranks.stopping:
+            self.ranks.forget_stop()
+            raise KeyboardInterrupt
+        own = None if scores is None else scores.result(self.facts.schema.labels.names).as_dict()
+        return Metrics.from_dict(self.ranks.broadcast(own))
 
     def restore(self, place: Storage, train: Dataset | None = None) -> Loaded:
         """Takes rows, parameters and normalization from a checkpoint; returns what was saved with them.

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from girih.config.train import TrainOptions
+from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
@@ -17,6 +18,7 @@ from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.training.learning_rate import LearningRate
 
 
 def sparse_spec(
@@ -49,11 +51,16 @@ def dense_spec(
     """The model and how it learns.
 
     Raises:
-        ConfigError: a device that torch does not find here.
+        ConfigError: a device that torch does not find here, or a schedule that the optimizer cannot follow.
     """
+    optimizer = optimizer or optimizer_factory({"name": "adam"})
+    if options.lr_schedule is not None:
+        LearningRate(
+            made_by(optimizer, [p for p in model.parameters() if p.requires_grad]), options.lr_schedule
+        )
     return DenseSpec(
         module=model,
-        optimizer=optimizer or optimizer_factory({"name": "adam"}),
+        optimizer=optimizer,
         precision=options.precision,
         device=_device(options.device, rank),
         clip_norm=options.clip_norm,
