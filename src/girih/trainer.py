@@ -227,11 +227,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             return self._run.evaluate(data)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T].
-
-        Raises:
-            ConfigError: see :meth:`evaluate`; labels may be missing.
-        """
+        """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
             session, normalization = self._run.open(), self._run.known_normalization()

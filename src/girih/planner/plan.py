@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from girih import config
 from girih.errors import ConfigError, MissingFileError
 
 
@@ -52,16 +53,11 @@ class Plan:
         Raises:
             ConfigError: a key is missing, unknown or of another type.
         """
-        known = {each.name for each in fields(cls)}
-        if not isinstance(mapping, Mapping) or not isinstance(mapping.get("strategy"), str):
-            raise ConfigError(f"{where}: expected an object with the key 'strategy', as girih plan prints it")
-        for name, value in mapping.items():
-            if name not in known:
-                raise ConfigError(f"{where}: unknown key {name!r}; expected those that girih plan prints")
-            kind: Any = str if name == "strategy" else (list, tuple) if name == "groups" else Mapping
-            if not isinstance(value, kind):
-                raise ConfigError(f"{where}: {name} = {value!r}: expected what girih plan prints")
-        return cls(**{**mapping, "groups": tuple(mapping.get("groups", ()))})
+        try:
+            plan: Plan = config.build(cls, mapping, where)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; girih plan prints a plan") from None
+        return plan
 
     @classmethod
     def read(cls, path: Path) -> Plan:

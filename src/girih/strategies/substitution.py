@@ -8,7 +8,7 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.config import checks
@@ -17,6 +17,7 @@ from girih.planner import traffic
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
+from girih.strategies import synchronous
 from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
@@ -87,13 +88,9 @@ class Substitution:
             split=plan.schedule["upper_network"] == "split",
             half=plan.wire["partials"] == "bfloat16",
         )
-        return Session(
-            sparse=FeatureParallelSparse(context.sparse, context.ranks, placement),
-            dense=dense,
-            schedule=in_step(),
-            feed=FeatureFeed(context.ranks, placement.features_of(context.ranks.rank)),
-            optimizer=dense.optimizer,
-        )
+        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement)
+        feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
+        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
 
     def _place(self, facts: Facts) -> Placement:
         colocated = [names for operator in facts.model.operators for names in operator.colocated_features]
@@ -120,18 +117,8 @@ class Substitution:
             "owners": dict(placement.owners),
             **predicted_bytes(own),
         }
-        if facts.profile is not None:
-            other = traffic.synchronous(
-                facts.num_trainers,
-                keys=facts.profile.keys_of_share,
-                numbers=facts.profile.numbers_of_share,
-                parameters=facts.model.num_parameters,
-            )
-            predicted |= {
-                "synchronous_bytes_per_step": round(other.total),
-                "synchronous_bytes": asdict(other),
-            }
-        return predicted
+        other = synchronous.predicted_of(facts)
+        return predicted | {f"synchronous_{name}": value for name, value in other.items()}
 
 
 def _refuse(model: ModelFacts) -> None:

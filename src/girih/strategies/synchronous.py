@@ -9,7 +9,7 @@ Equal to ``local`` on the same batches, to the order of sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from girih.config import checks
 from girih.planner import traffic
@@ -38,16 +38,7 @@ class Synchronous:
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to trainers, whatever the data."""
-        profile = facts.profile
-        if profile is None:
-            return base_plan(self, facts)
-        sent = traffic.synchronous(
-            facts.num_trainers,
-            keys=profile.keys_of_share,
-            numbers=profile.numbers_of_share,
-            parameters=facts.model.num_parameters,
-        )
-        return base_plan(self, facts, predicted=predicted_bytes(sent))
+        return base_plan(self, facts, predicted=predicted_of(facts))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
@@ -58,10 +49,16 @@ class Synchronous:
         from girih.training.session import Session
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        return Session(
-            sparse=CollectiveSparse(context.sparse, context.ranks, context.stats),
-            dense=dense,
-            schedule=in_step(),
-            feed=ExampleFeed(context.ranks),
-            optimizer=dense.optimizer,
-        )
+        sparse = CollectiveSparse(context.sparse, context.ranks, context.stats)
+        feed = ExampleFeed(context.ranks)
+        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+
+
+def predicted_of(facts: Facts) -> dict[str, Any]:
+    """Bytes that a trainer sends per step of this strategy; empty where nothing was measured."""
+    profile, parameters = facts.profile, facts.model.num_parameters
+    if profile is None:
+        return {}
+    keys, numbers = profile.keys_of_share, profile.numbers_of_share
+    sent = traffic.synchronous(facts.num_trainers, keys=keys, numbers=numbers, parameters=parameters)
+    return predicted_bytes(sent)
