@@ -78,7 +78,7 @@ class Site:
 
     def feed(self, stack, rank):
         loader = connect(self.address, secret=SECRET)
-        feed = Loaded(self.data, NormalizationStats.empty(SCHEMA), rank, loader)
+        feed = Loaded(self.data, NormalizationStats.empty(SCHEMA).apply, rank, loader)
         stack.callback(feed.close)
         return feed
 

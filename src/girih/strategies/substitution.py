@@ -79,7 +79,7 @@ class Substitution:
         from girih.training.schedules import in_step
         from girih.training.session import Session
 
-        placement = Placement(plan.placement, context.ranks.size)
+        placement = Placement(plan.placement)
         dense = SubstitutedReplica(
             context.dense,
             context.ranks,

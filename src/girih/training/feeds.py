@@ -39,20 +39,28 @@ class Stream(Protocol):
         ...
 
 
-class TrainingFeed(Protocol):
-    """A trainer's share of the training data, for one call of ``fit``."""
+@dataclass
+class TrainingFeed:
+    """A trainer's share of the training data, for one call of ``fit``; read by this process.
+
+    Attributes:
+        prepare: makes of a batch what this trainer has of it.
+    """
+
+    data: Dataset
+    prepare: Callable[[Batch], Batch]
 
     def stream(self, epoch: int, position: Position | None) -> Stream:
-        """This trainer's share of every batch of an epoch, from a position on."""
-        ...
+        """This trainer's share of every batch of an epoch, from a position on, read in a thread."""
+        batches = ((self.prepare(batch), after) for batch, after in self.data.batches(epoch, position))
+        return read_ahead(batches, self.data.read_ahead)
 
     def stats(self) -> Mapping[str, Mapping[str, Any]]:
         """Title of a process behind this feed → its ``Stats.snapshot``."""
-        ...
+        return {}
 
     def close(self) -> None:
         """Gives back what the feed holds; this trainer needs no more."""
-        ...
 
 
 class Feed(Protocol):
@@ -97,7 +105,7 @@ class ExampleFeed:
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
         """Reads in a thread of this process."""
-        return ReadHere(*self._own(data, normalization))
+        return TrainingFeed(*self._own(data, normalization))
 
     def end_training(self) -> None:
         """No-op: it started nothing."""
@@ -165,26 +173,6 @@ class FeatureFeed(ExampleFeed):
 
 
 @dataclass
-class ReadHere:
-    """Training data that this process reads by itself; ``prepare`` makes of a batch what this trainer has of it."""
-
-    data: Dataset
-    prepare: Callable[[Batch], Batch]
-
-    def stream(self, epoch: int, position: Position | None) -> Stream:
-        """Every batch of an epoch, read in a thread."""
-        batches = ((self.prepare(batch), after) for batch, after in self.data.batches(epoch, position))
-        return read_ahead(batches, self.data.read_ahead)
-
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """Empty: no other process takes part."""
-        return {}
-
-    def close(self) -> None:
-        """No-op: it holds nothing."""
-
-
-@dataclass
 class LoaderFeed(ExampleFeed):
     """Loaders read, keep the ids away from trainers, and send each its share of the rest (Persia §4.1).
 
@@ -204,7 +192,7 @@ class LoaderFeed(ExampleFeed):
         index = rank % len(loaders)
         resolve = None if self.registry is None else resolver(self.registry, LOADER, index)
         loader = connect(loaders[index], secret=self.secret, resolve=resolve)
-        return Loaded(data, normalization, rank, loader, first=rank < len(loaders))
+        return Loaded(data, normalization.apply, rank, loader, first=rank < len(loaders))
 
     def end_training(self) -> None:
         """Ends the loaders."""
@@ -212,7 +200,7 @@ class LoaderFeed(ExampleFeed):
 
 
 @dataclass
-class Loaded:
+class Loaded(TrainingFeed):
     """Training data that a loader sends.
 
     What is left of earlier requests waits at the loader; up to ``read_ahead`` shares are on their way here.
@@ -221,8 +209,6 @@ class Loaded:
         rank: this trainer's. first: whether it is the first one that the loader serves.
     """
 
-    data: Dataset
-    normalization: NormalizationStats
     rank: int
     loader: Client
     first: bool = True
@@ -234,7 +220,7 @@ class Loaded:
         begin = {"epoch": epoch, "position": None if position is None else position.to_dict()}
         return self._arriving(self.num_passes, as_text(begin))
 
-    def stats(self) -> dict[str, dict[str, Any]]:
+    def stats(self) -> Mapping[str, Mapping[str, Any]]:
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}
@@ -257,10 +243,7 @@ class Loaded:
             asked = deque(ask() for _ in range(max(1, self.data.read_ahead)))
             while (frame := answer(asked.popleft())).fields[0]:
                 asked.append(ask())
-                yield (
-                    self.normalization.apply(_batch_of(frame)),
-                    Position.from_dict(from_text(frame.arrays[3])),
-                )
+                yield self.prepare(_batch_of(frame)), Position.from_dict(from_text(frame.arrays[3]))
             for name, value in from_text(frame.arrays[0]).items():
                 setattr(self.data.skipped, name, value)
         except GirihError:
