@@ -35,12 +35,11 @@ from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
 from girih.training import evaluation
-from girih.training.arguments import expect, expect_data, schema_of
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, sparse_spec
+from girih.training.specs import dense_spec, expect, expect_data, schema_of, sparse_spec
 from girih.training.state import RunState
 
 

@@ -1,13 +1,15 @@
-"""Specifications of both halves, from what a trainer is given."""
+"""What a trainer is given: checked, and made into specifications of both halves."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import nn
 
 from girih.config.train import TrainOptions
+from girih.data import Dataset
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.spec import DenseSpec
@@ -19,6 +21,45 @@ from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.training.learning_rate import LearningRate
+
+
+def expect(name: str, value: object, kind: Any, expected: str) -> None:
+    """Refuses a value of another type than ``kind``."""
+    if not isinstance(value, kind):
+        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+        raise ConfigError(f"{name} = {shown}: expected {expected}")
+
+
+def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
+    """The schema given, or the model's own; refuses two that differ, or none."""
+    own = getattr(model, "schema", None)
+    schema = schema or own
+    if not isinstance(schema, Schema):
+        raise ConfigError(
+            f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
+        )
+    if isinstance(own, Schema):
+        refuse_other_schema("schema", schema, own)
+    return schema
+
+
+def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
+    """Refuses data whose features or labels are not the model's."""
+    if found.fingerprint() == expected.fingerprint():
+        return
+    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
+    differs = f"features and labels {theirs} instead of {ours}"
+    if ours == theirs:
+        differs = "features of other kinds, dims, tables or transforms"
+    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
+
+
+def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
+    """Refuses what is no data of the model's schema, or has no labels where they are needed."""
+    expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+    refuse_other_schema(what, data.schema, schema)
+    if labels and not data.with_labels:
+        raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
 
 def sparse_spec(
