@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from girih import checkpoint
+from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster import Cluster
-from girih.config import checks
-from girih.config.train import TrainOptions
+from girih.config.train import Steps, TrainOptions
 from girih.data import Dataset
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
@@ -189,7 +188,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             RunDirectoryError: the run directory holds an earlier run that was not loaded.
         """
         epochs = self.options.epochs if epochs is None else epochs
-        checks.integer("epochs", epochs, 0)
+        config.build(Steps, epochs, "epochs")
         self.check(train, valid)
         with self._cluster.explaining():
             try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import Role, RoleName
-from girih.config import checks
+from girih.config.bounds import Bounds
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.data import Dataset
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from girih.training.session import Session
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
-PRECISIONS = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteStrategy:
+class RemoteStrategy(StrategyOptions):
     """Tables in processes of their own.
 
     Attributes:
@@ -41,24 +40,15 @@ class RemoteStrategy:
     """
 
     name: ClassVar[str]
-    staleness: int = 4
-    trainers: int = 1
-    embedding_workers: int = 1
-    embedding_servers: int = 1
-    loaders: int = 1
+    staleness: Annotated[int, Bounds(0, 1024)] = 4
+    trainers: Processes = 1
+    embedding_workers: Processes = 1
+    embedding_servers: Processes = 1
+    loaders: Processes = 1
     transport: Literal["shared", "tcp"] = "shared"
     compress_ids: bool = False
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
-
-    def __post_init__(self) -> None:
-        for name in ("trainers", "embedding_workers", "embedding_servers", "loaders"):
-            checks.integer(f"strategy: {name}", getattr(self, name), 1, MOST_PROCESSES)
-        checks.integer("strategy: staleness", self.staleness, 0, MOST_PROCESSES)
-        checks.choice("strategy: transport", self.transport, ("shared", "tcp"))
-        checks.flag("strategy: compress_ids", self.compress_ids)
-        checks.choice("strategy: wire_embeddings", self.wire_embeddings, PRECISIONS)
-        checks.choice("strategy: wire_gradients", self.wire_gradients, PRECISIONS)
 
     @property
     def roles(self) -> Mapping[str, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
+from girih.config.bounds import Bounds
+from girih.config.options import Options
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -15,8 +17,8 @@ if TYPE_CHECKING:  # a plan needs no live object
     from girih.training.context import RunContext
     from girih.training.session import Session
 
-MOST_PROCESSES = 1024
-"""Of one role; also the largest staleness."""
+Processes = Annotated[int, Bounds(1, 1024)]
+"""Number of processes of one role."""
 TRAINER = "trainer"
 
 
@@ -45,6 +47,15 @@ class Strategy(Protocol):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's halves, schedule and feed; called by all trainers together."""
         ...
+
+
+class StrategyOptions(Options):
+    """Base of girih's own strategies, whose options are checked."""
+
+    __slots__ = ()
+
+    def _owner(self) -> str:
+        return "strategy: "
 
 
 def measures_of(strategy: Strategy) -> frozenset[str]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from girih.config import checks
 from girih.errors import ConfigError
 from girih.planner import traffic
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.strategies import synchronous
-from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -31,7 +30,7 @@ ELEMENTWISE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
+class Substitution(StrategyOptions):
     """Trains on several trainers, each with the tables of its own features, whole.
 
     Attributes:
@@ -44,16 +43,10 @@ class Substitution:
 
     name: ClassVar[str] = "substitution"
     measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
-    trainers: int = 1
+    trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
     wire_partials: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        checks.integer("strategy: trainers", self.trainers, 1, MOST_PROCESSES)
-        checks.choice("strategy: dense", self.dense, ("auto", "replicated", "split"))
-        checks.choice("strategy: placement", self.placement, ("balanced", "modulo"))
-        checks.choice("strategy: wire_partials", self.wire_partials, ("float32", "bfloat16"))
 
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from girih.config import checks
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import MOST_PROCESSES, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronous:
+class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 
     Attributes:
@@ -31,10 +30,7 @@ class Synchronous:
     """
 
     name: ClassVar[str] = "synchronous"
-    trainers: int = 1
-
-    def __post_init__(self) -> None:
-        checks.integer("strategy: trainers", self.trainers, 1, MOST_PROCESSES)
+    trainers: Processes = 1
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to trainers, whatever the data."""
