@@ -8,8 +8,9 @@ import torch
 
 import girih
 from girih import checkpoint
+from girih.cluster import Cluster
 from girih.config.file import RunConfig
-from girih.errors import CheckpointError, RunDirectoryError
+from girih.errors import CheckpointError, RoleError, RunDirectoryError, WireError
 from girih.runs.callbacks import Callback
 
 
@@ -249,3 +250,28 @@ def test_the_dense_rate_can_change_on_resume_unless_a_schedule_holds_it(log_dire
     other = settings_of(log_directory, schedule, "dense_optimizer.lr=1e-6")
     with other.trainer() as trainer, pytest.raises(CheckpointError, match="began at"):
         trainer.load(tmp_path / "b")
+
+
+def test_every_call_tells_which_process_is_gone(log_directory, tmp_path):
+    """Where a half only learns that nobody answers."""
+    settings, cluster = settings_of(log_directory, "train.max_steps=1"), Cluster()
+
+    def gone(*args, **options):
+        raise WireError("no answer")
+
+    with settings.trainer(cluster=cluster) as trainer:
+        trainer.fit(settings.dataset("train"))
+        path = trainer.save(tmp_path / "saved")
+        for method in ("pull", "peek", "sync", "stats", "load"):
+            setattr(trainer.sparse, method, gone)
+        cluster._error = RoleError("embedding-server 1 was ended by SIGKILL")
+        for call in (
+            lambda: trainer.save(tmp_path / "again"),
+            lambda: trainer.load(path),
+            lambda: trainer.predict(settings.dataset("test")),
+            lambda: trainer.evaluate(settings.dataset("test")),
+            lambda: trainer.fit(settings.dataset("train")),
+            lambda: trainer.summary(None, duration_s=0.0),
+        ):
+            with pytest.raises(RoleError, match="embedding-server 1"):
+                call()

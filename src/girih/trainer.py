@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from girih import checkpoint
+from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster import Cluster
-from girih.comm.group import TrainerGroup
-from girih.config.train import TrainOptions
-from girih.data import Dataset, Position
+from girih.config.train import Steps, TrainOptions
+from girih.data import Dataset
 from girih.dense.half import DenseHalf
-from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
-from girih.dense.spec import DenseSpec
-from girih.errors import ConfigError, RunDirectoryError
+from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
@@ -35,19 +31,18 @@ from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.options import StoreOptions
-from girih.strategies import Strategy, roles_of, runs_alone
+from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
 from girih.training import evaluation
-from girih.training.arguments import expect, refuse_other_schema, schema_of
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
-from girih.training.planning import facts_of
+from girih.training.planning import facts_of, joined
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, sparse_spec
+from girih.training.specs import dense_spec, expect, expect_data, schema_of, sparse_spec
 from girih.training.state import RunState
 
 
-class Trainer:
+class Trainer(contextlib.AbstractContextManager["Trainer"]):
     """Trains a model whose embeddings live in growing tables.
 
     The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
@@ -93,17 +88,14 @@ class Trainer:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
         expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
+        factory = "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)"
+        expect("dense_optimizer", dense_optimizer, Callable | None, factory)
         expect("strategy", strategy, Strategy | None, "a strategy, as girih.Local()")
         expect("schema", schema, Schema | None, "a girih.Schema")
         expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
-        if dense_optimizer is not None and not callable(dense_optimizer):
-            raise ConfigError(
-                f"dense_optimizer: a {type(dense_optimizer).__name__}; expected a function of parameters, "
-                "as lambda params: torch.optim.Adam(params, lr=1e-3)"
-            )
         self.model = model
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
@@ -112,29 +104,39 @@ class Trainer:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
         self._opened: RunDirectory | None = None
-        self._cluster = cluster or (
-            Cluster(TrainerGroup()) if runs_alone(self.strategy) else Cluster.join(self.strategy.trainers)
-        )
+        self._cluster = cluster or joined(self.strategy)
         self._ranks = self._cluster.ranks
         try:
-            context = self._context(sparse_optimizer, first_order_optimizer, dense_optimizer, store)
+            stats = Stats()
+            context = RunContext(
+                ranks=self._ranks,
+                sparse=sparse_spec(
+                    model, self.schema, self.options, store, sparse_optimizer, first_order_optimizer
+                ),
+                dense=dense_spec(model, self.options, dense_optimizer, stats, self._ranks.rank),
+                processes=self._cluster,
+                stats=stats,
+            )
             facts = facts_of(context.sparse, context.dense, self._ranks.size)
             self.strategy.plan(facts)  # what it refuses, it refuses now
-            self._check_schedule(context.dense)
             if not self._ranks.first:
                 run, callbacks = None, ()
+            elif self.options.tensorboard and run is None:
+                raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             if not isinstance(run, RunDirectory | None):
                 run = self._opened = RunDirectory(Path(run), resume=True)
             directory = None if run is None else run.path
+            if self.options.tensorboard and directory is not None:
+                callbacks = [*callbacks, TensorBoard(directory / "tensorboard")]
             self._run = TrainingRun(
-                context,
-                self.strategy,
-                facts,
-                self.options,
-                checkpoints or CheckpointOptions(),
+                context=context,
+                strategy=self.strategy,
+                facts=facts,
+                options=self.options,
+                saving=checkpoints or CheckpointOptions(),
                 directory=directory,
-                callbacks=[*callbacks, *self._tensorboard(directory)],
-                pinned=plan,
+                callbacks=callbacks,
+                plan=plan,
                 where=where,
             )
             self._cluster.show_in(directory)
@@ -186,25 +188,15 @@ class Trainer:
             RunDirectoryError: the run directory holds an earlier run that was not loaded.
         """
         epochs = self.options.epochs if epochs is None else epochs
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-            raise ConfigError(f"epochs = {epochs!r}: expected an integer of at least 0")
+        config.build(Steps, epochs, "epochs")
         self.check(train, valid)
-        run = self._run
-        run.checkpoints.forget_latest()
-        if epochs and run.state.stopped_early:  # asked to go on all the same
-            run.state.stopped_early, run.state.bad_evaluations = False, 0
-        try:
-            with self._cluster.explaining():
-                run.fit(train, valid, epochs)
-            self.stopped = self._ranks.stopping
-        except KeyboardInterrupt:
-            self.stopped = True
-            raise
-        finally:
-            self._ranks.forget_stop()
-        if run.state.best_step is not None and not self.stopped:
-            run.restore(run.checkpoints.best(run.state.best_step))
-        return run.state
+        with self._cluster.explaining():
+            try:
+                self.stopped = self._run.fit(train, valid, epochs)
+            except KeyboardInterrupt:
+                self.stopped = True
+                raise
+        return self.state
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Refuses what :meth:`fit` would refuse, but writes nothing.
@@ -213,21 +205,12 @@ class Trainer:
             ConfigError: data of another schema, data in which a loaded position has no meaning, or no
                 ``valid`` where the options need it.
         """
-        self._check("train", train)
+        expect_data("train", train, self.schema)
         if valid is not None:
-            self._check("valid", valid)
+            expect_data("valid", valid, self.schema)
         elif (needing := self.options.needs_valid) is not None:
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
-        run = self._run
-        if run.saves and self._ranks.first and not run.resumed and self.state.step == 0:
-            earlier = checkpoint.latest(run.checkpoints.root)
-            if earlier is not None:
-                raise RunDirectoryError(
-                    f"{run.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
-                )
-        if self.state.position is not None:
-            position = Position.from_dict(self.state.position)
-            train.batches(position.epoch, position)
+        self._run.check(train)
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics of every label.
@@ -237,25 +220,17 @@ class Trainer:
             NonFiniteError: the model returned NaN or infinity.
             KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
-        self._check("data", data)
+        expect_data("data", data, self.schema)
         with self._cluster.explaining():
-            scores = self._run.score(data)
-        if self._ranks.stopping:
-            self._ranks.forget_stop()
-            raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self.schema.labels.names).as_dict()
-        return Metrics.from_dict(self._ranks.broadcast(own))
+            return self._run.evaluate(data)
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T].
-
-        Raises:
-            ConfigError: see :meth:`evaluate`; labels may be missing.
-        """
-        self._check("data", data, labels=False)
-        session, normalization = self._run.open(), self._run.known_normalization()
-        for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
-            yield batch, torch.sigmoid(logits.double()).float().numpy()
+        """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
+        expect_data("data", data, self.schema, labels=False)
+        with self._cluster.explaining():
+            session, normalization = self._run.open(), self._run.known_normalization()
+            for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
+                yield batch, torch.sigmoid(logits.double()).float().numpy()
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
         """Probabilities of all examples in order, float32[examples, T]."""
@@ -265,9 +240,10 @@ class Trainer:
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
         """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
         run = self._run
-        run.open()
-        run.checkpoints.settle(wait=True)
-        saved = Save(Storage.at(directory), run.content(), self._ranks).write()
+        with self._cluster.explaining():
+            run.open()
+            run.checkpoints.settle(wait=True)
+            saved = Save(Storage.at(directory), run.content(), self._ranks).write()
         return saved.local or saved.url
 
     def load(
@@ -284,12 +260,14 @@ class Trainer:
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
         """
         path = checkpoint.find(directory)
-        if resume:
-            self._run.resume(path, train)
-            return
-        best = checkpoint.Manifest.read(path).state["run"]["best_step"]
-        is_run = best is not None and Storage.at(directory) != path
-        self._run.restore(checkpoint.find(path.parent, step=best) if is_run else path)
+        with self._cluster.explaining():
+            if resume:
+                self._run.resume(path, train)
+                return
+            best = checkpoint.Manifest.read(path).state["run"]["best_step"]
+            if best is not None and Storage.at(directory) != path:
+                path = checkpoint.find(path.parent, step=best)
+            self._run.restore(path)
 
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
@@ -300,7 +278,8 @@ class Trainer:
 
     def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
         """Content of ``summary.json``; ``metrics`` are those of the final weights. All trainers call it."""
-        return self._run.summary(metrics, duration_s)
+        with self._cluster.explaining():
+            return self._run.summary(metrics, duration_s)
 
     def end(self, summary: dict[str, Any] | None) -> None:
         """Tells callbacks that the run is over."""
@@ -314,49 +293,5 @@ class Trainer:
             closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
             closing.callback(self._run.close)
 
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(failed=error is not None)
-
-    def _check(self, what: str, data: Dataset, *, labels: bool = True) -> None:
-        expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
-        refuse_other_schema(what, data.schema, self.schema)
-        if labels and not data.with_labels:
-            raise ConfigError(f"{what}: read without labels; expected with_labels=True")
-
-    def _context(
-        self,
-        sparse_optimizer: SparseOptimizer | None,
-        first_order_optimizer: SparseOptimizer | None,
-        dense_optimizer: OptimizerFactory | None,
-        store: StoreOptions | None,
-    ) -> RunContext:
-        stats = Stats()
-        spec = sparse_spec(
-            self.model, self.schema, self.options, store, sparse_optimizer, first_order_optimizer
-        )
-        dense = dense_spec(self.model, self.options, dense_optimizer, stats, self._ranks.rank)
-        return RunContext(
-            ranks=self._ranks,
-            sparse=spec,
-            dense=dense,
-            processes=self._cluster,
-            stats=stats,
-        )
-
-    def _check_schedule(self, dense: DenseSpec) -> None:
-        """Refuses a schedule that the dense optimizer cannot follow, before anything is built."""
-        if self.options.lr_schedule is not None:
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            LearningRate(made_by(dense.optimizer, trained), self.options.lr_schedule)
-
-    def _tensorboard(self, directory: Path | None) -> list[Callback]:
-        if not self.options.tensorboard or not self._ranks.first:
-            return []
-        if directory is None:
-            raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
-        return [TensorBoard(directory / "tensorboard")]

@@ -123,11 +123,11 @@ TRAINERS = [
     ),
     (
         lambda: trainer(dense_optimizer="adam"),
-        "dense_optimizer: a str; expected a function of parameters, as lambd",
+        "dense_optimizer = 'adam': expected a function of parameters, as lambd",
     ),
     (
         lambda: trainer(dense_optimizer=torch.optim.Adam([torch.zeros(1)])),
-        "dense_optimizer: a Adam; expected a fun",
+        "dense_optimizer = a Adam: expected a fun",
     ),
     (lambda: trainer(dense_optimizer=list), "dense_optimizer made a list; expected a torch.optim.Optimizer"),
     (lambda: trainer(strategy="local"), "strategy = 'local': expected a strategy, as girih.Local()"),

@@ -97,7 +97,7 @@ UNKNOWN = [
     ),
     (
         "train.lr_schedule = {name = 'StepLR', interval = 'batch'}",
-        "interval = 'batch': expected 'epoch' or 'step'",
+        "interval = 'batch': expected one of 'epoch', 'step'",
     ),
     ("train.device = 'tpu'", "device = 'tpu': expected 'auto', 'cpu' or 'cuda'"),
     ("train.device = 'meta'", "device = 'meta': expected 'auto', 'cpu' or 'cuda'"),

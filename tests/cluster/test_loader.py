@@ -15,7 +15,6 @@ import pytest
 import girih
 from girih import models
 from girih.cluster.loader import Loader
-from girih.comm.group import TrainerGroup
 from girih.comm.rpc import connect, listen
 from girih.data import NormalizationStats
 from girih.errors import DataError, RemoteError
@@ -78,9 +77,8 @@ class Site:
         stack.callback(self.client.close)
 
     def feed(self, stack, rank):
-        feed = Loaded(
-            self.data, NormalizationStats.empty(SCHEMA), TrainerGroup(rank), (self.address,), SECRET
-        )
+        loader = connect(self.address, secret=SECRET)
+        feed = Loaded(self.data, NormalizationStats.empty(SCHEMA).apply, rank, loader)
         stack.callback(feed.close)
         return feed
 

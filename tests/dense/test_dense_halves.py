@@ -61,7 +61,7 @@ class TestSubstituted(DenseHalfSuite):
     def make(self):
         schema = dense_schema()
         names = [feature.name for feature in schema.features]
-        placement = Placement(dict.fromkeys(names, 0), 1)
+        placement = Placement(dict.fromkeys(names, 0))
         return SubstitutedReplica(dense_spec(), Alone(), schema=schema, placement=placement)
 
 

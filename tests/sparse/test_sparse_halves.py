@@ -68,7 +68,7 @@ class TestCollectiveOfOne(SparseHalfSuite):
 
 class TestFeatureParallel(SparseHalfSuite):
     def make(self):
-        return FeatureParallelSparse(cases.spec(), Alone(), Placement(dict.fromkeys(cases.FEATURES, 0), 1))
+        return FeatureParallelSparse(cases.spec(), Alone(), Placement(dict.fromkeys(cases.FEATURES, 0)))
 
 
 class TestRemote(SparseHalfSuite):

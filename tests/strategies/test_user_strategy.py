@@ -244,9 +244,9 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("mapping", "told"),
         [
-            ([], "key 'strategy'"),
-            ({}, "key 'strategy'"),
-            ({"strategy": 3}, "key 'strategy'"),
+            ([], "expected a table of options; girih plan prints a plan"),
+            ({}, "key 'strategy' is missing"),
+            ({"strategy": 3}, "strategy = 3: expected a string"),
             ({"strategy": "local", "wires": {}}, "unknown key 'wires'"),
             ({"strategy": "local", "roles": 3}, "roles = 3"),
             ({"strategy": "local", "groups": {}}, "groups = {}"),

@@ -19,7 +19,6 @@ from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
 from girih.cluster import Cluster
 from girih.cluster.pipe import CONTROL
-from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
@@ -31,6 +30,7 @@ from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
+from girih.training.planning import joined
 
 
 def train(
@@ -59,7 +59,7 @@ def train(
         if why is not None and "RANK" not in os.environ:
             click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
             return 0
-        cluster = _cluster(settings)
+        cluster = joined(settings.strategy, settings.cluster)
         with _closed_on_error(cluster), cluster.explaining():
             ranks = cluster.ranks
             if not ranks.broadcast(why is None):
@@ -68,13 +68,6 @@ def train(
                 return 0
             ranks.broadcast(None if newest is None else newest.absolute().url)
             return _train(settings, datasets, run, newest, cluster)
-
-
-def _cluster(settings: RunConfig) -> Cluster:
-    """The trainers that the launcher, or torchrun, started; or this one alone."""
-    if runs_alone(settings.strategy):
-        return Cluster(TrainerGroup())
-    return Cluster.join(settings.strategy.trainers, options=settings.cluster)
 
 
 @contextmanager
@@ -89,7 +82,7 @@ def _closed_on_error(cluster: Cluster) -> Iterator[None]:
 
 def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
     """Does the work of a trainer other than the first: the same, but it writes and says nothing."""
-    cluster = _cluster(settings)
+    cluster = joined(settings.strategy, settings.cluster)
     with _closed_on_error(cluster), cluster.explaining():
         ranks = cluster.ranks
         if not ranks.broadcast(None):

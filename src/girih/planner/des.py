@@ -6,7 +6,7 @@ factor (N − 1) / N, so that the share saved does not depend on N.
 
 from __future__ import annotations
 
-KEY_BYTES, NUMBER_BYTES = 8, 4
+from girih.planner.traffic import FLOAT_BYTES, KEY_BYTES, ring_bytes
 
 
 def mesh_bytes(num_keys: int, width: int, *, num_workers: int, projection_bytes: int = 0) -> float:
@@ -16,13 +16,13 @@ def mesh_bytes(num_keys: int, width: int, *, num_workers: int, projection_bytes:
         num_keys: unique features of the batch.
         projection_bytes: S_W, of the first fully connected layer, where it is fetched as well (§4.3).
     """
-    fetched = num_keys * (KEY_BYTES + width * NUMBER_BYTES) + projection_bytes
+    fetched = num_keys * (KEY_BYTES + width * FLOAT_BYTES) + projection_bytes
     return (num_workers - 1) / num_workers * fetched
 
 
 def substituted_bytes(batch_size: int, columns: int, *, num_workers: int) -> float:
     """Q^DES: partial results of ``columns`` numbers an example through a ring AllReduce."""
-    return 2 * (num_workers - 1) / num_workers * batch_size * columns * NUMBER_BYTES
+    return ring_bytes(batch_size * columns * FLOAT_BYTES, num_workers)
 
 
 def saving(

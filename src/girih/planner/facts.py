@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
@@ -71,9 +70,15 @@ class AccessProfile:
         """Table → rows touched per step × numbers per row: what it costs its owner."""
         return {name: rows * self.widths[name] for name, rows in self.rows.items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+    @property
+    def keys_of_share(self) -> float:
+        """Unique keys of one trainer's share, of all tables."""
+        return sum(self.rows_of_share.values())
+
+    @property
+    def numbers_of_share(self) -> float:
+        """Numbers that the rows of these keys have."""
+        return sum(count * self.widths[name] for name, count in self.rows_of_share.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

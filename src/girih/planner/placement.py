@@ -16,7 +16,6 @@ class Placement:
     """Feature name → the rank that owns it."""
 
     owners: Mapping[str, int]
-    num_ranks: int
 
     def features_of(self, rank: int) -> frozenset[str]:
         """The features that a rank owns."""
@@ -25,13 +24,6 @@ class Placement:
     def schema_of(self, rank: int, schema: Schema) -> Schema:
         """The part of a schema that a rank reads."""
         return schema.narrowed(self.features_of(rank))
-
-    def loads(self, of_features: Mapping[str, float]) -> list[float]:
-        """The load of each rank, given that of each feature."""
-        total = [0.0] * self.num_ranks
-        for name, load in of_features.items():
-            total[self.owners[name]] += load
-        return total
 
 
 def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placement:
@@ -45,7 +37,7 @@ def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placeme
     """
     units = _units(schema, num_ranks, colocated)
     rank_of = {table: number % num_ranks for number, unit in enumerate(units) for table in unit}
-    return _placed(schema, rank_of, [number % num_ranks for number in range(len(schema.numeric))], num_ranks)
+    return _placed(schema, rank_of, [number % num_ranks for number in range(len(schema.numeric))])
 
 
 def balanced(
@@ -72,13 +64,13 @@ def balanced(
         total[rank] += load
         num_units[rank] += 1
     numeric = sorted(range(num_ranks), key=lambda r: (total[r], r))
-    return _placed(schema, rank_of, [numeric[x % num_ranks] for x in range(len(schema.numeric))], num_ranks)
+    return _placed(schema, rank_of, [numeric[x % num_ranks] for x in range(len(schema.numeric))])
 
 
-def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int], num_ranks: int) -> Placement:
+def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int]) -> Placement:
     owners = {feature.name: rank_of[feature.table_name] for feature in schema.sparse}
     owners |= {feature.name: rank for feature, rank in zip(schema.numeric, numeric, strict=True)}
-    return Placement(owners, num_ranks)
+    return Placement(owners)
 
 
 def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[str]]:

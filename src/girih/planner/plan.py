@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from girih import config
 from girih.errors import ConfigError, MissingFileError
-from girih.planner.facts import Facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,11 @@ class Plan:
         Raises:
             ConfigError: a key is missing, unknown or of another type.
         """
-        known = {each.name for each in fields(cls)}
-        if not isinstance(mapping, Mapping) or not isinstance(mapping.get("strategy"), str):
-            raise ConfigError(f"{where}: expected an object with the key 'strategy', as girih plan prints it")
-        for name, value in mapping.items():
-            if name not in known:
-                raise ConfigError(f"{where}: unknown key {name!r}; expected those that girih plan prints")
-            kind: Any = str if name == "strategy" else (list, tuple) if name == "groups" else Mapping
-            if not isinstance(value, kind):
-                raise ConfigError(f"{where}: {name} = {value!r}: expected what girih plan prints")
-        return cls(**{**mapping, "groups": tuple(mapping.get("groups", ()))})
+        try:
+            plan: Plan = config.build(cls, mapping, where)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; girih plan prints a plan") from None
+        return plan
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -73,31 +68,17 @@ class Plan:
             ConfigError: not a plan.
         """
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
+            mapping = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise MissingFileError(f"{path}: no such file; girih plan prints one") from None
         except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"{path}: not JSON ({error}); girih plan prints a plan") from None
+        return cls.from_dict(mapping, str(path))
 
     def fits(self, other: Plan) -> bool:
         """Whether both are for the same strategy with the same options, processes and groups."""
-        return all(
-            _plain(getattr(self, name)) == _plain(getattr(other, name))
-            for name in ("strategy", "options", "roles", "groups")
+        one, another = (
+            json.dumps([plan.strategy, plan.options, plan.roles, plan.groups], sort_keys=True)
+            for plan in (self, other)
         )
-
-
-def plan_of_groups(facts: Facts, device: str = "cpu") -> tuple[dict[str, Any], ...]:
-    """All embedding groups on one device."""
-    return tuple(
-        {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": device}
-        for group in facts.groups
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return one == another

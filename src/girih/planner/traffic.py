@@ -75,25 +75,17 @@ def synchronous(num_trainers: int, *, keys: float, numbers: float, parameters: i
 
 
 def remote(
-    num_trainers: int,
-    *,
-    ids: float,
-    keys: float,
-    numbers: float,
-    outputs: float,
-    parameters: int,
-    in_step: bool,
+    num_trainers: int, *, ids: float, keys: float, numbers: float, parameters: int, in_step: bool
 ) -> Traffic:
     """Tables in embedding servers: ids to a worker, keys to the servers, rows and bags back, gradients there again.
 
     Bytes that all processes send for one trainer's share of a step.
 
     Args:
-        ids: ids of the share; keys: unique ones; numbers: of all their rows together.
-        outputs: numbers of the share's pooled outputs.
+        ids: ids of the share; keys: unique ones; numbers: of all their rows, and of the pooled outputs.
         in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters back.
     """
-    rows = (numbers + outputs) * FLOAT_BYTES
+    rows = numbers * FLOAT_BYTES
     dense = ring_bytes(parameters * FLOAT_BYTES, num_trainers) if in_step else 2.0 * parameters * FLOAT_BYTES
     return Traffic(
         ids=ids * KEY_BYTES + keys * (KEY_BYTES + COUNT_BYTES),

@@ -40,24 +40,14 @@ class Asynchronous(RemoteStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.parameter_server import ParameterServerReplica
-        from girih.training.schedules import Pipelined
-        from girih.training.session import Session
 
         context.ranks.step_apart()
-        staleness = plan.schedule["staleness"]
         processes = context.processes
         dense = ParameterServerReplica(
             context.dense,
             context.ranks,
-            staleness=staleness,
+            staleness=plan.schedule["staleness"],
             address=self.address(processes.host("trainer", 0)),
             secret=processes.secret,
         )
-        sparse, feed = self.remote_halves(plan, context, num_contributors=1)
-        return Session(
-            sparse=sparse,
-            dense=dense,
-            schedule=Pipelined(staleness),
-            feed=feed,
-            optimizer=dense.optimizer,
-        )
+        return self.session(plan, context, dense, num_contributors=1)

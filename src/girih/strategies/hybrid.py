@@ -34,10 +34,6 @@ class Hybrid(RemoteStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.training.schedules import Pipelined
-        from girih.training.session import Session
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        sparse, feed = self.remote_halves(plan, context, num_contributors=context.ranks.size)
-        schedule = Pipelined(plan.schedule["staleness"])
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+        return self.session(plan, context, dense, num_contributors=context.ranks.size)

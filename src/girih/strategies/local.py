@@ -50,10 +50,5 @@ class Local:
 
         dense = Replica(context.dense)
         devices = {group["name"]: group["device"] for group in plan.groups}
-        return Session(
-            sparse=LocalSparse(context.sparse, devices=devices),
-            dense=dense,
-            schedule=in_step(),
-            feed=ExampleFeed(context.ranks),
-            optimizer=dense.optimizer,
-        )
+        sparse, feed = LocalSparse(context.sparse, devices=devices), ExampleFeed(context.ranks)
+        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)

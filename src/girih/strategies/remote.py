@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from girih.cluster.roles import RoleName
+from girih.cluster.roles import Role, RoleName
+from girih.config.bounds import Bounds
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import base_plan, check_choices, check_counts, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.data import Dataset
-    from girih.sparse.halves.remote import RemoteSparse
+    from girih.dense.halves.replica import Replica
     from girih.sparse.service.codec import Codec
     from girih.sparse.spec import SparseSpec
     from girih.training.context import RunContext
-    from girih.training.feeds import LoaderFeed
+    from girih.training.session import Session
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteStrategy:
+class RemoteStrategy(StrategyOptions):
     """Tables in processes of their own.
 
     Attributes:
@@ -39,29 +40,15 @@ class RemoteStrategy:
     """
 
     name: ClassVar[str]
-    staleness: int = 4
-    trainers: int = 1
-    embedding_workers: int = 1
-    embedding_servers: int = 1
-    loaders: int = 1
+    staleness: Annotated[int, Bounds(0, 1024)] = 4
+    trainers: Processes = 1
+    embedding_workers: Processes = 1
+    embedding_servers: Processes = 1
+    loaders: Processes = 1
     transport: Literal["shared", "tcp"] = "shared"
     compress_ids: bool = False
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
-
-    def __post_init__(self) -> None:
-        check_counts(self, ("trainers", "embedding_workers", "embedding_servers", "loaders"))
-        check_counts(self, ("staleness",), least=0)
-        precisions = ("float32", "float16")
-        check_choices(
-            self,
-            {
-                "transport": ("shared", "tcp"),
-                "wire_embeddings": precisions,
-                "wire_gradients": precisions,
-                "compress_ids": (True, False),
-            },
-        )
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -69,40 +56,40 @@ class RemoteStrategy:
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     def remote_plan(self, facts: Facts, *, in_step: bool) -> Plan:
-        """The part of the plan that does not depend on the dense half."""
-        decided: dict[str, Any] = {
-            "schedule": {"name": "pipelined", "staleness": self.staleness},
-            "feed": {"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
-            "wire": {
+        """Keys are hashed to servers, whatever the data; the dense half works in step, or not."""
+        predicted: dict[str, Any] = {}
+        profile = facts.profile
+        if profile is not None and facts.batch_size is not None:
+            outputs = sum(group.output_numbers for group in facts.groups)
+            sent = traffic.remote(
+                facts.num_trainers,
+                ids=profile.ids / facts.num_trainers,
+                keys=profile.keys_of_share,
+                numbers=profile.numbers_of_share + facts.batch_size / facts.num_trainers * outputs,
+                parameters=facts.model.num_parameters,
+                in_step=in_step,
+            )
+            predicted = predicted_bytes(sent)
+        return base_plan(
+            self,  # type: ignore[arg-type]  # whoever inherits has plan and build
+            facts,
+            schedule={"name": "pipelined", "staleness": self.staleness},
+            feed={"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
+            wire={
                 "transport": self.transport,
                 "compress_ids": self.compress_ids,
                 "embeddings": self.wire_embeddings,
                 "gradients": self.wire_gradients,
             },
-        }
-        profile = facts.profile
-        if profile is not None and facts.batch_size is not None:
-            share, keys = facts.batch_size / facts.num_trainers, profile.rows_of_share
-            sent = traffic.remote(
-                facts.num_trainers,
-                ids=profile.ids / facts.num_trainers,
-                keys=sum(keys.values()),
-                numbers=sum(count * profile.widths[name] for name, count in keys.items()),
-                outputs=share * sum(group.output_numbers for group in facts.groups),
-                parameters=facts.model.num_parameters,
-                in_step=in_step,
-            )
-            decided["predicted"] = predicted_bytes(sent)
-        return base_plan(self, facts, **decided)  # type: ignore[arg-type]
+            predicted=predicted,
+        )
 
     def address(self, host: str) -> str:
         """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
         return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
-    def remote_halves(
-        self, plan: Plan, context: RunContext, *, num_contributors: int
-    ) -> tuple[RemoteSparse, LoaderFeed]:
-        """Starts servers and workers; returns the way to them, and the feed.
+    def session(self, plan: Plan, context: RunContext, dense: Replica, *, num_contributors: int) -> Session:
+        """Starts servers and workers; the session has the way to them, and a dense half.
 
         Args:
             num_contributors: trainers whose gradients of a step are applied as one.
@@ -110,6 +97,8 @@ class RemoteStrategy:
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
+        from girih.training.schedules import Pipelined
+        from girih.training.session import Session
 
         processes = context.processes
         codec = Codec.of(
@@ -138,77 +127,56 @@ class RemoteStrategy:
             processes.secret,
             processes.registry,
         )
-        return sparse, feed
+        schedule = Pipelined(plan.schedule["staleness"])
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
-    def _start_servers(self, plan: Plan, context: RunContext, num_contributors: int) -> Sequence[str]:
-        from girih.sparse.service.embedding_server import EmbeddingServer
-
-        processes, count = context.processes, plan.roles[SERVER]
-        spec = _spec_of_servers(context.sparse, count)
-        return processes.start(
-            SERVER,
-            lambda: [
-                EmbeddingServer(
-                    spec,
-                    index,
-                    count,
-                    num_contributors,
-                    self.address(processes.host(SERVER, index)),
-                    processes.secret,
-                    processes.segment,
-                )
-                for index in range(count)
-            ],
+    def _start(
+        self, context: RunContext, name: str, count: int, role: Callable[[int, str], Role]
+    ) -> tuple[str, ...]:
+        """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
+        host = context.processes.host
+        return context.processes.start(
+            name, lambda: [role(index, self.address(host(name, index))) for index in range(count)]
         )
 
+    def _start_servers(self, plan: Plan, context: RunContext, num_contributors: int) -> tuple[str, ...]:
+        from girih.sparse.service.embedding_server import EmbeddingServer
+
+        secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
+        spec = _spec_of_servers(context.sparse, count)
+
+        def server(index: int, address: str) -> EmbeddingServer:
+            return EmbeddingServer(spec, index, count, num_contributors, address, secret, segment)
+
+        return self._start(context, SERVER, count, server)
+
     def _start_workers(
-        self, plan: Plan, context: RunContext, codec: Codec, servers: Sequence[str]
-    ) -> Sequence[str]:
+        self, plan: Plan, context: RunContext, codec: Codec, servers: tuple[str, ...]
+    ) -> tuple[str, ...]:
         from girih.sparse.service.embedding_worker import EmbeddingWorker
 
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
-        return processes.start(
-            WORKER,
-            lambda: [
-                EmbeddingWorker(
-                    spec,
-                    codec,
-                    index,
-                    tuple(servers),
-                    spec.store.shards or 1,
-                    self.address(processes.host(WORKER, index)),
-                    processes.secret,
-                    processes.registry,
-                )
-                for index in range(plan.roles[WORKER])
-            ],
-        )
+        shards = spec.store.shards or 1
+
+        def worker(index: int, address: str) -> EmbeddingWorker:
+            secret, registry = processes.secret, processes.registry  # known once roles are started
+            return EmbeddingWorker(spec, codec, index, servers, shards, address, secret, registry)
+
+        return self._start(context, WORKER, plan.roles[WORKER], worker)
 
     def _start_loaders(
-        self, plan: Plan, context: RunContext, codec: Codec, workers: Sequence[str], data: Dataset
-    ) -> Sequence[str]:
+        self, plan: Plan, context: RunContext, codec: Codec, workers: tuple[str, ...], data: Dataset
+    ) -> tuple[str, ...]:
         from girih.cluster.loader import Loader
 
-        processes, size = context.processes, context.ranks.size
-        count = plan.feed["loaders"]
-        return processes.start(
-            LOADER,
-            lambda: [
-                Loader(
-                    data,
-                    codec,
-                    index,
-                    tuple(range(index, size, count)),
-                    size,
-                    tuple(workers),
-                    self.address(processes.host(LOADER, index)),
-                    processes.secret,
-                    processes.registry,
-                )
-                for index in range(count)
-            ],
-        )
+        processes, size, count = context.processes, context.ranks.size, plan.feed["loaders"]
+
+        def loader(index: int, address: str) -> Loader:
+            served, secret, registry = range(index, size, count), processes.secret, processes.registry
+            return Loader(data, codec, index, tuple(served), size, workers, address, secret, registry)
+
+        return self._start(context, LOADER, count, loader)
 
 
 def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:

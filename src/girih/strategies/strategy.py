@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
+from girih.config.bounds import Bounds
+from girih.config.options import Options
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
-from girih.planner.plan import Plan, plan_of_groups
+from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
     from girih.training.context import RunContext
     from girih.training.session import Session
 
-MOST_PROCESSES = 1024
+Processes = Annotated[int, Bounds(1, 1024)]
+"""Number of processes of one role."""
 TRAINER = "trainer"
 
 
@@ -44,6 +47,15 @@ class Strategy(Protocol):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's halves, schedule and feed; called by all trainers together."""
         ...
+
+
+class StrategyOptions(Options):
+    """Base of girih's own strategies, whose options are checked."""
+
+    __slots__ = ()
+
+    def _owner(self) -> str:
+        return "strategy: "
 
 
 def measures_of(strategy: Strategy) -> frozenset[str]:
@@ -75,17 +87,18 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         )
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {} if facts.profile is None else {"profile": facts.profile.to_dict()}
-    if facts.speeds is not None:
-        measured["speeds"] = asdict(facts.speeds)
+    measured = {"profile": facts.profile, "speeds": facts.speeds}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
         "hosts": dict(facts.topology.hosts),
-        "groups": plan_of_groups(facts),
+        "groups": tuple(
+            {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
+            for group in facts.groups
+        ),
         "schedule": {"name": "in_step"},
         "feed": {"name": "examples"},
         "seeds": {"run": facts.seed, "dropout": "per_rank"},
-        "measured": measured,
+        "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
     }
     return Plan(strategy=strategy.name, options=options, **(defaults | decided))
 
@@ -93,30 +106,3 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
     """Bytes that a trainer sends per step, for ``Plan.predicted``."""
     return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
-
-
-def check_counts(strategy: Any, names: Sequence[str], *, least: int = 1) -> None:
-    """Refuses anything but integers from ``least`` to 1,024.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    for name in names:
-        value = getattr(strategy, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_PROCESSES:
-            raise ConfigError(
-                f"strategy: {name} = {value!r}: expected an integer from {least} to {MOST_PROCESSES}"
-            )
-
-
-def check_choices(strategy: Any, choices: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses options that are none of their choices.
-
-    Raises:
-        ConfigError: names the option, and its choices.
-    """
-    for name, valid in choices.items():
-        value = getattr(strategy, name)
-        if value not in valid or type(value) is not type(valid[0]):
-            expected = ", ".join(map(repr, valid))
-            raise ConfigError(f"strategy: {name} = {value!r}: expected one of {expected}")

@@ -8,8 +8,7 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.errors import ConfigError
@@ -17,17 +16,13 @@ from girih.planner import traffic
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
-from girih.strategies.strategy import base_plan, check_choices, check_counts, predicted_bytes
+from girih.strategies import synchronous
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
     from girih.training.session import Session
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "dense": ("auto", "replicated", "split"),
-    "placement": ("balanced", "modulo"),
-    "wire_partials": ("float32", "bfloat16"),
-}
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
 )  # fmt: skip
@@ -35,7 +30,7 @@ ELEMENTWISE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
+class Substitution(StrategyOptions):
     """Trains on several trainers, each with the tables of its own features, whole.
 
     Attributes:
@@ -48,14 +43,10 @@ class Substitution:
 
     name: ClassVar[str] = "substitution"
     measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
-    trainers: int = 1
+    trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
     wire_partials: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        check_counts(self, ("trainers",))
-        check_choices(self, CHOICES)
 
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""
@@ -81,7 +72,7 @@ class Substitution:
         from girih.training.schedules import in_step
         from girih.training.session import Session
 
-        placement = Placement(plan.placement, context.ranks.size)
+        placement = Placement(plan.placement)
         dense = SubstitutedReplica(
             context.dense,
             context.ranks,
@@ -90,13 +81,9 @@ class Substitution:
             split=plan.schedule["upper_network"] == "split",
             half=plan.wire["partials"] == "bfloat16",
         )
-        return Session(
-            sparse=FeatureParallelSparse(context.sparse, context.ranks, placement),
-            dense=dense,
-            schedule=in_step(),
-            feed=FeatureFeed(context.ranks, placement.features_of(context.ranks.rank)),
-            optimizer=dense.optimizer,
-        )
+        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement)
+        feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
+        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
 
     def _place(self, facts: Facts) -> Placement:
         colocated = [names for operator in facts.model.operators for names in operator.colocated_features]
@@ -123,19 +110,8 @@ class Substitution:
             "owners": dict(placement.owners),
             **predicted_bytes(own),
         }
-        if facts.profile is not None:
-            keys = facts.profile.rows_of_share
-            other = traffic.synchronous(
-                facts.num_trainers,
-                keys=sum(keys.values()),
-                numbers=sum(count * facts.profile.widths[name] for name, count in keys.items()),
-                parameters=facts.model.num_parameters,
-            )
-            predicted |= {
-                "synchronous_bytes_per_step": round(other.total),
-                "synchronous_bytes": asdict(other),
-            }
-        return predicted
+        other = synchronous.predicted_of(facts)
+        return predicted | {f"synchronous_{name}": value for name, value in other.items()}
 
 
 def _refuse(model: ModelFacts) -> None:
@@ -157,7 +133,7 @@ def _refuse(model: ModelFacts) -> None:
 
 def _split_pays(facts: Facts) -> bool:
     """Whether to split, by what was measured; not where nothing was."""
-    if facts.num_trainers == 1 or facts.speeds is None or facts.batch_size is None:
+    if facts.speeds is None or facts.batch_size is None:
         return False
     return traffic.split_pays(
         facts.batch_size,

@@ -9,12 +9,12 @@ Equal to ``local`` on the same batches, to the order of sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import base_plan, check_counts, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronous:
+class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 
     Attributes:
@@ -30,24 +30,11 @@ class Synchronous:
     """
 
     name: ClassVar[str] = "synchronous"
-    trainers: int = 1
-
-    def __post_init__(self) -> None:
-        check_counts(self, ("trainers",))
+    trainers: Processes = 1
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to trainers, whatever the data."""
-        profile = facts.profile
-        if profile is None:
-            return base_plan(self, facts)
-        keys = profile.rows_of_share
-        sent = traffic.synchronous(
-            facts.num_trainers,
-            keys=sum(keys.values()),
-            numbers=sum(count * profile.widths[name] for name, count in keys.items()),
-            parameters=facts.model.num_parameters,
-        )
-        return base_plan(self, facts, predicted=predicted_bytes(sent))
+        return base_plan(self, facts, predicted=predicted_of(facts))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
@@ -58,10 +45,16 @@ class Synchronous:
         from girih.training.session import Session
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        return Session(
-            sparse=CollectiveSparse(context.sparse, context.ranks, context.stats),
-            dense=dense,
-            schedule=in_step(),
-            feed=ExampleFeed(context.ranks),
-            optimizer=dense.optimizer,
-        )
+        sparse = CollectiveSparse(context.sparse, context.ranks, context.stats)
+        feed = ExampleFeed(context.ranks)
+        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+
+
+def predicted_of(facts: Facts) -> dict[str, Any]:
+    """Bytes that a trainer sends per step of this strategy; empty where nothing was measured."""
+    profile, parameters = facts.profile, facts.model.num_parameters
+    if profile is None:
+        return {}
+    keys, numbers = profile.keys_of_share, profile.numbers_of_share
+    sent = traffic.synchronous(facts.num_trainers, keys=keys, numbers=numbers, parameters=parameters)
+    return predicted_bytes(sent)

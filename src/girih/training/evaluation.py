@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.comm.group import TrainerGroup
 from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
 from girih.errors import ConfigError, nearest
 from girih.metrics import Scores
@@ -32,15 +33,19 @@ def score(
     data: Dataset,
     session: Session,
     normalization: NormalizationStats,
-    *,
-    gauc_by: str | None = None,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> Scores:
-    """Scores this trainer's share of a dataset; only what was read so far, once a stop is requested.
+    ranks: TrainerGroup,
+    gauc_by: str | None,
+) -> Scores | None:
+    """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
 
     Args:
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
+
+    Returns:
+        Those of all trainers on rank 0, None on the others.
     """
+    session.sync()
+    ranks.barrier()
     scores = Scores()
     scoring = session.feed.scores(gauc_by)
     feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
@@ -48,8 +53,16 @@ def score(
         if batch.num_examples and scoring:
             groups = None if feature is None else first_ids(batch, feature)
             scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
-        if stop_requested():
+        if ranks.stop_together():
             break
+    if ranks.size == 1:
+        return scores
+    gathered = ranks.gather_arrays(scores.arrays())
+    if gathered is None:
+        return None
+    scores = Scores()
+    for arrays in gathered:
+        scores.merge(Scores.from_arrays(arrays))
     return scores
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import Parameter
 
 from girih import config
+from girih.config import checks
 from girih.dense.options import schedule_class
 from girih.errors import CheckpointError, ConfigError
 from girih.metrics import DIRECTIONS, LabelMetrics
+
+WHERE = "lr_schedule"
+"""Names the option in messages."""
 
 
 class LearningRate:
@@ -27,52 +31,43 @@ class LearningRate:
         ConfigError: an unknown scheduler or option, or a value that torch refuses.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer | None,
-        options: Mapping[str, Any] | None,
-        where: str = "lr_schedule",
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any] | None) -> None:
         if optimizer is None:
             optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=1.0)
         self._optimizer = optimizer
-        self._where = where
         self._base_lr = float(optimizer.param_groups[0]["lr"])
         self._scheduler: Any = None  # an LRScheduler; each kind has a step() of its own
+        self._name: str | None = None
         self.interval = "epoch"
         self.metric: str | None = None
         if options is not None:
-            self._make(dict(options), where)
+            self._make(dict(options))
 
-    def _make(self, options: dict[str, Any], where: str) -> None:
+    def _make(self, options: dict[str, Any]) -> None:
         if "name" not in options:
-            raise ConfigError(f"{where}: key 'name' is missing, as in name = \"StepLR\"")
-        cls = schedule_class(str(options.pop("name")), where)
+            raise ConfigError(f"{WHERE}: key 'name' is missing, as in name = \"StepLR\"")
+        cls = schedule_class(str(options.pop("name")), WHERE)
         if cls is torch.optim.lr_scheduler.ReduceLROnPlateau:
             self.metric = str(options.pop("metric", "auc"))
-            if self.metric not in DIRECTIONS:
-                raise ConfigError(
-                    f"{where}: metric = {self.metric!r}: expected one of {', '.join(DIRECTIONS)}"
-                )
+            checks.choice(f"{WHERE}: metric", self.metric, tuple(DIRECTIONS))
             mode = "max" if DIRECTIONS[self.metric] > 0 else "min"
             if options.setdefault("mode", mode) != mode:
                 raise ConfigError(
-                    f"{where}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal"
+                    f"{WHERE}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal"
                 )
         else:
             self.interval = str(options.pop("interval", "epoch"))
-            if self.interval not in ("epoch", "step"):
-                raise ConfigError(f"{where}: interval = {self.interval!r}: expected 'epoch' or 'step'")
+            checks.choice(f"{WHERE}: interval", self.interval, ("epoch", "step"))
         if "last_epoch" in options:
-            raise ConfigError(f"{where}: option 'last_epoch' is what --resume knows by itself; drop it")
-        checked = config.check_call(cls, options, where)
+            raise ConfigError(f"{WHERE}: option 'last_epoch' is what --resume knows by itself; drop it")
+        checked = config.check_call(cls, options, WHERE)
         try:
             self._try_out(cls, checked)
-            self._scheduler = cls(self._optimizer, **checked)
+            self._scheduler, self._name = cls(self._optimizer, **checked), cls.__name__
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{WHERE}: {error}") from None
         except Exception as error:
-            raise ConfigError(f"{where}: torch refuses these options: {_told(error)}") from None
+            raise ConfigError(f"{WHERE}: torch refuses these options: {_told(error)}") from None
 
     def _try_out(self, cls: type[Any], options: Mapping[str, Any]) -> None:
         """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
@@ -92,14 +87,9 @@ class LearningRate:
             return 1.0
         return float(self._optimizer.param_groups[0]["lr"]) / self._base_lr
 
-    def after_step(self) -> None:
-        """Moves a schedule that counts steps."""
-        if self.metric is None and self.interval == "step":
-            self._move()
-
-    def after_epoch(self) -> None:
-        """Moves a schedule that counts epochs."""
-        if self.metric is None and self.interval == "epoch":
+    def after(self, interval: Literal["epoch", "step"]) -> None:
+        """Moves a schedule that counts steps, or epochs."""
+        if self.metric is None and self.interval == interval:
             self._move()
 
     def after_evaluation(self, metrics: LabelMetrics) -> None:
@@ -108,10 +98,6 @@ class LearningRate:
             value = getattr(metrics, self.metric)
             if value is not None:
                 self._move(value)
-
-    @property
-    def _name(self) -> str | None:
-        return None if self._scheduler is None else type(self._scheduler).__name__
 
     def _move(self, *metric: float) -> None:
         if self._scheduler is None:
@@ -123,7 +109,7 @@ class LearningRate:
             _check_rate(float(group["lr"]))
         except (ArithmeticError, ValueError) as error:
             group["lr"] = before
-            raise ConfigError(f"{self._where}: {type(self._scheduler).__name__}: {_told(error)}") from None
+            raise ConfigError(f"{WHERE}: {self._name}: {_told(error)}") from None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -145,14 +131,14 @@ class LearningRate:
         """
         if state["scheduler"] and state["name"] != self._name:
             raise CheckpointError(
-                f"{self._where}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
+                f"{WHERE}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
                 "resume with that one, or start a new run"
             )
         if self._scheduler is None or not state["scheduler"]:
             return
         if state["base_lr"] != self._base_lr:
             raise CheckpointError(
-                f"{self._where}: the dense rate began at {state['base_lr']:g}, the configuration says {self._base_lr:g}; "
+                f"{WHERE}: the dense rate began at {state['base_lr']:g}, the configuration says {self._base_lr:g}; "
                 "under a schedule it cannot change: resume with the first, or start a new run"
             )
         for group, options in zip(self._optimizer.param_groups, state["groups"], strict=True):

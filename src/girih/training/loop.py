@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,13 +126,10 @@ class Loop:
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             state.refused += 1
-        self.learning_rate.after_step()
+        self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
-        self.log.step(step, state, self.learning_rate.scale(), self._store_counters)
-
-    def _store_counters(self) -> Mapping[str, int]:
-        return self.session.sparse.stats().store
+        self.log.step(step, state, self.learning_rate.scale(), lambda: self.session.sparse.stats().store)
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()
@@ -140,7 +137,7 @@ class Loop:
             return
         self.state.epoch += 1
         self.state.position = None
-        self.learning_rate.after_epoch()
+        self.learning_rate.after("epoch")
         self._record_metrics(scores)
 
     def _evaluate_if_due(self) -> None:

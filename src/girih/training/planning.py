@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from girih.cluster import Cluster, ClusterOptions
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts
@@ -14,7 +15,12 @@ from girih.planner.facts import AccessProfile, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
-from girih.strategies.strategy import Strategy, measures_of
+from girih.strategies.strategy import Strategy, measures_of, runs_alone
+
+
+def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
+    """The trainers that a launcher, or ``torchrun``, has started for a strategy; or this one alone."""
+    return Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers, options=options)
 
 
 def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
@@ -78,7 +84,7 @@ def decide(
     wanted = measures_of(strategy) if ranks.size > 1 else frozenset()
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
-        found = measure_access(train, sparse, ranks.size).to_dict() if ranks.first else None
+        found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
     facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, load
 from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
-from girih.data import Dataset, NormalizationStats
-from girih.errors import ConfigError
+from girih.data import Dataset, NormalizationStats, Position
+from girih.errors import ConfigError, RunDirectoryError
 from girih.metrics import Metrics, Scores
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -38,48 +39,43 @@ from girih.training.session import Session
 from girih.training.state import RunState
 
 
+@dataclass(kw_only=True)
 class TrainingRun:
     """The run that a trainer trains, from the plan on. Methods are called by all trainers together.
 
-    Args:
-        directory: where rank 0 writes; None writes nothing.
-        pinned: the plan to hold, instead of one that the strategy makes.
-        where: the file that options come from, if any.
-
     Attributes:
-        plan, session: None until the session opens.
+        saving: how often checkpoints are made, and where.
+        directory: where rank 0 writes; None writes nothing.
+        plan: None until the session opens, unless there is one to hold.
+        where: the file that options come from, if any.
+        session: None until it opens.
         normalization: mean and deviation of standardized features, once they are known.
         resumed: whether it goes on from a checkpoint.
         saves: whether it makes checkpoints.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        strategy: Strategy,
-        facts: Facts,
-        options: TrainOptions,
-        checkpoints: CheckpointOptions,
-        *,
-        directory: Path | None,
-        callbacks: Sequence[Callback],
-        pinned: Plan | None,
-        where: str | None = None,
-    ) -> None:
-        self.context, self.ranks = context, context.ranks
-        self.strategy, self.facts, self.options = strategy, facts, options
-        self.directory, self._where = directory, where
-        self.plan = self._pinned = pinned
-        self.session: Session | None = None
-        self.state = RunState()
-        self.normalization: NormalizationStats | None = None
-        self.resumed = False
-        self.saves = bool(self.ranks.broadcast(directory is not None or checkpoints.dir is not None))
-        self._save_every_steps = checkpoints.every_steps if self.saves else None
-        self.checkpoints = RunCheckpoints(directory, checkpoints.keep, self.ranks, directory=checkpoints.dir)
-        self.callbacks = list(callbacks)
-        self._log: RunLog | None = None
-        self._loaders: Mapping[str, Mapping[str, Any]] = {}
+    context: RunContext
+    strategy: Strategy
+    facts: Facts
+    options: TrainOptions
+    saving: CheckpointOptions
+    directory: Path | None
+    callbacks: Sequence[Callback]
+    plan: Plan | None
+    where: str | None
+    session: Session | None = None
+    state: RunState = field(default_factory=RunState)
+    normalization: NormalizationStats | None = None
+    resumed: bool = False
+    _log: RunLog | None = None
+    _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ranks = self.context.ranks
+        self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
+        self.checkpoints = RunCheckpoints(
+            self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
+        )
 
     def opened(self) -> tuple[Plan, Session]:
         """The plan and the session.
@@ -96,27 +92,49 @@ class TrainingRun:
         if self.session is not None:
             return self.session
         try:
-            self.plan = decide(
-                self.strategy,
-                self.facts,
-                self.ranks,
-                self.context.sparse,
-                train=train,
-                earlier=earlier,
-                pinned=self._pinned,
+            sparse, pinned = self.context.sparse, self.plan
+            plan = decide(
+                self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
             )
-            self.session = self.strategy.build(self.plan, self.context)
+            self.session = self.strategy.build(plan, self.context)
         except ConfigError as error:
-            if self._where is None:
+            if self.where is None:
                 raise
-            raise ConfigError(f"{self._where}: {error}") from None
-        if not self.ranks.first and self.plan.seeds.get("dropout") == "per_rank":
+            raise ConfigError(f"{self.where}: {error}") from None
+        self.plan = plan
+        if not self.ranks.first and plan.seeds.get("dropout") == "per_rank":
             torch.manual_seed(self.options.seed + self.ranks.rank)
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
 
-    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
-        """Trains for ``epochs`` more epochs; see ``Trainer.fit``."""
+    def check(self, train: Dataset) -> None:
+        """Refuses a directory that holds another run, and data in which a loaded position has no meaning."""
+        if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
+            earlier = checkpoint.latest(self.checkpoints.root)
+            if earlier is not None:
+                raise RunDirectoryError(
+                    f"{self.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
+                )
+        if self.state.position is not None:
+            position = Position.from_dict(self.state.position)
+            train.batches(position.epoch, position)
+
+    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> bool:
+        """Trains for ``epochs`` more epochs, see ``Trainer.fit``; returns whether a request to stop ended it."""
+        state = self.state
+        self.checkpoints.forget_latest()
+        if epochs and state.stopped_early:  # asked to go on all the same
+            state.stopped_early, state.bad_evaluations = False, 0
+        try:
+            self._fit(train, valid, epochs)
+            stopped = self.ranks.stopping
+        finally:
+            self.ranks.forget_stop()
+        if state.best_step is not None and not stopped:
+            self.restore(self.checkpoints.best(state.best_step))
+        return stopped
+
+    def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
@@ -125,11 +143,11 @@ class TrainingRun:
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
         log.begin(self.state, session.sparse.stats().store)
-        plan, _ = self.opened()
+        plan = self.opened()[0].to_dict()
         if self.directory is not None:
-            write_whole(self.directory / "plan.json", json.dumps(plan.to_dict(), indent=1) + "\n")
+            write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
         for callback in self.callbacks:
-            callback.on_plan(plan.to_dict())
+            callback.on_plan(plan)
         loop = Loop(
             session=session,
             feed=feed,
@@ -141,7 +159,7 @@ class TrainingRun:
             settle_saves=self.checkpoints.settle,
             score=None if valid is None else lambda: self.score(valid),
             label_names=self.facts.schema.labels.names,
-            save_every_steps=self._save_every_steps,
+            save_every_steps=self.saving.every_steps if self.saves else None,
             ranks=self.ranks,
             spans=self.context.stats.spans,
         )
@@ -166,26 +184,18 @@ class TrainingRun:
             self.checkpoints.settle(wait=True)
 
     def score(self, data: Dataset) -> Scores | None:
-        """Scores a dataset, each trainer its shares; on rank 0 those of all, None on the others."""
-        ranks, session = self.ranks, self.open()
-        session.sync()
-        ranks.barrier()
-        scores = evaluation.score(
-            data,
-            session,
-            self.known_normalization(),
-            gauc_by=self.options.gauc_by,
-            stop_requested=ranks.stop_together if ranks.size > 1 else lambda: ranks.stopping,
-        )
-        if ranks.size == 1:
-            return scores
-        gathered = ranks.gather_arrays(scores.arrays())
-        if gathered is None:
-            return None
-        scores = Scores()
-        for arrays in gathered:
-            scores.merge(Scores.from_arrays(arrays))
-        return scores
+        """Scores a dataset; see :func:`girih.training.evaluation.score`."""
+        session, normalization = self.open(), self.known_normalization()
+        return evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
+        scores = self.score(data)
+        if self.ranks.stopping:
+            self.ranks.forget_stop()
+            raise KeyboardInterrupt
+        own = None if scores is None else scores.result(self.facts.schema.labels.names).as_dict()
+        return Metrics.from_dict(self.ranks.broadcast(own))
 
     def restore(self, place: Storage, train: Dataset | None = None) -> Loaded:
         """Takes rows, parameters and normalization from a checkpoint; returns what was saved with them.
@@ -290,16 +300,14 @@ class TrainingRun:
             closing.callback(self.checkpoints.close)
 
     def _measure(self, train: Dataset) -> NormalizationStats:
-        """Rank 0 reads what is to be standardized, and tells the others."""
-        found, stopped = None, False
+        """Rank 0 reads what is to be standardized, and tells the others; None where it was stopped."""
+        found = None
         if self.ranks.first:
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 measured = NormalizationStats.of(train, stop_requested=lambda: self.ranks.stop_requested)
                 found = measured.to_dict()
-            except KeyboardInterrupt:
-                stopped = True
         told = self.ranks.broadcast(found)
-        if stopped or told is None:
+        if told is None:
             raise KeyboardInterrupt
         return NormalizationStats.from_dict(told, self.facts.schema)
 

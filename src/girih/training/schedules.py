@@ -23,6 +23,7 @@ class Step(Generic[Token]):
 
     Attributes:
         token: what came with the batch: where the data goes on after it.
+        num_examples: examples of the batch, over all trainers.
         loss: its mean loss.
         staleness: earlier batches whose gradients were not applied when its rows were read.
         refused: why nothing was applied, or None.
@@ -143,10 +144,5 @@ def _train(
     else:
         computed.discard()
         pending = pulled.discard()
-    loss = computed.loss.item()
-    return Step(token, num_examples_of(batch), loss, pulled.staleness, refused), pending
-
-
-def num_examples_of(batch: Batch) -> int:
-    """Examples of the step's batch, over all trainers."""
-    return batch.num_examples if batch.share is None else batch.share.num_examples
+    num_examples = batch.num_examples if batch.share is None else batch.share.num_examples
+    return Step(token, num_examples, computed.loss.item(), pulled.staleness, refused), pending

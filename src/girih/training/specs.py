@@ -1,22 +1,65 @@
-"""Specifications of both halves, from what a trainer is given."""
+"""What a trainer is given: checked, and made into specifications of both halves."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from typing import Any
 
 import torch
 from torch import nn
 
 from girih.config.train import TrainOptions
+from girih.data import Dataset
+from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.training.arguments import device
+from girih.training.learning_rate import LearningRate
+
+
+def expect(name: str, value: object, kind: Any, expected: str) -> None:
+    """Refuses a value of another type than ``kind``."""
+    if not isinstance(value, kind):
+        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+        raise ConfigError(f"{name} = {shown}: expected {expected}")
+
+
+def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
+    """The schema given, or the model's own; refuses two that differ, or none."""
+    own = getattr(model, "schema", None)
+    schema = schema or own
+    if not isinstance(schema, Schema):
+        raise ConfigError(
+            f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
+        )
+    if isinstance(own, Schema):
+        refuse_other_schema("schema", schema, own)
+    return schema
+
+
+def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
+    """Refuses data whose features or labels are not the model's."""
+    if found.fingerprint() == expected.fingerprint():
+        return
+    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
+    differs = f"features and labels {theirs} instead of {ours}"
+    if ours == theirs:
+        differs = "features of other kinds, dims, tables or transforms"
+    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
+
+
+def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
+    """Refuses what is no data of the model's schema, or has no labels where they are needed."""
+    expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+    refuse_other_schema(what, data.schema, schema)
+    if labels and not data.with_labels:
+        raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
 
 def sparse_spec(
@@ -32,15 +75,15 @@ def sparse_spec(
     Raises:
         ConfigError: the model needs what the schema does not have.
     """
-    spec = SparseSpec(
+    return SparseSpec(
         schema=schema,
         needs=needs_of(model, schema),
         optimizer=optimizer or Adagrad(),
         first_order_optimizer=first_order_optimizer,
         store=store or StoreOptions(),
         seed=options.seed,
+        threads=torch.get_num_threads(),
     )
-    return replace(spec, threads=torch.get_num_threads())
 
 
 def dense_spec(
@@ -49,13 +92,39 @@ def dense_spec(
     """The model and how it learns.
 
     Raises:
-        ConfigError: a device that torch does not find here.
+        ConfigError: a device that torch does not find here, or a schedule that the optimizer cannot follow.
     """
+    optimizer = optimizer or optimizer_factory({"name": "adam"})
+    if options.lr_schedule is not None:
+        LearningRate(
+            made_by(optimizer, [p for p in model.parameters() if p.requires_grad]), options.lr_schedule
+        )
     return DenseSpec(
         module=model,
-        optimizer=optimizer or optimizer_factory({"name": "adam"}),
+        optimizer=optimizer,
         precision=options.precision,
-        device=device(options.device, rank),
+        device=_device(options.device, rank),
         clip_norm=options.clip_norm,
         stats=stats,
     )
+
+
+def _device(name: str, rank: int = 0) -> torch.device:
+    """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here.
+
+    "auto" and "cuda" take the devices of this host in turn, by the rank of the trainer.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.device_count() > 1:
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise ConfigError(f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto'")
+    return device
