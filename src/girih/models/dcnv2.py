@@ -14,10 +14,11 @@ from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.interaction import CrossNetwork, MatrixCross
 from girih.models.layers.mlp import MLP
+from girih.models.model import Model
 from girih.schema import Schema
 
 
-class DCNv2(nn.Module):
+class DCNv2(Model):
     """Crosses with a whole matrix W, beside the deep network or before it, x_0 = [embeddings, numeric].
 
     ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))).
@@ -40,13 +41,11 @@ class DCNv2(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, needs.EMBEDDING)
         integer("cross_layers", cross_layers)
         hidden = checks.widths("hidden", hidden, may_be_empty=True)
         if structure not in ("parallel", "stacked"):
             raise ConfigError(f"structure = {structure!r}{nearest(structure, ('parallel', 'stacked'))}")
-        self.needs = needs.of_all(schema, needs.EMBEDDING)
         self.inputs = DenseInput(schema)
         width = self.inputs.width
         integer("rank", rank, or_none=True)
@@ -57,7 +56,7 @@ class DCNv2(nn.Module):
         self.deep = deep if hidden else None
         self.parallel = structure == "parallel"
         both = width + deep.width if hidden and self.parallel else deep.width
-        self.final = nn.Linear(both, len(schema.labels.names))
+        self.final = nn.Linear(both, self.num_labels)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
