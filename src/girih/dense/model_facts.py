@@ -20,15 +20,15 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         ConfigError: ``optimizer`` makes no optimizer.
     """
     operators = list(operators_of(module))
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    spread = {full for name, operator in operators for full in _spread(name, operator, schema)}
-    upper = [parameter for name, parameter in trained if name not in spread]
-    made = made_by(optimizer, [parameter for _, parameter in trained])
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    spread = {parameter for _, operator in operators for parameter in _spread(operator, schema)}
+    upper = [parameter for parameter in trained if parameter not in spread]
+    made = made_by(optimizer, trained)
     kind = type(made)
     strategies = getattr(module, "loss_strategies", None)
     return ModelFacts(
         name=type(module).__name__,
-        num_parameters=sum(p.numel() for _, p in trained),
+        num_parameters=sum(p.numel() for p in trained),
         upper_parameters=sum(p.numel() for p in upper),
         upper_weights=sum(p.numel() for p in upper if p.dim() > 1),
         operators=tuple(
@@ -46,7 +46,6 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
     )
 
 
-def _spread(name: str, operator: Operator, schema: Schema) -> list[str]:
+def _spread(operator: Operator, schema: Schema) -> list[nn.Parameter]:
     """Parameters of an operator that go with its features."""
-    narrowed = copy.deepcopy(operator).narrow(schema)
-    return [f"{name}.{parameter}" if name else parameter for parameter in narrowed]
+    return [operator.get_parameter(name) for name in copy.deepcopy(operator).narrow(schema)]

@@ -20,7 +20,7 @@ from girih.data.batch import Batch
 from girih.dense.halves.replica import ReplicaComputed, to_device
 from girih.dense.halves.synchronous import SynchronousReplica
 from girih.dense.spec import DenseSpec
-from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.models.embeddings import Embeddings, Jagged
 
 BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
 
@@ -81,11 +81,9 @@ class AllReducedReplica(SynchronousReplica):
 
     def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
         """Whether the logits do not depend on all parameters; tried out with one example."""
-        modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()  # moves no running mean, draws no random number
+        self._set_mode(False)  # moves no running mean, draws no random number
         logits = self._logits_of(torch.from_numpy(batch.numeric).to(self.device), embeddings, train=False)
-        for module, training in modes:
-            module.training = training
+        self._set_mode(True)
         found = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
         return any(gradient is None for gradient in found)
 
@@ -109,12 +107,7 @@ def _one_example(batch: Batch) -> Batch:
 
 
 def _one_example_of(embeddings: Embeddings) -> Embeddings:
-    def blocks(of: tuple[Block, ...]) -> tuple[Block, ...]:
-        return tuple(Block(b.features, b.values.new_zeros(1, *b.values.shape[1:])) for b in of)
-
-    none = torch.zeros(2, dtype=torch.int64)
-    sequences = {
-        name: Jagged(s.values.detach().new_zeros(0, s.values.shape[1]), none)
-        for name, s in embeddings.sequences.items()
-    }
-    return Embeddings(blocks(embeddings.blocks), sequences, blocks(embeddings.first_order))
+    return embeddings.mapped(
+        lambda bags: bags.new_zeros(1, *bags.shape[1:]),
+        lambda each: Jagged(each.values.new_zeros(0, each.values.shape[1]), each.offsets.new_zeros(2)),
+    )
