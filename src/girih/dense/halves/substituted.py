@@ -93,12 +93,12 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """Those of this trainer's share where the upper network is split; else of all examples."""
-        if self.split:
-            without_ids = replace(
-                batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None
-            )
-            batch = share_of(without_ids, self.ranks.rank, self.ranks.size)
-        return super()._targets(batch)
+        targets, weight = super()._targets(batch)
+        if not self.split:
+            return targets, weight
+        none = replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None)
+        targets, share = super()._targets(share_of(none, self.ranks.rank, self.ranks.size))
+        return targets, weight * share  # the batch itself may be a part of the step's
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, split=self.split and train)
