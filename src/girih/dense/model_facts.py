@@ -8,7 +8,7 @@ from torch import nn
 
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
-from girih.models.operators import Operator, operators_of
+from girih.models.operators import operators_of
 from girih.planner.facts import ModelFacts, OperatorFacts
 from girih.schema import Schema
 
@@ -21,7 +21,11 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
     """
     operators = list(operators_of(module))
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    spread = {parameter for _, operator in operators for parameter in _spread(operator, schema)}
+    spread = {  # those that go with features
+        operator.get_parameter(name)
+        for _, operator in operators
+        for name in copy.deepcopy(operator).narrow(schema)
+    }
     upper = [parameter for parameter in trained if parameter not in spread]
     made = made_by(optimizer, trained)
     kind = type(made)
@@ -44,8 +48,3 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         optimizer="" if made is None else f"{kind.__module__}.{kind.__name__}",
         loss_strategies=None if strategies is None else tuple(strategies),
     )
-
-
-def _spread(operator: Operator, schema: Schema) -> list[nn.Parameter]:
-    """Parameters of an operator that go with its features."""
-    return [operator.get_parameter(name) for name in copy.deepcopy(operator).narrow(schema)]

@@ -12,7 +12,7 @@ from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import CrossNetwork, MatrixCross
+from girih.models.layers.interaction import MatrixCross
 from girih.models.layers.mlp import MLP
 from girih.models.model import Model
 from girih.schema import Schema
@@ -51,7 +51,7 @@ class DCNv2(Model):
         integer("rank", rank, or_none=True)
         if rank is not None and rank > width:
             raise ConfigError(f"rank = {rank}: expected at most {width}, the width of the crosses' input")
-        self.cross = CrossNetwork(MatrixCross(width, rank) for _ in range(cross_layers))
+        self.cross = nn.ModuleList(MatrixCross(width, rank) for _ in range(cross_layers))
         deep = MLP(width, hidden, dropout=dropout, batch_norm=batch_norm)
         self.deep = deep if hidden else None
         self.parallel = structure == "parallel"
@@ -60,8 +60,9 @@ class DCNv2(Model):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        x0 = self.inputs(numeric, embeddings)
-        x = self.cross(x0)
+        x = x0 = self.inputs(numeric, embeddings)
+        for layer in self.cross:
+            x = layer(x0, x)
         if self.deep is not None:
             x = torch.cat([x, self.deep(x0)], dim=1) if self.parallel else self.deep(x)
         logits: Tensor = self.final(x)

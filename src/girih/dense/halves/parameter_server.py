@@ -50,10 +50,8 @@ class DenseServer:
         """
         with self._lock:
             self.staleness_max = max(self.staleness_max, self.version - version)
-            parts = _parts_of(gradient, self.replica.parameters)
-            self.replica.move(
-                [part if takes_part else None for part, takes_part in zip(parts, given, strict=True)]
-            )
+            parts = zip(_parts_of(gradient, self.replica.parameters), given, strict=True)
+            self.replica.move([part if takes_part else None for part, takes_part in parts])
             self.version += 1
             return self._flat(), self.version
 
@@ -174,10 +172,9 @@ class ParameterServerReplica(Replica):
             self._take(newest.arrays[0], newest.fields[0])
 
     def _take(self, flat: NDArray[np.float32], version: int) -> None:
+        parts = _parts_of(np.array(flat), self.parameters)
         with torch.no_grad():
-            for parameter, part in zip(
-                self.parameters, _parts_of(np.array(flat), self.parameters), strict=True
-            ):
+            for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part)
         self._version = version
 

@@ -42,14 +42,15 @@ class ReplicaComputed(KnownAtOnce):
     gradients: Gradients
     buffers: Sequence[tuple[Tensor, Tensor]]
 
-    def add(self, later: ReplicaComputed) -> None:
-        """Adds what a further micro-batch of the same batch has computed."""
+    def plus(self, later: ReplicaComputed) -> ReplicaComputed:
+        """This one, with what a further micro-batch of the same batch has computed."""
         for number, gradient in enumerate(later.gradients):
             earlier = self.gradients[number]
             if gradient is not None:
                 self.gradients[number] = gradient if earlier is None else earlier.add_(gradient)
         self.value += later.value
         self.refusal = self.refusal or later.refusal
+        return self
 
     def apply(self) -> None:
         """One optimizer step."""
@@ -98,15 +99,11 @@ class Replica:
             mean, value, refusal = self._judge(outputs, targets, embeddings)
         with self.stats_of_process.spans("backward"):
             self._backward(outputs, mean, share)
-            found = self._nonfinite_gradient(
-                embeddings
-            )  # asked on all trainers: some talk to each other in it
+            # asked even where the loss is refused: the trainers may talk to each other in it
+            found = self._nonfinite_gradient(embeddings)
             value, refusal = self._agree(value * share, refusal or found)
         computed = ReplicaComputed(value, refusal, self, self._taken_gradients(), buffers)
-        if onto is None:
-            return computed
-        onto.add(computed)
-        return onto
+        return computed if onto is None else onto.plus(computed)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""

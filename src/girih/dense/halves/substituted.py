@@ -60,17 +60,13 @@ class SubstitutedReplica(SynchronousReplica):
         ranks.broadcast_tensor(random)
         torch.set_rng_state(random)
         self.split = split
+        self.counts_loss = split or ranks.first  # where all have the whole loss, it counts once
         self._wire = Aggregation(ranks, spec.stats, half=half)
         self._operators = [operator for _, operator in operators_of(self.module)]
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[Operator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
         self._shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
-
-    @property
-    def counts_loss(self) -> bool:
-        """Whether this trainer's loss counts: where all have the whole loss, it counts once."""
-        return self.split or self.ranks.first
 
     def state(self) -> dict[str, Any]:
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
@@ -126,9 +122,8 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
         self._sum_shared()
-        for (
-            parameter
-        ) in self.parameters:  # of those of which nothing is here optimizers have state everywhere
+        # optimizers then have state everywhere of those of which nothing is here
+        for parameter in self.parameters:
             if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
         return super()._nonfinite_gradient(embeddings)

@@ -12,20 +12,20 @@ from girih.errors import NonFiniteError
 
 
 class SynchronousReplica(Replica):
-    """One copy of several, which all start as rank 0's."""
+    """One copy of several, which all start as rank 0's.
+
+    Attributes:
+        counts_loss: whether this trainer's loss is added to the step's: else it is another's as well.
+    """
 
     checks_embeddings = True
+    counts_loss = True
 
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
         self.ranks = ranks
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             ranks.broadcast_tensor(tensor.detach())
-
-    @property
-    def counts_loss(self) -> bool:
-        """Whether this trainer's loss is added to the step's: else it is another's as well."""
-        return True
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
         """See :class:`Replica`; where nothing is to be learned, others wait for what crosses the wire all the same."""
