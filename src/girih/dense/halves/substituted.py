@@ -43,6 +43,9 @@ class SubstitutedReplica(SynchronousReplica):
         split: whether each trainer computes the upper network for its share of a training batch only, with dropout
             of its own. Else all compute the same, with the same dropout. Evaluations always do.
         half: partial results travel as bfloat16.
+
+    Attributes:
+        shared: the parameters that all trainers have whole.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class SubstitutedReplica(SynchronousReplica):
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[Operator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
-        self._shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
+        self.shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
 
     def state(self) -> dict[str, Any]:
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
@@ -130,7 +133,7 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _sum_shared(self) -> None:
         """Sums gradients of what all have whole; where the network is split, each has those of its share."""
-        gradients = [p.grad for p in self._shared if p.grad is not None]
+        gradients = [p.grad for p in self.shared if p.grad is not None]
         if not self.split or not gradients:
             return
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -143,7 +146,7 @@ class SubstitutedReplica(SynchronousReplica):
     def _clip(self, most: float) -> None:
         """By the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""
         own = sum(_square(p.grad) for p in self.parameters if p in self._sharded)
-        rest = sum(_square(p.grad) for p in self._shared)
+        rest = sum(_square(p.grad) for p in self.shared)
         norm = (self.ranks.sum([own])[0] + rest) ** 0.5
         scale = min(1.0, most / (norm + 1e-6))
         for parameter in self.parameters:
