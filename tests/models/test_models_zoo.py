@@ -31,7 +31,9 @@ def refused(message, *arguments, **keywords):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_defaults_build(name):
-    assert type(create(name, SCHEMA)) is BY_NAME[name]
+    model = create(name, SCHEMA)
+    assert type(model) is BY_NAME[name]
+    assert model.schema is SCHEMA  # what a trainer takes it from
 
 
 @pytest.mark.parametrize(

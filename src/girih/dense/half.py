@@ -7,8 +7,10 @@ batches may be in flight.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
@@ -42,6 +44,29 @@ class Computed(Protocol):
     def discard(self) -> None:
         """Drops the gradients, and puts back what the forward pass moved."""
         ...
+
+
+@dataclass(eq=False)
+class KnownAtOnce:
+    """The loss and the refusal of a step where the host knows them at once, as on a CPU; see :class:`Computed`."""
+
+    value: float
+    refusal: NonFiniteError | None
+
+    @property
+    def loss(self) -> Tensor:
+        """The step's mean loss, float64[]."""
+        return torch.tensor(self.value, dtype=torch.float64)
+
+    @property
+    def refused(self) -> Tensor:
+        """Whether a loss or gradient of some trainer is NaN or infinite, bool[]."""
+        return torch.tensor(self.refusal is not None)
+
+    @property
+    def reason(self) -> NonFiniteError:
+        """Why the step was refused."""
+        return self.refusal or NonFiniteError("this step was not refused")
 
 
 class DenseHalf(Protocol):

@@ -8,7 +8,7 @@ from torch import nn
 
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
-from girih.models.operators import Operator, operators_of
+from girih.models.operators import operators_of
 from girih.planner.facts import ModelFacts, OperatorFacts
 from girih.schema import Schema
 
@@ -20,15 +20,19 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         ConfigError: ``optimizer`` makes no optimizer.
     """
     operators = list(operators_of(module))
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    spread = {full for name, operator in operators for full in _spread(name, operator, schema)}
-    upper = [parameter for name, parameter in trained if name not in spread]
-    made = made_by(optimizer, [parameter for _, parameter in trained])
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    spread = {  # those that go with features
+        operator.get_parameter(name)
+        for _, operator in operators
+        for name in copy.deepcopy(operator).narrow(schema)
+    }
+    upper = [parameter for parameter in trained if parameter not in spread]
+    made = made_by(optimizer, trained)
     kind = type(made)
     strategies = getattr(module, "loss_strategies", None)
     return ModelFacts(
         name=type(module).__name__,
-        num_parameters=sum(p.numel() for _, p in trained),
+        num_parameters=sum(p.numel() for p in trained),
         upper_parameters=sum(p.numel() for p in upper),
         upper_weights=sum(p.numel() for p in upper if p.dim() > 1),
         operators=tuple(
@@ -44,9 +48,3 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         optimizer="" if made is None else f"{kind.__module__}.{kind.__name__}",
         loss_strategies=None if strategies is None else tuple(strategies),
     )
-
-
-def _spread(name: str, operator: Operator, schema: Schema) -> list[str]:
-    """Parameters of an operator that go with its features."""
-    narrowed = copy.deepcopy(operator).narrow(schema)
-    return [f"{name}.{parameter}" if name else parameter for parameter in narrowed]

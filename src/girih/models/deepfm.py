@@ -27,5 +27,4 @@ class DeepFM(DNN):
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         fm = self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)
-        logits: Tensor = fm + self.deep(numeric, embeddings)
-        return logits
+        return fm + self.deep(numeric, embeddings)

@@ -11,11 +11,12 @@ from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention
+from girih.models.model import Model
 from girih.models.operators import AttendedProjection, FieldMLP
 from girih.schema import Categorical, Schema, Sequence
 
 
-class DIN(nn.Module):
+class DIN(Model):
     """logits = MLP([embeddings, numeric, Σ_j a(history_j, target) · history_j for each history]) (eq. 3).
 
     Args:
@@ -37,26 +38,21 @@ class DIN(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, needs.EMBEDDING)
         hidden = checks.widths("hidden", hidden)
         attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
         flag("softmax", softmax)
-        pairs = _by_table(schema) if attention is None else _checked(schema, attention)
-        self.pairs = pairs
+        self.pairs = pairs = _by_table(schema) if attention is None else _checked(schema, attention)
         dims = {pair[0]: checks.one_dim(f"din: {' and '.join(pair)}", schema, pair) for pair in pairs}
-        histories = {name: frozenset({needs.SEQUENCE}) for name in dims}
-        self.needs = needs.of_all(schema, needs.EMBEDDING) | histories
-        attention_of_each = nn.ModuleList(
-            Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values()
-        )
+        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
+        units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values())
         pooled = [f.name for f in schema.sparse if f.name not in dims]
         self.deep = FieldMLP(
             schema,
             hidden,
-            len(schema.labels.names),
+            self.num_labels,
             features=pooled,
-            first=lambda linear: AttendedProjection(schema, linear, pooled, pairs, attention_of_each),
+            first=lambda linear: AttendedProjection(schema, linear, pooled, pairs, units),
             more_inputs=sum(dims.values()),
             dropout=dropout,
             batch_norm=batch_norm,
@@ -64,8 +60,7 @@ class DIN(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.deep(numeric, embeddings)
-        return logits
+        return self.deep(numeric, embeddings)
 
 
 def _by_table(schema: Schema) -> tuple[tuple[str, str], ...]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.interaction import PairwiseDots
 from girih.models.layers.mlp import MLP
+from girih.models.model import Model
 from girih.models.operators import FieldMLP, Fields
 from girih.schema import Schema
 
 
-class DLRM(nn.Module):
+class DLRM(Model):
     """logits = top([d, <f_i, f_j> for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
 
     Without numeric features there is neither bottom nor d, which the paper does not consider: then the
@@ -31,33 +32,27 @@ class DLRM(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(schema, needs.EMBEDDING)
         hidden = checks.widths("hidden", hidden, may_be_empty=True)
         bottom_hidden = checks.widths("bottom_hidden", bottom_hidden, may_be_empty=True)
-        dim, num_numeric, num_features = (
-            checks.one_dim("dlrm", schema),
-            len(schema.numeric),
-            len(schema.sparse),
-        )
-        self.needs = needs.of_all(schema, needs.EMBEDDING)
+        dim, num_fields = checks.one_dim("dlrm", schema), len(schema.sparse)
         self.fields = Fields(schema, dim)
         bottom = (*bottom_hidden, dim)
-        self.bottom = (
-            FieldMLP(schema, bottom, features=(), dropout=dropout, batch_norm=batch_norm)
-            if num_numeric
-            else None
+        self.bottom = None
+        if schema.numeric:
+            self.bottom = FieldMLP(schema, bottom, features=(), dropout=dropout, batch_norm=batch_norm)
+        self.dots = PairwiseDots(num_fields + (self.bottom is not None))
+        width_of_d = num_fields * dim if self.bottom is None else dim
+        self.top = MLP(
+            width_of_d + self.dots.width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm
         )
-        self.dots = PairwiseDots(num_features + (num_numeric > 0))
-        inputs = self.dots.width + dim * (1 if num_numeric else num_features)
-        self.top = MLP(inputs, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        fields: Tensor = self.fields(numeric, embeddings)
+        fields = self.fields(numeric, embeddings)
         if self.bottom is not None:
             dense = self.bottom(numeric, embeddings)
             crossed = self.dots(torch.cat([dense[:, None], fields], dim=1))
         else:
             dense, crossed = fields.flatten(1), self.dots(fields)
-        logits: Tensor = self.top(torch.cat([dense, crossed], dim=1))
-        return logits
+        return self.top(torch.cat([dense, crossed], dim=1))

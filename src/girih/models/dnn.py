@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.model import Model
 from girih.models.operators import FieldMLP
 from girih.schema import Schema
 
 
-class DNN(nn.Module):
+class DNN(Model):
     """logits = MLP([embeddings, numeric]).
 
     Models that add a shallow part to it build that in :meth:`build_shallow`.
@@ -28,17 +29,14 @@ class DNN(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, *self.kinds)
         hidden = checks.widths("hidden", hidden)
-        self.needs = needs.of_all(schema, *self.kinds)
         self.build_shallow(schema)
-        self.deep = FieldMLP(schema, hidden, len(schema.labels.names), dropout=dropout, batch_norm=batch_norm)
+        self.deep = FieldMLP(schema, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
 
     def build_shallow(self, schema: Schema) -> None:
         """No-op here; it comes before the deep part, whose initial values are drawn after it."""
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.deep(numeric, embeddings)
-        return logits
+        return self.deep(numeric, embeddings)

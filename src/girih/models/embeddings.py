@@ -5,14 +5,12 @@ Shapes: B examples, F features, D width of an embedding, L ids of one feature in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from girih.errors import NonFiniteError
 
 
 class Jagged(NamedTuple):
@@ -108,35 +106,22 @@ class Embeddings:
 
     def first_nonfinite(self) -> str | None:
         """A feature that holds a NaN or an infinity, if any."""
-        for block in (*self.blocks, *self.first_order):
-            bad = ~torch.isfinite(block.values).all(dim=2).all(dim=0)
-            if bad.any():
-                return block.features[int(bad.nonzero()[0])]
-        return next((n for n, s in self.sequences.items() if not torch.isfinite(s.values).all()), None)
-
-    def check_gradients(self) -> None:
-        """Before anything moves: an update on its way to other processes cannot be taken back.
-
-        Raises:
-            NonFiniteError: one is NaN or infinite; names the feature.
-        """
-        feature = self.first_nonfinite_gradient()
-        if feature is not None:
-            raise NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+        return self._first_nonfinite(lambda values: values)
 
     def first_nonfinite_gradient(self) -> str | None:
         """A feature whose gradient holds a NaN or an infinity, if any."""
-        for block in (*self.blocks, *self.first_order):
-            gradient = block.values.grad
-            if gradient is not None and not torch.isfinite(gradient.sum()):  # one pass, or nearly always
-                bad = ~torch.isfinite(gradient).all(dim=2).all(dim=0)
-                if bad.any():
-                    return block.features[int(bad.nonzero()[0])]
-        for name, sequence in self.sequences.items():
-            gradient = sequence.values.grad
-            if gradient is not None and not torch.isfinite(gradient).all():
-                return name
-        return None
+        return self._first_nonfinite(lambda values: values.grad)
+
+    def mapped(
+        self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged]
+    ) -> Embeddings:
+        """The same features with other tensors."""
+        blocks, first_order = (
+            tuple(Block(block.features, of_bags(block.values)) for block in packed)
+            for packed in (self.blocks, self.first_order)
+        )
+        sequences = {name: of_sequence(sequence) for name, sequence in self.sequences.items()}
+        return Embeddings(blocks, sequences, first_order)
 
     def stacked(self, features: Sequence[str] | None = None) -> Tensor:
         """Bags of equal width as float32[B, F, D]: those of ``features``, else all in block order.
@@ -170,6 +155,18 @@ class Embeddings:
             ValueError: there are none.
         """
         return _joined([block.values.flatten(1) for block in self.first_order])
+
+    def _first_nonfinite(self, read: Callable[[Tensor], Tensor | None]) -> str | None:
+        """A feature of which a NaN or an infinity is read."""
+        packed = [(block.features, block.values) for block in (*self.blocks, *self.first_order)]
+        packed += [((name,), sequence.values) for name, sequence in self.sequences.items()]
+        for features, values in packed:
+            found = read(values)
+            if found is not None and not torch.isfinite(found.sum()):  # one pass, or nearly always
+                bad = ~torch.isfinite(found.view(len(found), len(features), -1)).all(dim=2).all(dim=0)
+                if bad.any():
+                    return features[int(bad.nonzero()[0])]
+        return None
 
     def _parts(self, features: Sequence[str] | None) -> list[Tensor]:
         return [block.values for block in self.blocks] if features is None else self.views(features)

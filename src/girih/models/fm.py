@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.model import Model
 from girih.models.operators import FirstOrder, SecondOrder
 from girih.schema import Schema
 
 
-class FM(nn.Module):
+class FM(Model):
     """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features of one dim; one label."""
 
     def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         checks.one_label("fm", schema)
-        self.needs = needs.of_all(schema, needs.FIRST_ORDER, needs.EMBEDDING)
         self.first_order = FirstOrder(schema, bias=True)
         self.second_order = SecondOrder(schema, checks.one_dim("fm", schema))
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, 1]."""
-        logits: Tensor = self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)
-        return logits
+        return self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)

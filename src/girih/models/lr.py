@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.model import Model
 from girih.models.operators import FirstOrder
 from girih.schema import Schema
 
 
-class LR(nn.Module):
+class LR(Model):
     """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads first-order weights only; one label."""
 
     def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, needs.FIRST_ORDER)
         checks.one_label("lr", schema)
-        self.needs = needs.of_all(schema, needs.FIRST_ORDER)
         self.first_order = FirstOrder(schema, bias=True)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, 1]."""
-        logits: Tensor = self.first_order(numeric, embeddings)
-        return logits
+        return self.first_order(numeric, embeddings)

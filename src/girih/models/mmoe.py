@@ -10,11 +10,12 @@ from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
+from girih.models.model import Model
 from girih.models.operators import FieldMLP, FieldProjection
 from girih.schema import Schema
 
 
-class MMoE(nn.Module):
+class MMoE(Model):
     """logit_t = tower_t(Σ_e softmax(W_t x)_e · expert_e(x)) with x = [embeddings, numeric] (eq. 6, 7).
 
     A gate and a tower for each label; the experts are theirs together.
@@ -30,22 +31,19 @@ class MMoE(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.schema = schema
+        super().__init__(schema, needs.EMBEDDING)
         integer("num_experts", num_experts)
         expert_hidden = checks.widths("expert_hidden", expert_hidden)
         tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
-        num_labels = len(schema.labels.names)
-        self.needs = needs.of_all(schema, needs.EMBEDDING)
         self.experts = nn.ModuleList(
             FieldMLP(schema, expert_hidden, dropout=dropout, batch_norm=batch_norm)
             for _ in range(num_experts)
         )
         width = DenseInput(schema).width
-        self.gates = FieldProjection(schema, nn.Linear(width, num_labels * num_experts, bias=False))
+        self.gates = FieldProjection(schema, nn.Linear(width, self.num_labels * num_experts, bias=False))
         self.towers = nn.ModuleList(
             MLP(expert_hidden[-1], tower_hidden, 1, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(num_labels)
+            for _ in range(self.num_labels)
         )
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:

@@ -26,5 +26,4 @@ class WideDeep(DNN):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.wide(numeric, embeddings) + self.deep(numeric, embeddings)
-        return logits
+        return self.wide(numeric, embeddings) + self.deep(numeric, embeddings)

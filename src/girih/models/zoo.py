@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from girih.config import check_call
-from girih.config.user_code import blame
+from girih.config.user_code import blame, load_class
 from girih.errors import ConfigError, nearest
 from girih.models.dcn import DCN
 from girih.models.dcnv2 import DCNv2
@@ -21,7 +21,6 @@ from girih.models.dnn import DNN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
-from girih.models.user import load_class, takes_schema
 from girih.models.wide_deep import WideDeep
 from girih.schema import Schema
 
@@ -61,16 +60,20 @@ def create(
             module that cannot be loaded or built.
     """
     own = isinstance(name, str) and ":" in name
-    if not own and (not isinstance(name, str) or name not in BY_NAME):
+    if own:
+        expected = "a class derived from torch.nn.Module"
+        cls: type[nn.Module] = load_class(name, where, directory, accepts=_is_model, expected=expected)
+    elif isinstance(name, str) and name in BY_NAME:
+        cls = BY_NAME[name]
+    else:
         hint = nearest(str(name), BY_NAME)
         raise ConfigError(
             f"{where}.name = {name!r}: unknown model{hint}; one of yours is path/to/file.py:Class"
         )
-    cls = load_class(name, where, directory) if own else BY_NAME[name]
-    with_schema = not own or takes_schema(cls)
-    checked = check_call(cls, options or {}, f"{where} {name}", skip=1 if with_schema else 0)
+    first = [schema] if _takes_schema(cls) else []
+    checked = check_call(cls, options or {}, f"{where} {name}", skip=len(first))
     try:
-        return cls(schema, **checked) if with_schema else cls(**checked)
+        return cls(*first, **checked)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except Exception as error:
@@ -81,3 +84,18 @@ def create(
         else:
             raise
         raise ConfigError(f"{where}: {name} {reason}") from error
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def _takes_schema(cls: type[nn.Module]) -> bool:
+    """Whether the constructor's first parameter is the schema: called so, or annotated so."""
+    try:
+        first = next(iter(inspect.signature(cls).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.name == "schema" or first.annotation in (Schema, "Schema", "girih.Schema")

@@ -9,6 +9,7 @@ import json
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
+from girih.dense.half import KnownAtOnce
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
@@ -272,43 +274,22 @@ class FakeSparse:
             self.rows[key] = moved.astype(np.float32), squares.astype(np.float32)
 
 
-class FakeComputed:
-    """Loss and gradients of a batch."""
+@dataclass(eq=False)
+class FakeComputed(KnownAtOnce):
+    """Loss and gradients of a batch; the number of batches before it."""
 
-    def __init__(
-        self,
-        half: FakeDense,
-        gradients: dict[str, float],
-        loss: float,
-        reason: NonFiniteError | None,
-        before: int,
-    ) -> None:
-        self._half, self.gradients, self.num_batches = half, gradients, before
-        self.value, self.refusal = loss, reason
-
-    @property
-    def loss(self) -> Tensor:
-        """float64[]."""
-        return torch.tensor(self.value, dtype=torch.float64)
-
-    @property
-    def refused(self) -> Tensor:
-        """bool[]."""
-        return torch.tensor(self.refusal is not None)
-
-    @property
-    def reason(self) -> NonFiniteError:
-        """Why the step was refused."""
-        return self.refusal or NonFiniteError("this step was not refused")
+    half: FakeDense
+    gradients: dict[str, float]
+    num_batches: int
 
     def apply(self) -> None:
         """Moves the parameters."""
         for name, gradient in self.gradients.items():
-            self._half.parameters[name] -= self._half.lr * gradient
+            self.half.parameters[name] -= self.half.lr * gradient
 
     def discard(self) -> None:
         """Puts the counter back."""
-        self._half.num_batches = self.num_batches
+        self.half.num_batches = self.num_batches
 
 
 class FakeDense:
@@ -348,7 +329,7 @@ class FakeDense:
             gradients[self.spoiled] = float("inf")
         reason = self._refusal(loss, embeddings)
         if onto is None:
-            return FakeComputed(self, gradients, loss, reason, before)
+            return FakeComputed(loss, reason, self, gradients, before)
         onto.gradients = {name: onto.gradients[name] + each for name, each in gradients.items()}
         onto.value, onto.refusal = onto.value + loss, onto.refusal or reason
         return onto

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.dense.halves.replica import ReplicaComputed, to_device
 from girih.dense.halves.synchronous import SynchronousReplica
-from girih.dense.spec import DenseSpec
-from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.models.embeddings import Embeddings, Jagged
 
 BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
 
@@ -32,9 +30,7 @@ class AllReducedReplica(SynchronousReplica):
     trainer's own examples, and rank 0's running means are those saved.
     """
 
-    def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
-        super().__init__(spec, ranks)
-        self._parallel: nn.Module | None = None
+    _parallel: nn.Module | None = None
 
     def compute(
         self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None
@@ -48,25 +44,21 @@ class AllReducedReplica(SynchronousReplica):
         """A trainer whose share is empty takes part with an example that counts nothing."""
         if batch.num_examples:
             return super()._outputs(batch, embeddings, train=train)
-        return super()._outputs(_one_example(batch), _one_example_of(embeddings), train=train)[:0]
+        return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
 
     def close(self) -> None:
         """Lets go of what refers to the group of trainers."""
         self._parallel = None
 
     def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
-        if self._parallel is None or not train:
-            return self.module(numeric, embeddings)
-        return self._parallel(numeric, embeddings)
+        module = self.module if self._parallel is None or not train else self._parallel
+        return module(numeric, embeddings)
 
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> nn.Module:
-        unused = self.ranks.any(
-            self._leaves_some_aside(_one_example(batch), to_device(_one_example_of(embeddings), self.device))
-        )
+        unused = self.ranks.any(self._leaves_some_aside(*_one_example(batch, embeddings)))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # of an option whose successor does not do the same
+            # of an option whose successor does not do the same
+            warnings.simplefilter("ignore", FutureWarning)
             parallel = DistributedDataParallel(
                 self.module,
                 process_group=self.ranks.process_group,
@@ -81,11 +73,10 @@ class AllReducedReplica(SynchronousReplica):
 
     def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
         """Whether the logits do not depend on all parameters; tried out with one example."""
-        modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()  # moves no running mean, draws no random number
-        logits = self._logits_of(torch.from_numpy(batch.numeric).to(self.device), embeddings, train=False)
-        for module, training in modes:
-            module.training = training
+        self._set_mode(False)  # moves no running mean, draws no random number
+        numeric = torch.from_numpy(batch.numeric).to(self.device)
+        logits = self._logits_of(numeric, to_device(embeddings, self.device), train=False)
+        self._set_mode(True)
         found = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
         return any(gradient is None for gradient in found)
 
@@ -103,18 +94,10 @@ class AllReducedReplica(SynchronousReplica):
         return work.get_future().then(done)
 
 
-def _one_example(batch: Batch) -> Batch:
-    numeric = np.zeros((1, batch.numeric.shape[1]), np.float32)
-    return replace(batch, numeric=numeric, labels=np.zeros((1, batch.labels.shape[1]), np.float32))
-
-
-def _one_example_of(embeddings: Embeddings) -> Embeddings:
-    def blocks(of: tuple[Block, ...]) -> tuple[Block, ...]:
-        return tuple(Block(b.features, b.values.new_zeros(1, *b.values.shape[1:])) for b in of)
-
-    none = torch.zeros(2, dtype=torch.int64)
-    sequences = {
-        name: Jagged(s.values.detach().new_zeros(0, s.values.shape[1]), none)
-        for name, s in embeddings.sequences.items()
-    }
-    return Embeddings(blocks(embeddings.blocks), sequences, blocks(embeddings.first_order))
+def _one_example(batch: Batch, embeddings: Embeddings) -> tuple[Batch, Embeddings]:
+    """Of zeros, without ids."""
+    numeric, labels = (np.zeros((1, array.shape[1]), np.float32) for array in (batch.numeric, batch.labels))
+    return replace(batch, numeric=numeric, labels=labels), embeddings.mapped(
+        lambda bags: bags.new_zeros(1, *bags.shape[1:]),
+        lambda each: Jagged(each.values.new_zeros(0, each.values.shape[1]), each.offsets.new_zeros(2)),
+    )

@@ -12,6 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Reply, Request, Server, connect, listen
-from girih.dense.halves.replica import Gradients, Replica, made_by
-from girih.dense.halves.synchronous import nonfinite_gradient
-from girih.dense.options import OptimizerFactory
+from girih.comm.rpc import Client, Reply, Request, connect, listen
+from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
-from girih.errors import ConfigError, NonFiniteError
-from girih.models.embeddings import Embeddings
+from girih.errors import NonFiniteError
 
 STEP, NEWEST = 1, 2
 
@@ -34,13 +33,10 @@ STEP, NEWEST = 1, 2
 class DenseServer:
     """The parameters that count, and the optimizer that moves them; its methods may be called from any thread."""
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerFactory, clip_norm: float | None) -> None:
-        self.module = module
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = made_by(optimizer, self.parameters)
+    def __init__(self, spec: DenseSpec) -> None:
+        self.replica = Replica(spec)
         self.version = 0
         self.staleness_max = 0
-        self._clip_norm = clip_norm
         self._lock = threading.Lock()
 
     def step(
@@ -54,15 +50,8 @@ class DenseServer:
         """
         with self._lock:
             self.staleness_max = max(self.staleness_max, self.version - version)
-            parts = torch.from_numpy(gradient).split([p.numel() for p in self.parameters])  # type: ignore[no-untyped-call]
-            for parameter, part, takes_part in zip(self.parameters, parts, given, strict=True):
-                parameter.grad = part.view_as(parameter) if takes_part else None
-            if self._clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
-            if self.optimizer is not None:
-                self.optimizer.step()
-            for parameter in self.parameters:
-                parameter.grad = None
+            parts = zip(_parts_of(gradient, self.replica.parameters), given, strict=True)
+            self.replica.move([part if takes_part else None for part, takes_part in parts])
             self.version += 1
             return self._flat(), self.version
 
@@ -71,8 +60,21 @@ class DenseServer:
         with self._lock:
             return self._flat(), self.version
 
+    def answer(self, request: Request) -> None:
+        """Replies with the parameters and their version: after a step, or as they are."""
+        try:
+            if request.frame.kind == STEP:
+                gradient, given = (np.array(array) for array in request.frame.arrays)
+                flat, version = self.step(gradient, given, request.frame.fields[0])
+            else:
+                flat, version = self.newest()
+            self.replica.stats_of_process.sent("dense", flat.nbytes)
+            request.reply((version,), (flat,))
+        except Exception as error:
+            request.fail(error)
+
     def _flat(self) -> NDArray[np.float32]:
-        return torch.cat([p.detach().reshape(-1) for p in self.parameters]).numpy()
+        return torch.cat([p.detach().reshape(-1) for p in self.replica.parameters]).numpy()
 
 
 class ParameterServerReplica(Replica):
@@ -87,6 +89,8 @@ class ParameterServerReplica(Replica):
         optimizer: on rank 0 the server's; on the others one that carries the learning rate schedule alone.
     """
 
+    checks_embeddings = True
+
     def __init__(
         self, spec: DenseSpec, ranks: TrainerGroup, *, staleness: int, address: str, secret: bytes
     ) -> None:
@@ -94,19 +98,24 @@ class ParameterServerReplica(Replica):
         self._ranks, self._staleness = ranks, staleness
         self._version = 0
         self._under_way: deque[Reply] = deque()
-        self._server: DenseServer | None = None
-        self._listening: Server | None = None
+        self._server: DenseServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._closing = ExitStack()
+        if not self.parameters:
+            return
         if ranks.first:
-            self._server = DenseServer(copy.deepcopy(self.module), spec.optimizer, spec.clip_norm)
-            self.optimizer = self._server.optimizer
+            self._server = server = DenseServer(replace(spec, module=copy.deepcopy(self.module)))
+            self.optimizer = server.replica.optimizer
             if ranks.size > 1:
-                self._pool = ThreadPoolExecutor(1, "girih-dense-server")
-                self._listening = listen(self._handle, address=address, secret=secret)
-        found = ranks.broadcast(None if self._listening is None else self._listening.address)
-        if not ranks.first:
-            self._client = connect(found, secret=secret)
+                pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))
+
+                def handle(request: Request) -> None:
+                    pool.submit(server.answer, request)
+
+                listening = self._closing.enter_context(listen(handle, address=address, secret=secret))
+                ranks.broadcast(listening.address)
+        else:
+            self._client = self._closing.enter_context(connect(ranks.broadcast(None), secret=secret))
         self._refresh()
 
     def move(self, gradients: Gradients) -> None:
@@ -137,33 +146,18 @@ class ParameterServerReplica(Replica):
         """See :class:`Replica`."""
         super().restore(state)
         if self._server is not None:
-            self._server.module.load_state_dict(state["model"])
+            self._server.replica.module.load_state_dict(state["model"])
 
     def close(self) -> None:
         """Ends the server, or leaves it."""
-        for part in (self._client, self._listening):
-            if part is not None:
-                part.close()
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._closing.close()
 
-    def _differentiate(
-        self,
-        outputs: Tensor,
-        mean: Tensor | None,
-        value: float,
-        share: float,
-        embeddings: Embeddings,
-        reason: NonFiniteError | None,
-    ) -> tuple[float, NonFiniteError | None]:
-        """The backward pass; the loss is this trainer's share's, as all shares are about equal."""
-        value, reason = super()._differentiate(outputs, mean, value, share, embeddings, reason)
-        return value * self._ranks.size, reason or nonfinite_gradient(embeddings)
+    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
+        """The loss is this trainer's share's, as all shares are about equal."""
+        return value * self._ranks.size, refusal
 
     def _refresh(self) -> None:
         """Takes the newest parameters."""
-        if not self.parameters:
-            return
         if self._server is not None:
             self._take(*self._server.newest())
         elif self._client is not None:
@@ -178,27 +172,14 @@ class ParameterServerReplica(Replica):
             self._take(newest.arrays[0], newest.fields[0])
 
     def _take(self, flat: NDArray[np.float32], version: int) -> None:
-        parts = torch.from_numpy(np.array(flat)).split([p.numel() for p in self.parameters])  # type: ignore[no-untyped-call]
+        parts = _parts_of(np.array(flat), self.parameters)
         with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):
-                parameter.copy_(part.view_as(parameter))
+                parameter.copy_(part)
         self._version = version
 
-    def _handle(self, request: Request) -> None:
-        if self._pool is not None:
-            self._pool.submit(self._serve, request)
 
-    def _serve(self, request: Request) -> None:
-        try:
-            server = self._server
-            if server is None:
-                raise ConfigError("no dense server here")
-            if request.frame.kind == STEP:
-                gradient, given = (np.array(array) for array in request.frame.arrays)
-                flat, version = server.step(gradient, given, request.frame.fields[0])
-            else:
-                flat, version = server.newest()
-            self.stats_of_process.sent("dense", flat.nbytes)
-            request.reply((version,), (flat,))
-        except Exception as error:
-            request.fail(error)
+def _parts_of(flat: NDArray[np.float32], parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The numbers of each parameter, in its shape, of those of all together, float32[P]."""
+    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
+    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]

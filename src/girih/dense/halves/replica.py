@@ -9,8 +9,8 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,49 +19,42 @@ from girih.config.user_code import blame
 from girih.data.batch import Batch
 from girih.dense.accel import onednn
 from girih.dense.accel.malloc import keep_freed_memory
+from girih.dense.half import KnownAtOnce
 from girih.dense.options import OptimizerFactory
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
-from girih.models.embeddings import Block, Embeddings, Jagged
+from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets, loss_of
 
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None where it took no part in the loss."""
 
 
-class ReplicaComputed:
-    """Loss and gradients of one batch; see :class:`girih.dense.half.Computed`."""
+@dataclass(eq=False)
+class ReplicaComputed(KnownAtOnce):
+    """Loss and gradients of one batch, or of several micro-batches.
 
-    def __init__(
-        self,
-        half: Replica,
-        gradients: Gradients,
-        buffers: Sequence[tuple[Tensor, Tensor]],
-        loss: float,
-        reason: NonFiniteError | None,
-    ) -> None:
-        self._half = half
-        self.gradients, self.buffers = gradients, buffers
-        self.value, self.refusal = loss, reason
+    Attributes:
+        buffers: those of the model, each with a copy of what it was before the batch.
+    """
 
-    @property
-    def loss(self) -> Tensor:
-        """The step's mean loss, float64[]."""
-        return torch.tensor(self.value, dtype=torch.float64)
+    half: Replica
+    gradients: Gradients
+    buffers: Sequence[tuple[Tensor, Tensor]]
 
-    @property
-    def refused(self) -> Tensor:
-        """Whether a loss or gradient of some trainer is NaN or infinite, bool[]."""
-        return torch.tensor(self.refusal is not None)
-
-    @property
-    def reason(self) -> NonFiniteError:
-        """Why the step was refused."""
-        return self.refusal or NonFiniteError("this step was not refused")
+    def plus(self, later: ReplicaComputed) -> ReplicaComputed:
+        """This one, with what a further micro-batch of the same batch has computed."""
+        for number, gradient in enumerate(later.gradients):
+            earlier = self.gradients[number]
+            if gradient is not None:
+                self.gradients[number] = gradient if earlier is None else earlier.add_(gradient)
+        self.value += later.value
+        self.refusal = self.refusal or later.refusal
+        return self
 
     def apply(self) -> None:
         """One optimizer step."""
-        self._half.move(self.gradients)
+        self.half.move(self.gradients)
         self.gradients = []
 
     def discard(self) -> None:
@@ -76,7 +69,10 @@ class Replica:
 
     Attributes:
         optimizer: the one that moves the parameters; None where there are none.
+        checks_embeddings: whether their gradients are looked at here, because what the sparse half finds comes too late.
     """
+
+    checks_embeddings: ClassVar[bool] = False
 
     def __init__(self, spec: DenseSpec) -> None:
         self.device, self.stats_of_process = spec.device, spec.stats
@@ -100,11 +96,14 @@ class Replica:
         with self.stats_of_process.spans("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
-            mean, value, reason = self._judge(outputs, targets, embeddings)
+            mean, value, refusal = self._judge(outputs, targets, embeddings)
         with self.stats_of_process.spans("backward"):
-            value, reason = self._differentiate(outputs, mean, value * share, share, embeddings, reason)
-        computed = ReplicaComputed(self, self._taken_gradients(), buffers, value, reason)
-        return computed if onto is None else self._added(onto, computed)
+            self._backward(outputs, mean, share)
+            # asked even where the loss is refused: the trainers may talk to each other in it
+            found = self._nonfinite_gradient(embeddings)
+            value, refusal = self._agree(value * share, refusal or found)
+        computed = ReplicaComputed(value, refusal, self, self._taken_gradients(), buffers)
+        return computed if onto is None else onto.plus(computed)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""
@@ -115,7 +114,8 @@ class Replica:
         """One optimizer step, after clipping."""
         if self.optimizer is None:
             return
-        self._set_gradients(gradients)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
         self.optimizer.step()
@@ -133,10 +133,9 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
-        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
         return {
             "model": self.module.state_dict(),
-            "optimizer": optimizer,
+            "optimizer": {} if self.optimizer is None else self.optimizer.state_dict(),
             "optimizer_name": type(self.optimizer).__name__,
         }
 
@@ -161,7 +160,8 @@ class Replica:
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         with torch.set_grad_enabled(train), self._arithmetic():
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
-        rows, labels = self._shape(batch, train=train)  # without labels, columns are not known
+        rows = self._num_outputs(batch.num_examples, train=train)
+        labels = batch.labels.shape[1]  # without labels, columns are not known
         if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
             raise ConfigError(
                 f"{type(self.module).__name__}.forward returned logits of shape {list(logits.shape)}; "
@@ -169,9 +169,9 @@ class Replica:
             )
         return logits.float()
 
-    def _shape(self, batch: Batch, *, train: bool) -> tuple[int, int]:
-        """Examples and labels that the logits are to have."""
-        return batch.num_examples, batch.labels.shape[1]
+    def _num_outputs(self, num_examples: int, *, train: bool) -> int:
+        """Examples of a batch that this trainer computes logits of."""
+        return num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
@@ -198,46 +198,27 @@ class Replica:
         if math.isfinite(value):
             return mean, value, None
         feature = embeddings.first_nonfinite()
-        return (
-            None,
-            value,
-            NonFiniteError(f"the loss is {value}" + (f", and so is feature {feature!r}" if feature else "")),
-        )
-
-    def _differentiate(
-        self,
-        outputs: Tensor,
-        mean: Tensor | None,
-        value: float,
-        share: float,
-        embeddings: Embeddings,
-        reason: NonFiniteError | None,
-    ) -> tuple[float, NonFiniteError | None]:
-        """The backward pass; returns the step's loss, and why the step is refused.
-
-        Args:
-            mean: the mean loss; None where it is refused, or there are no examples.
-            value: this trainer's part of the step's loss; share: the weight of ``mean`` in it.
-        """
-        if reason is None and mean is not None and mean.requires_grad:
-            self._backward(outputs, mean, share)
-            reason = self._nonfinite_gradient()
-        return value, reason
+        named = f", and so is feature {feature!r}" if feature else ""
+        return None, value, NonFiniteError(f"the loss is {value}{named}")
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """Gradients of ``share`` times the mean loss; of nothing where ``mean`` is None."""
-        if mean is None:
-            outputs.backward(torch.zeros_like(outputs))  # type: ignore[no-untyped-call]
-        else:
+        """Gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
+        if mean is not None and mean.requires_grad:
             mean.backward(mean.new_tensor(share))  # type: ignore[no-untyped-call]
 
-    def _nonfinite_gradient(self) -> NonFiniteError | None:
+    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
+        """A refusal that names a parameter or a feature whose gradient is NaN or infinite, if there is one."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             for name, parameter in self.module.named_parameters():
                 if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                     return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
-        return None
+        feature = embeddings.first_nonfinite_gradient() if self.checks_embeddings else None
+        return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite") if feature else None
+
+    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
+        """The step's loss, of this trainer's part of it, and why the step is refused."""
+        return value, refusal
 
     def _taken_gradients(self) -> Gradients:
         """The parameters' gradients, which are the handle's from here on."""
@@ -245,19 +226,6 @@ class Replica:
         for parameter in self.parameters:
             parameter.grad = None
         return gradients
-
-    def _set_gradients(self, gradients: Gradients) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-
-    def _added(self, onto: ReplicaComputed, computed: ReplicaComputed) -> ReplicaComputed:
-        for number, gradient in enumerate(computed.gradients):
-            earlier = onto.gradients[number]
-            if gradient is not None:
-                onto.gradients[number] = gradient if earlier is None else earlier.add_(gradient)
-        onto.value += computed.value
-        onto.refusal = onto.refusal or computed.refusal
-        return onto
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         if self._autocast:
@@ -317,11 +285,6 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
     if device.type == "cpu":
         return embeddings
-    return replace(
-        embeddings,
-        blocks=tuple(Block(b.features, b.values.to(device)) for b in embeddings.blocks),
-        first_order=tuple(Block(b.features, b.values.to(device)) for b in embeddings.first_order),
-        sequences={
-            k: Jagged(v.values.to(device), v.offsets.to(device)) for k, v in embeddings.sequences.items()
-        },
+    return embeddings.mapped(
+        lambda bags: bags.to(device), lambda each: Jagged(each.values.to(device), each.offsets.to(device))
     )

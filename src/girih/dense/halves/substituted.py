@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
@@ -43,6 +43,9 @@ class SubstitutedReplica(SynchronousReplica):
         split: whether each trainer computes the upper network for its share of a training batch only, with dropout
             of its own. Else all compute the same, with the same dropout. Evaluations always do.
         half: partial results travel as bfloat16.
+
+    Attributes:
+        shared: the parameters that all trainers have whole.
     """
 
     def __init__(
@@ -55,58 +58,46 @@ class SubstitutedReplica(SynchronousReplica):
         split: bool = False,
         half: bool = False,
     ) -> None:
+        super().__init__(spec, ranks)
         random = torch.get_rng_state()
-        super().__init__(spec, ranks, begin_alike=(random,))
+        ranks.broadcast_tensor(random)
         torch.set_rng_state(random)
         self.split = split
+        self.counts_loss = split or ranks.first  # where all have the whole loss, it counts once
         self._wire = Aggregation(ranks, spec.stats, half=half)
-        self._operators = list(operators_of(self.module))
-        self._sharded = ShardedParameters(ranks)
+        self._operators = [operator for _, operator in operators_of(self.module)]
+        self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[Operator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
-
-    @property
-    def shared(self) -> list[nn.Parameter]:
-        """The parameters that all trainers have whole."""
-        named = self.module.named_parameters()
-        return [p for name, p in named if p.requires_grad and name not in self._sharded]
-
-    @property
-    def counts_loss(self) -> bool:
-        """Whether this trainer's loss counts: where all have the whole loss, it counts once."""
-        return self.split or self.ranks.first
+        self.shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
 
     def state(self) -> dict[str, Any]:
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
-        state = super().state()
-        return state if self.ranks.size == 1 else self._sharded.whole(state, self.module, self.optimizer)
+        return self._sharded.whole(super().state())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See :class:`Replica`; each trainer takes its part."""
-        super().restore(self._sharded.part(state, self.module, self.optimizer))
+        super().restore(self._sharded.part(state))
 
     def _narrow(self, schemas: list[Schema]) -> None:
         """Keeps of every operator what this rank's features need."""
-        for name, operator in self._operators:
+        for operator in self._operators:
             if operator.aggregation == "concat":
                 self._places[operator] = [operator.places(part).to(self.device) for part in schemas]
-            for parameter, own in operator.narrow(schemas[self.ranks.rank]).items():
-                full = f"{name}.{parameter}" if name else parameter
-                self._sharded.keep(full, own, operator.get_parameter(parameter), self.optimizer)
+            for name, own in operator.narrow(schemas[self.ranks.rank]).items():
+                self._sharded.keep(operator.get_parameter(name), own)
 
-    def _shape(self, batch: Batch, *, train: bool) -> tuple[int, int]:
-        rows, labels = super()._shape(batch, train=train)
-        shares = self._wire.shares(rows)
-        return shares[self.ranks.rank] if self.split and train else rows, labels
+    def _num_outputs(self, num_examples: int, *, train: bool) -> int:
+        return self._wire.shares(num_examples)[self.ranks.rank] if self.split and train else num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """Those of this trainer's share where the upper network is split; else of all examples."""
-        if self.split:
-            without_ids = replace(
-                batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None
-            )
-            batch = share_of(without_ids, self.ranks.rank, self.ranks.size)
-        return super()._targets(batch)
+        targets, weight = super()._targets(batch)
+        if not self.split:
+            return targets, weight
+        none = replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None)
+        targets, share = super()._targets(share_of(none, self.ranks.rank, self.ranks.size))
+        return targets, weight * share  # the batch itself may be a part of the step's
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, split=self.split and train)
@@ -119,27 +110,26 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _totals(self, numeric: Tensor, embeddings: Embeddings, *, split: bool) -> dict[Operator, Tensor]:
         """Everything that is summed goes in one buffer; each concatenation in one of its own."""
-        sums = [o for _, o in self._operators if o.aggregation == "sum"]
+        sums = [operator for operator in self._operators if operator.aggregation == "sum"]
         totals: dict[Operator, Tensor] = {}
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]
             joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
             total = self._wire.summed(joined, split=split)
             totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
-        for _, operator in self._operators:
+        for operator in self._operators:
             if operator.aggregation == "concat":
                 own = operator.partial(numeric, embeddings).float()
                 totals[operator] = self._wire.joined(own, self._places[operator], split=split)
         return totals
 
-    def _nonfinite_gradient(self) -> NonFiniteError | None:
+    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
         self._sum_shared()
+        # optimizers then have state everywhere of those of which nothing is here
         for parameter in self.parameters:
-            if (
-                parameter.grad is None and not parameter.numel()
-            ):  # optimizers then have state of it everywhere
+            if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
-        return super()._nonfinite_gradient()
+        return super()._nonfinite_gradient(embeddings)
 
     def _sum_shared(self) -> None:
         """Sums gradients of what all have whole; where the network is split, each has those of its share."""
@@ -155,9 +145,8 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _clip(self, most: float) -> None:
         """By the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""
-        shared = {id(parameter) for parameter in self.shared}
-        own = sum(_square(p.grad) for p in self.parameters if id(p) not in shared)
-        rest = sum(_square(p.grad) for p in self.parameters if id(p) in shared)
+        own = sum(_square(p.grad) for p in self.parameters if p in self._sharded)
+        rest = sum(_square(p.grad) for p in self.shared)
         norm = (self.ranks.sum([own])[0] + rest) ** 0.5
         scale = min(1.0, most / (norm + 1e-6))
         for parameter in self.parameters:

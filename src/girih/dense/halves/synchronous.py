@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import NonFiniteError
-from girih.models.embeddings import Embeddings
 
 
 class SynchronousReplica(Replica):
     """One copy of several, which all start as rank 0's.
 
-    Args:
-        begin_alike: other tensors that are rank 0's as well from here on.
+    Attributes:
+        counts_loss: whether this trainer's loss is added to the step's: else it is another's as well.
     """
 
-    def __init__(self, spec: DenseSpec, ranks: TrainerGroup, begin_alike: Sequence[Tensor] = ()) -> None:
+    checks_embeddings = True
+    counts_loss = True
+
+    def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
         self.ranks = ranks
-        for tensor in (*self.module.parameters(), *self.module.buffers(), *begin_alike):
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
             ranks.broadcast_tensor(tensor.detach())
 
-    @property
-    def counts_loss(self) -> bool:
-        """Whether this trainer's loss is added to the step's: else it is another's as well."""
-        return True
+    def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
+        """See :class:`Replica`; where nothing is to be learned, others wait for what crosses the wire all the same."""
+        if mean is None and outputs.requires_grad and self.ranks.size > 1:
+            outputs.backward(torch.zeros_like(outputs))  # type: ignore[no-untyped-call]
+        super()._backward(outputs, mean, share)
 
-    def _differentiate(
-        self,
-        outputs: Tensor,
-        mean: Tensor | None,
-        value: float,
-        share: float,
-        embeddings: Embeddings,
-        reason: NonFiniteError | None,
-    ) -> tuple[float, NonFiniteError | None]:
-        """The backward pass, on all trainers; what one refuses is refused by all."""
+    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
+        """The loss over all trainers; what one refuses is refused by all."""
         if self.ranks.size == 1:
-            value, reason = super()._differentiate(outputs, mean, value, share, embeddings, reason)
-            return value, reason or nonfinite_gradient(embeddings)
-        if reason is not None:  # others wait for this one's part of what crosses the wire
-            mean, value = None, 0.0
-        if outputs.requires_grad:
-            self._backward(outputs, mean, share)
-            reason = reason or self._nonfinite_gradient()
-        reason = reason or nonfinite_gradient(embeddings)
-        if reason is not None:
-            value = 0.0
-        total, num_refusing = self.ranks.vote(value if self.counts_loss else 0.0, refusing=reason is not None)
+            return value, refusal
+        counted = value if refusal is None and self.counts_loss else 0.0
+        total, num_refusing = self.ranks.vote(counted, refusing=refusal is not None)
         if num_refusing:
-            reason = reason or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
-        return total, reason
-
-
-def nonfinite_gradient(embeddings: Embeddings) -> NonFiniteError | None:
-    """A refusal that names a feature whose gradient is NaN or infinite, if there is one."""
-    feature = embeddings.first_nonfinite_gradient()
-    return (
-        None if feature is None else NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
-    )
+            refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+        return total, refusal

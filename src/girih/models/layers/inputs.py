@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,13 @@ def lowered(values: Tensor) -> Tensor:
     return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
 
 
+def places_of(widths: Mapping[str, int], schema: Schema) -> Tensor:
+    """The columns of a schema's features where those of all of ``widths`` lie side by side, int64."""
+    here = {feature.name for feature in schema.features}
+    owners = [name for name, width in widths.items() for _ in range(width)]
+    return torch.tensor([place for place, name in enumerate(owners) if name in here], dtype=torch.int64)
+
+
 class DenseInput(nn.Module):
     """Pooled embeddings in the schema's order, then numeric features, side by side.
 
@@ -30,23 +37,36 @@ class DenseInput(nn.Module):
         for_products: linear layers alone read it, so that autocast's dtype serves.
 
     Attributes:
-        width: the sum of the features' dims plus one for each numeric feature.
+        widths: the number of columns of each feature, numeric ones included; all of them are ``width``.
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self, schema: Schema, features: Sequence[str] | None = None, *, for_products: bool = False
     ) -> None:
         super().__init__()
-        names = [f.name for f in schema.sparse] if features is None else list(features)
-        dims = {f.name: schema.dim_of(f) for f in schema.sparse}
-        self.features = tuple(names)
+        dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
+        self.features = tuple(dims if features is None else features)
+        self.widths = {name: dims[name] for name in self.features} | {f.name: 1 for f in schema.numeric}
         self.for_products = for_products
-        self.width = sum(dims[name] for name in names) + len(schema.numeric)
+
+    @property
+    def width(self) -> int:
+        """The sum of the features' dims plus one for each numeric feature."""
+        return sum(self.widths.values())
+
+    def narrow(self, schema: Schema) -> Tensor:
+        """From here on reads what a smaller schema has; returns the columns that stay, int64."""
+        places, here = places_of(self.widths, schema), {feature.name for feature in schema.features}
+        self.widths = {name: width for name, width in self.widths.items() if name in here}
+        self.features = tuple(name for name in self.features if name in here)
+        return places
 
     def forward(self, numeric: Tensor, embeddings: Embeddings, *more: Tensor) -> Tensor:
         """Returns float32[B, width], and the columns of ``more`` after it."""
-        parts = [view.flatten(1) for view in embeddings.views(self.features)] if self.features else []
-        parts += [part for part in (numeric, *more) if part.shape[1]]
+        parts = [view.flatten(1) for view in embeddings.views(self.features)]
+        parts = [part for part in (*parts, numeric, *more) if part.shape[1]] or [numeric]
         if self.for_products:
             parts = [lowered(part) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

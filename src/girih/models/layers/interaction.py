@@ -81,14 +81,3 @@ class MatrixCross(nn.Module):
         """float32[B, K] and float32[B, K] to float32[B, K]."""
         inner = x if self.narrow is None else self.narrow(x)
         return torch.addcmul(x, x0, self.linear(inner))
-
-
-class CrossNetwork(nn.ModuleList):
-    """Cross layers on one x_0."""
-
-    def forward(self, x0: Tensor) -> Tensor:
-        """float32[B, K] to float32[B, K]."""
-        x = x0
-        for layer in self:
-            x = layer(x0, x)
-        return x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,6 +33,8 @@ class MLP(nn.Sequential):
     Attributes:
         width: of what comes out.
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
-from girih.models.operators.columns import input_places, kept_of
 from girih.models.operators.operator import Operator, Split
 from girih.schema import Schema
 
@@ -27,15 +26,13 @@ class FieldProjection(Operator):
 
     def __init__(self, schema: Schema, linear: nn.Linear, features: Sequence[str] | None = None) -> None:
         super().__init__()
-        self.schema, self.columns = schema, linear.out_features
+        self.columns = linear.out_features
         self.inputs = DenseInput(schema, features, for_products=True)
         self.weight, self.bias = linear.weight, linear.bias
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """[B, outputs] of own columns."""
-        if not self.inputs.width:
-            return numeric.new_zeros(len(numeric), self.columns)
-        return F.linear(self.inputs(numeric, embeddings), self.weight)
+        return F.linear(self.flat(numeric, embeddings), self.weight)
 
     def combine(self, total: Tensor) -> Tensor:
         """[B, outputs]."""
@@ -43,15 +40,16 @@ class FieldProjection(Operator):
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """One product with the bias in it."""
-        return F.linear(self.inputs(numeric, embeddings), self.weight, self.bias)
+        return F.linear(self.flat(numeric, embeddings), self.weight, self.bias)
+
+    def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """What W is multiplied with: own columns, side by side."""
+        return self.inputs(numeric, embeddings)
 
     def narrow(self, schema: Schema) -> dict[str, Split]:
         """Columns of the features that stay."""
-        features = self.inputs.features
-        split = Split(1, input_places(self.schema, features, schema), self.inputs.width)
-        self.inputs = DenseInput(schema, kept_of(features, schema), for_products=True)
-        self.schema, self.weight.data = schema, self.weight.data[:, split.places]
-        return {"weight": split}
+        width = self.inputs.width
+        return self.keep({"weight": Split(1, self.inputs.narrow(schema), width)})
 
 
 class FieldMLP(MLP):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from girih.models.embeddings import Embeddings
-from girih.models.layers.inputs import lowered
-from girih.models.operators.columns import embedding_places, kept_of
+from girih.models.layers.inputs import lowered, places_of
 from girih.models.operators.operator import Operator, Split
 from girih.schema import Schema
 
@@ -24,14 +23,14 @@ class Fields(Operator):
 
     def __init__(self, schema: Schema, dim: int) -> None:
         super().__init__()
-        self.whole_schema = self.schema = schema
         self.dim = dim
         self.features = tuple(feature.name for feature in schema.sparse)
         self.columns = len(self.features) * dim
+        self._widths = dict.fromkeys(self.features, dim)
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """[B, F · D] of own features."""
-        return self._stacked(numeric, embeddings).flatten(1)
+        return self.whole(numeric, embeddings).flatten(1)
 
     def combine(self, total: Tensor) -> Tensor:
         """[B, F, D]."""
@@ -39,21 +38,16 @@ class Fields(Operator):
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """The same without a detour."""
-        return self._stacked(numeric, embeddings)
-
-    def narrow(self, schema: Schema) -> dict[str, Split]:
-        """It has no parameters."""
-        self.schema, self.features = schema, kept_of(self.features, schema)
-        return {}
-
-    def places(self, schema: Schema) -> Tensor:
-        """The places of some features' columns."""
-        whole = self.whole_schema
-        names = [feature.name for feature in whole.sparse]
-        return embedding_places(whole, names, kept_of(names, schema))
-
-    def _stacked(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         if not self.features:
             return numeric.new_zeros(len(numeric), 0, self.dim)
         views = [lowered(view) for view in embeddings.views(self.features)]
         return views[0] if len(views) == 1 else torch.cat(views, dim=1)
+
+    def narrow(self, schema: Schema) -> dict[str, Split]:
+        """It has no parameters."""
+        self.features = tuple(feature.name for feature in schema.sparse)
+        return {}
+
+    def places(self, schema: Schema) -> Tensor:
+        """The places of some features' columns."""
+        return places_of(self._widths, schema)

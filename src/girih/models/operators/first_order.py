@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
-from girih.models.operators.columns import numeric_places
+from girih.models.layers.inputs import places_of
 from girih.models.operators.operator import Operator, Split
 from girih.schema import Schema
 
@@ -22,7 +22,7 @@ class FirstOrder(Operator):
 
     def __init__(self, schema: Schema, *, bias: bool) -> None:
         super().__init__()
-        self.schema = schema
+        self._numeric = {feature.name: 1 for feature in schema.numeric}
         self.weight = nn.Parameter(torch.zeros(len(schema.numeric))) if schema.numeric else None
         self.bias = nn.Parameter(torch.zeros(())) if bias else None
 
@@ -43,6 +43,4 @@ class FirstOrder(Operator):
         """Weights of the numeric features that stay."""
         if self.weight is None:
             return {}
-        split = Split(0, numeric_places(self.schema, schema), len(self.weight))
-        self.schema, self.weight.data = schema, self.weight.data[split.places]
-        return {"weight": split}
+        return self.keep({"weight": Split(0, places_of(self._numeric, schema), len(self.weight))})

@@ -10,7 +10,7 @@ Shapes: B examples, W columns of a partial result.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -34,6 +34,10 @@ class Split:
     places: Tensor
     size: int
 
+    def part_of(self, whole: Tensor) -> Tensor:
+        """What stays of the parameter, or of a tensor of its shape."""
+        return whole.index_select(self.dim, self.places.to(whole.device))
+
 
 class Operator(nn.Module):
     """Weight-rich input in, a small tensor out.
@@ -44,6 +48,7 @@ class Operator(nn.Module):
         columns: W: of the whole, whatever features are here.
     """
 
+    __call__: Callable[..., Tensor]  # of nn.Module it returns Any
     aggregation: ClassVar[Literal["sum", "concat"]] = "sum"
     columns: int
 
@@ -67,6 +72,13 @@ class Operator(nn.Module):
         Parameters stay the objects they are, with less in them, so that an optimizer that has them goes on. One that is
         not named is of :meth:`combine`, and whole everywhere.
         """
+
+    def keep(self, splits: dict[str, Split]) -> dict[str, Split]:
+        """Cuts parameters to what stays of each; returns that."""
+        for name, split in splits.items():
+            parameter = self.get_parameter(name)
+            parameter.data = split.part_of(parameter.data)
+        return splits
 
     def places(self, schema: Schema) -> Tensor:
         """The places of some features' columns among all W, int64, for operators that concatenate."""

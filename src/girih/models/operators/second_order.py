@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
-from girih.models.operators.columns import numeric_places
+from girih.models.layers.inputs import places_of
 from girih.models.operators.operator import Operator, Split
 from girih.schema import Schema
 
@@ -22,8 +22,8 @@ class SecondOrder(Operator):
 
     def __init__(self, schema: Schema, dim: int) -> None:
         super().__init__()
-        self.schema, self.dim = schema, dim
-        self.columns = dim + 1
+        self.dim, self.columns = dim, dim + 1
+        self._numeric = {feature.name: 1 for feature in schema.numeric}
         self.vectors = nn.Parameter(torch.randn(len(schema.numeric), dim) * 0.01) if schema.numeric else None
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
@@ -43,9 +43,7 @@ class SecondOrder(Operator):
         """Vectors of the numeric features that stay."""
         if self.vectors is None:
             return {}
-        split = Split(0, numeric_places(self.schema, schema), len(self.vectors))
-        self.schema, self.vectors.data = schema, self.vectors.data[split.places]
-        return {"vectors": split}
+        return self.keep({"vectors": Split(0, places_of(self._numeric, schema), len(self.vectors))})
 
     def _sums(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
         with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums wants float32

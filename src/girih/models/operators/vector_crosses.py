@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.operators.columns import input_places, kept_of
 from girih.models.operators.operator import Operator, Split
 from girih.schema import Schema
 
@@ -31,7 +30,6 @@ class VectorCrosses(Operator):
 
     def __init__(self, schema: Schema, num_layers: int, outputs: Tensor) -> None:
         super().__init__()
-        self.schema = schema
         self.inputs = DenseInput(schema)
         bound = 1 / math.sqrt(self.inputs.width) if self.inputs.width else 0.0
         self.weights = nn.Parameter(torch.empty(num_layers, self.inputs.width).uniform_(-bound, bound))
@@ -55,13 +53,9 @@ class VectorCrosses(Operator):
 
     def narrow(self, schema: Schema) -> dict[str, Split]:
         """Columns of the features that stay."""
-        features = self.inputs.features
-        split = Split(1, input_places(self.schema, features, schema), self.inputs.width)
-        self.inputs = DenseInput(schema, kept_of(features, schema))
-        self.schema = schema
-        for parameter in (self.weights, self.biases, self.outputs):
-            parameter.data = parameter.data[:, split.places]
-        return dict.fromkeys(("weights", "biases", "outputs"), split)
+        width = self.inputs.width
+        split = Split(1, self.inputs.narrow(schema), width)
+        return self.keep(dict.fromkeys(("weights", "biases", "outputs"), split))
 
     def _parts(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
         """float32[B, L + T] and float32[1, L + T]."""
@@ -69,8 +63,6 @@ class VectorCrosses(Operator):
         biases = F.pad(self.biases.cumsum(0), (0, 0, 1, 0))  # [L + 1, K]: β_0 to β_L
         last = biases[-1:].expand(len(self.outputs), -1)
         constants = (torch.cat([biases[:-1], last]) * directions).sum(1)
-        if not self.inputs.width:
-            return numeric.new_zeros(len(numeric), len(directions)), constants[None]
         with torch.autocast(numeric.device.type, enabled=False):  # what layers multiply up wants float32
             return F.linear(self.inputs(numeric, embeddings), directions), constants[None]
 

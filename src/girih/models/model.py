@@ -1,0 +1,22 @@
+"""What all models of girih are."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from girih.models import needs
+from girih.schema import Schema
+
+
+class Model(nn.Module):
+    """A module that knows its schema, and declares what it reads of each feature.
+
+    Args:
+        kinds: what it reads of every categorical and sequence feature, see ``needs``.
+    """
+
+    def __init__(self, schema: Schema, *kinds: str) -> None:
+        super().__init__()
+        self.schema = schema
+        self.needs = needs.of_all(schema, *kinds)
+        self.num_labels = len(schema.labels.names)
