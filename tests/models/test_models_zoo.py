@@ -54,7 +54,7 @@ def test_defaults_build(name):
         ("mmoe", {"tower_hidden": [-1]}, "tower_hidden"),
         ("mmoe", {"num_experts": 0}, "num_experts = 0: expected an integer of at least 1"),
         ("dlrm", {"bottom_hidden": [0]}, "bottom_hidden"),
-        ("dnn", {"dropout": 1.0}, "dropout = 1.0: expected a number of at least 0, below 1"),
+        ("dnn", {"dropout": 1.0}, "dropout = 1.0: expected a finite number ≥ 0 and < 1"),
         ("dnn", {"dropout": -0.5}, "dropout = -0.5"),
         ("dnn", {"dropout": "0.5"}, "expected a number"),
         ("dnn", {"batch_norm": 1}, "expected true or false"),
