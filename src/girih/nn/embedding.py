@@ -15,13 +15,14 @@ Rows are not parameters:
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.nn.growing import GrowingModule, RowOptions, integers
+from girih.schema import Pooling
 from girih.sparse.groups.pack import POOLING_MODES
 
 
@@ -46,7 +47,7 @@ class EmbeddingBag(GrowingModule):
     def __init__(
         self,
         dim: int,
-        mode: Literal["sum", "mean", "sqrtn"] = "mean",
+        mode: Pooling = "mean",
         *,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
@@ -55,7 +56,7 @@ class EmbeddingBag(GrowingModule):
         if mode not in POOLING_MODES:
             raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, **rows)
-        self._pooled, self._vectors = self.group(mode, whole=False), self.group("sum", whole=True)
+        self._pooled, self._vectors = self.table.group(mode, whole=False), self.table.group("sum", whole=True)
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
@@ -113,7 +114,7 @@ class EmbeddingBag(GrowingModule):
     def from_torch(
         cls,
         module: nn.EmbeddingBag | nn.Embedding,
-        mode: Literal["sum", "mean", "sqrtn"] | None = None,
+        mode: Pooling | None = None,
         **rows: Unpack[RowOptions],
     ) -> EmbeddingBag:
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
@@ -144,7 +145,7 @@ class Embedding(GrowingModule):
 
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
         super().__init__(dim, **rows)
-        self._vectors = self.group("sum", whole=padding_idx is None)
+        self._vectors = self.table.group("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
     def forward(self, input: Tensor) -> Tensor:

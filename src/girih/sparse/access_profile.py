@@ -8,7 +8,7 @@ from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.data.shares import share_of
 from girih.planner.facts import AccessProfile
-from girih.sparse.groups.pack import Group
+from girih.sparse.groups.pack import Group, ids_within
 from girih.sparse.spec import SparseSpec
 
 SAMPLE_BATCHES = 4
@@ -37,10 +37,9 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
 
 
 def _unique(group: Group, batch: Batch) -> dict[str, int]:
-    size = batch.num_examples
     found = {}
     for number, table in enumerate(group.spec.tables):
         features = group.features[group.tables == number]
-        parts = [batch.ids[batch.offsets[f * size] : batch.offsets[(f + 1) * size]] for f in features]
+        parts = [batch.ids[ids_within(batch, f)] for f in features]
         found[table.name] = len(np.unique(np.concatenate(parts)))
     return found

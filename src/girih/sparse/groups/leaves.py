@@ -6,7 +6,6 @@ Shapes: B examples, L ids of a sequence feature in the batch, D width of an embe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ class Leaves:
     """Tensors over the outputs of all groups.
 
     Args:
-        groups: the groups, and outputs: the arrays of each one's outputs: float32[B, F, D], or [L, D] of a whole sequence.
+        arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence.
         bounds_of: bounds of sequence features.
         train: whether they collect gradients.
     """
@@ -32,14 +31,13 @@ class Leaves:
     def __init__(
         self,
         groups: Sequence[Group],
-        outputs: Sequence[Sequence[NDArray[np.float32]]],
+        arrays: Sequence[NDArray[np.float32]],
         bounds_of: BoundsOf,
         *,
         train: bool,
     ) -> None:
         self._outputs = [output for group in groups for output in group.outputs]
-        self._sizes = [len(group.outputs) for group in groups]
-        self._arrays = [array for arrays in outputs for array in arrays]
+        self._arrays = arrays
         self._bounds_of, self._train = bounds_of, train
         self._parts: list[tuple[slice | None, list[Tensor]]] = []
 
@@ -60,11 +58,9 @@ class Leaves:
         self._parts.append((examples, leaves))
         return Embeddings(tuple(blocks), sequences, tuple(first_order))
 
-    def gradients(self) -> list[list[NDArray[np.float32] | None]]:
-        """For each output of each group float32[·, D], or None where it took no part in the loss."""
-        gathered = [self._gradient(number) for number in range(len(self._arrays))]
-        bounds = np.cumsum([0, *self._sizes]).tolist()
-        return [gathered[first:behind] for first, behind in pairwise(bounds)]
+    def gradients(self) -> list[NDArray[np.float32] | None]:
+        """For each output of all groups float32[·, D], or None where it took no part in the loss."""
+        return [self._gradient(number) for number in range(len(self._arrays))]
 
     def _gradient(self, number: int) -> NDArray[np.float32] | None:
         given = [(examples, leaves[number].grad) for examples, leaves in self._parts]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.data.batch import Batch
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE, Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Categorical, Schema, Sequence
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal, Table, Zeros
+
+T = TypeVar("T")
+Member = tuple[int, Categorical | Sequence]
+"""A feature's index among the batch's features, and the feature."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,32 @@ class Output:
     modes: NDArray[np.int8]
     whole: bool
 
+    @classmethod
+    def of(
+        cls, segment: Segment, first_column: int, members: Iterable[Member], *, whole: bool = False
+    ) -> Output:
+        """A segment's columns for some features."""
+        indices, features = zip(*members, strict=True)
+        return cls(
+            segment=segment,
+            first_column=first_column,
+            features=np.array(indices, np.int64),
+            names=tuple(feature.name for feature in features),
+            modes=np.array([POOLING_MODES[feature.pooling] for feature in features], np.int8),
+            whole=whole,
+        )
+
+    def ids_in(self, batch: Batch) -> slice:
+        """Where the ids of the one feature of a whole output lie in a batch."""
+        return ids_within(batch, int(self.features[0]))
+
+    def shape_in(self, batch: Batch) -> tuple[int, ...]:
+        """The shape of the tensor for a batch."""
+        if self.whole:
+            ids = self.ids_in(batch)
+            return ids.stop - ids.start, self.segment.dim
+        return batch.num_examples, len(self.features), self.segment.dim
+
 
 @dataclass(frozen=True)
 class Group:
@@ -48,6 +81,18 @@ class Group:
 POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 
+def ids_within(batch: Batch, feature: int) -> slice:
+    """Where a feature's ids lie in a batch."""
+    size = batch.num_examples
+    return slice(int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size]))
+
+
+def by_group(groups: Iterable[Group], items: Iterable[T]) -> list[list[T]]:
+    """One item for each output of all groups, as a list for each group."""
+    items = iter(items)
+    return [list(islice(items, len(group.outputs))) for group in groups]
+
+
 def pack(
     schema: Schema,
     needs: Needs,
@@ -62,7 +107,7 @@ def pack(
         optimizer: of embeddings, where a table has none of its own.
         first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
     """
-    features_of: dict[str, list[tuple[int, Categorical | Sequence]]] = {}
+    features_of: dict[str, list[Member]] = {}
     for index, feature in enumerate(schema.sparse):
         if needs.get(feature.name):
             features_of.setdefault(feature.table_name, []).append((index, feature))
@@ -79,7 +124,29 @@ def pack(
         unique = next(
             n for n in (name, *(f"{name}-{i}" for i in range(2, len(packed) + 2))) if n not in taken
         )
-        groups.append(_group(unique, segments, dtype, tables, features_of, needs, seed))
+        specs = tuple(
+            TableSpec(
+                name=table.name,
+                initializers=tuple(
+                    (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros()
+                    for segment in segments
+                ),
+                admission=table.admission,
+                eviction=table.eviction,
+            )
+            for table in tables
+        )
+        members = [member for table in tables for member in features_of[table.name]]
+        groups.append(
+            Group(
+                spec=GroupSpec(unique, specs, segments, dtype, seed),  # type: ignore[arg-type]
+                features=np.array([index for index, _ in members], np.int64),
+                tables=np.repeat(
+                    np.arange(len(tables), dtype=np.int32), [len(features_of[table.name]) for table in tables]
+                ),
+                outputs=_outputs(segments, sorted(members, key=lambda member: member[0]), needs),
+            )
+        )
     return tuple(groups)
 
 
@@ -94,70 +161,19 @@ def _segments(
     return tuple(segments)
 
 
-def _group(
-    name: str,
-    segments: tuple[Segment, ...],
-    dtype: str,
-    tables: list[Table],
-    features_of: Mapping[str, list[tuple[int, Categorical | Sequence]]],
-    needs: Needs,
-    seed: int,
-) -> Group:
-    specs = tuple(
-        TableSpec(
-            name=table.name,
-            initializers=tuple(
-                (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros()
-                for segment in segments
-            ),
-            admission=table.admission,
-            eviction=table.eviction,
-        )
-        for table in tables
-    )
-    members = [(i, f, number) for number, table in enumerate(tables) for i, f in features_of[table.name]]
-    spec = GroupSpec(name, specs, segments, dtype, seed)  # type: ignore[arg-type]
-    return Group(
-        spec=spec,
-        features=np.array([i for i, _, _ in members], np.int64),
-        tables=np.array([number for _, _, number in members], np.int32),
-        outputs=tuple(
-            _outputs(segments, sorted(((i, f) for i, f, _ in members), key=lambda member: member[0]), needs)
-        ),
-    )
-
-
 def _name(segments: tuple[Segment, ...], dtype: str) -> str:
     parts = [f"{s.name}-{s.dim}-{s.optimizer.name}" for s in segments]
     return "_".join(parts) + ("" if dtype == "float32" else f"_{dtype}")
 
 
-def _outputs(
-    segments: tuple[Segment, ...], members: list[tuple[int, Categorical | Sequence]], needs: Needs
-) -> list[Output]:
+def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs) -> tuple[Output, ...]:
     outputs, column = [], 0
     for segment in segments:
         pooled = [(i, f) for i, f in members if segment.name in needs[f.name]]
         if pooled:
-            outputs.append(_output(segment, column, pooled, whole=False))
+            outputs.append(Output.of(segment, column, pooled))
         if segment.name == EMBEDDING:
-            outputs += [
-                _output(segment, column, [(i, f)], whole=True)
-                for i, f in members
-                if SEQUENCE in needs[f.name]
-            ]
+            whole = [(i, f) for i, f in members if SEQUENCE in needs[f.name]]
+            outputs += [Output.of(segment, column, [member], whole=True) for member in whole]
         column += segment.dim
-    return outputs
-
-
-def _output(
-    segment: Segment, column: int, members: list[tuple[int, Categorical | Sequence]], *, whole: bool
-) -> Output:
-    return Output(
-        segment=segment,
-        first_column=column,
-        features=np.array([i for i, _ in members], np.int64),
-        names=tuple(f.name for _, f in members),
-        modes=np.array([POOLING_MODES[f.pooling] for _, f in members], np.int8),
-        whole=whole,
-    )
+    return tuple(outputs)

@@ -12,18 +12,15 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
 from __future__ import annotations
 
 import json
-import struct
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc import Frame, Reply
+from girih.comm.rpc import Client, Frame, Reply
 from girih.errors import RemoteError, named
-
-Rows = NDArray[np.float32]
-
 
 NO_TURN = -1
 """Of a batch that was read ahead for nothing."""
@@ -74,14 +71,12 @@ def from_text(array: NDArray[Any]) -> Any:
 
 def as_integer(number: float) -> int:
     """The bits of a float64."""
-    value: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return value
+    return int(np.float64(number).view(np.int64))
 
 
 def as_float(bits: int) -> float:
     """The inverse of :func:`as_integer`."""
-    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return number
+    return float(np.int64(bits).view(np.float64))
 
 
 def answer(reply: Reply) -> Frame:
@@ -90,6 +85,13 @@ def answer(reply: Reply) -> Frame:
         return reply.wait()
     except RemoteError as error:
         raise named(str(error)) or error from None
+
+
+def answers(
+    clients: Iterable[Client], verb: Verb, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()
+) -> list[Frame]:
+    """Asks all of them the same, side by side; waits for their answers."""
+    return [answer(reply) for reply in [client.call(verb, fields, arrays) for client in clients]]
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
