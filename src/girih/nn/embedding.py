@@ -15,7 +15,9 @@ Rows are not parameters:
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ from girih.errors import ConfigError
 from girih.nn.growing import GrowingModule, RowOptions, integers
 from girih.schema import Pooling
 from girih.sparse.groups.pack import POOLING_MODES
+
+Module = TypeVar("Module", bound=GrowingModule)
 
 
 class EmbeddingBag(GrowingModule):
@@ -124,17 +128,11 @@ class EmbeddingBag(GrowingModule):
         Raises:
             ConfigError: a mode or an option of the torch module that has no counterpart here.
         """
-        _check_options(module)
         own: Any = getattr(module, "mode", "mean")
-        bag = cls(
-            module.embedding_dim,
-            mode or own,
-            include_last_offset=getattr(module, "include_last_offset", False),
-            padding_idx=module.padding_idx,
-            **rows,
+        last_included = getattr(module, "include_last_offset", False)
+        return _with_weights_of(
+            module, partial(cls, mode=mode or own, include_last_offset=last_included, **rows)
         )
-        _take_weights(bag, module)
-        return bag
 
 
 class Embedding(GrowingModule):
@@ -169,23 +167,19 @@ class Embedding(GrowingModule):
         Raises:
             ConfigError: an option of the torch module that has no counterpart here.
         """
-        _check_options(module)
-        embedding = cls(module.embedding_dim, padding_idx=module.padding_idx, **rows)
-        _take_weights(embedding, module)
-        return embedding
+        return _with_weights_of(module, partial(cls, **rows))
 
 
-def _check_options(module: nn.EmbeddingBag | nn.Embedding) -> None:
+def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[..., Module]) -> Module:
     for name, without in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
         if value != without:
             raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
-
-
-def _take_weights(target: GrowingModule, module: nn.EmbeddingBag | nn.Embedding) -> None:
+    made = make(dim=module.embedding_dim, padding_idx=module.padding_idx)
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids
-    target.assign(kept, module.weight.detach()[kept])
+    made.assign(kept, module.weight.detach()[kept])
+    return made
 
 
 def _bounds(offsets: Tensor | None, num_ids: int, *, last_included: bool) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from girih.data import Dataset
@@ -22,15 +24,14 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
     """
     groups = spec.groups()
     batches = data.select([feature.name for feature in spec.schema.sparse]).in_order()
-    sums: list[dict[str, float]] = [{}, {}]
+    sums: list[Counter[str]] = [Counter(), Counter()]
     num_batches, num_ids = 0, 0
     for batch, _ in zip(batches, range(SAMPLE_BATCHES), strict=False):
         num_batches += 1
         num_ids += len(batch.ids)
         for total, part in zip(sums, (batch, share_of(batch, 0, num_trainers)), strict=True):
             for group in groups:
-                for table, count in _unique(group, part).items():
-                    total[table] = total.get(table, 0.0) + count
+                total.update(_unique(group, part))
     rows, of_share = ({name: n / num_batches for name, n in total.items()} for total in sums)
     widths = {table.name: group.spec.dim for group in groups for table in group.spec.tables}
     return AccessProfile(rows=rows, rows_of_share=of_share, widths=widths, ids=num_ids / max(1, num_batches))

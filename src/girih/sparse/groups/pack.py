@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -107,63 +108,46 @@ def pack(
         optimizer: of embeddings, where a table has none of its own.
         first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
     """
-    features_of: dict[str, list[Member]] = {}
+    members_of: defaultdict[str, list[Member]] = defaultdict(list)
     for index, feature in enumerate(schema.sparse):
         if needs.get(feature.name):
-            features_of.setdefault(feature.table_name, []).append((index, feature))
-    packed: dict[tuple[tuple[Segment, ...], str], list[Table]] = {}
+            members_of[feature.table_name].append((index, feature))
+    packed: defaultdict[tuple[tuple[Segment, ...], str], list[Table]] = defaultdict(list)
     for table in schema.tables:
-        wanted = frozenset().union(*(needs[f.name] for _, f in features_of.get(table.name, [])))
-        if wanted:
-            own = table.optimizer or optimizer
-            segments = _segments(table, wanted, own, table.optimizer or first_order_optimizer or optimizer)
-            packed.setdefault((segments, table.dtype), []).append(table)
+        wanted = frozenset().union(*(needs[feature.name] for _, feature in members_of[table.name]))
+        segments = []
+        if wanted & {EMBEDDING, SEQUENCE}:
+            segments.append(Segment(EMBEDDING, table.dim or 0, table.optimizer or optimizer))
+        if FIRST_ORDER in wanted:
+            own = table.optimizer or first_order_optimizer or optimizer
+            segments.append(Segment(FIRST_ORDER, 1, own))
+        if segments:
+            packed[tuple(segments), table.dtype].append(table)
     groups: list[Group] = []
-    for (segments, dtype), tables in packed.items():
-        name, taken = _name(segments, dtype), {group.spec.name for group in groups}
-        unique = next(
-            n for n in (name, *(f"{name}-{i}" for i in range(2, len(packed) + 2))) if n not in taken
-        )
-        specs = tuple(
-            TableSpec(
-                name=table.name,
-                initializers=tuple(
-                    (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros()
-                    for segment in segments
-                ),
-                admission=table.admission,
-                eviction=table.eviction,
-            )
-            for table in tables
-        )
-        members = [member for table in tables for member in features_of[table.name]]
+    names: Counter[str] = Counter()
+    for (layout, dtype), tables in packed.items():
+        name = "_".join(f"{s.name}-{s.dim}-{s.optimizer.name}" for s in layout)
+        name += "" if dtype == "float32" else f"_{dtype}"
+        names[name] += 1
+        unique = name if names[name] == 1 else f"{name}-{names[name]}"
+        specs = tuple(_table_spec(table, layout) for table in tables)
+        members = [member for table in tables for member in members_of[table.name]]
+        numbers = [number for number, table in enumerate(tables) for _ in members_of[table.name]]
         groups.append(
             Group(
-                spec=GroupSpec(unique, specs, segments, dtype, seed),  # type: ignore[arg-type]
+                spec=GroupSpec(unique, specs, layout, dtype, seed),  # type: ignore[arg-type]
                 features=np.array([index for index, _ in members], np.int64),
-                tables=np.repeat(
-                    np.arange(len(tables), dtype=np.int32), [len(features_of[table.name]) for table in tables]
-                ),
-                outputs=_outputs(segments, sorted(members, key=lambda member: member[0]), needs),
+                tables=np.array(numbers, np.int32),
+                outputs=_outputs(layout, sorted(members, key=lambda member: member[0]), needs),
             )
         )
     return tuple(groups)
 
 
-def _segments(
-    table: Table, wanted: frozenset[str], optimizer: SparseOptimizer, first_order: SparseOptimizer
-) -> tuple[Segment, ...]:
-    segments = []
-    if wanted & {EMBEDDING, SEQUENCE}:
-        segments.append(Segment(EMBEDDING, table.dim or 0, optimizer))
-    if FIRST_ORDER in wanted:
-        segments.append(Segment(FIRST_ORDER, 1, first_order))
-    return tuple(segments)
-
-
-def _name(segments: tuple[Segment, ...], dtype: str) -> str:
-    parts = [f"{s.name}-{s.dim}-{s.optimizer.name}" for s in segments]
-    return "_".join(parts) + ("" if dtype == "float32" else f"_{dtype}")
+def _table_spec(table: Table, segments: tuple[Segment, ...]) -> TableSpec:
+    normal = table.initializer or Normal()
+    initializers = tuple(normal if segment.name == EMBEDDING else Zeros() for segment in segments)
+    return TableSpec(table.name, initializers, table.admission, table.eviction)
 
 
 def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs) -> tuple[Output, ...]:

@@ -24,7 +24,7 @@ from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import GroupKeys
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.here import ShardedHalf
-from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
+from girih.sparse.routing.key_router import KeyRequest, KeyRouter, RoutedKeys
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.spec import SparseSpec
 
@@ -43,10 +43,6 @@ class _Traffic:
     asked: list[int]
 
 
-_Request = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""Of one group, to one rank: how many keys of each table, the keys, how often each occurs."""
-
-
 class CollectiveSparse(ShardedHalf[_Traffic]):
     """Tables whose shards are spread evenly over the trainers."""
 
@@ -56,8 +52,7 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         super().__init__(groups, shards)
         self.ranks = ranks
         self._stats = stats or Stats()
-        topology = ShardTopology(ranks.size, shards.shards_each)
-        self._routers = [KeyRouter(group, topology) for group in groups]
+        self._routers = [KeyRouter(group, ranks.size, shards.shards_each) for group in groups]
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
 
     def read(
@@ -121,7 +116,7 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         out = self.ranks.exchange(flat, [n * width for n in sent], [n * width for n in received])
         return out.numpy().reshape(-1, width)
 
-    def _send_keys(self, asked: list[RoutedKeys]) -> list[tuple[_Request, ...]]:
+    def _send_keys(self, asked: list[RoutedKeys]) -> list[tuple[KeyRequest, ...]]:
         """Keys to the ranks that own them; returns, of each group, what each rank asks of this one."""
         parts = [_packed(asked, rank) for rank in range(self.ranks.size)]
         sizes = [len(part) for part in parts]
@@ -136,14 +131,14 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
 
 def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
     """The packed request to one rank: the lengths of all groups, then the keys and counts of each."""
-    parts = [each.lengths(rank) for each in asked]
-    for each in asked:
-        keys, counts = each.of_place(rank)
+    requests = [each.of_place(rank) for each in asked]
+    parts = [lengths for lengths, _, _ in requests]
+    for _, keys, counts in requests:
         parts += [keys, np.append(counts, np.zeros(len(counts) % 2, np.int32)).view(np.int64)]
     return np.concatenate(parts)
 
 
-def _unpacked(flat: NDArray[np.int64], num_tables: list[int]) -> list[_Request]:
+def _unpacked(flat: NDArray[np.int64], num_tables: list[int]) -> list[KeyRequest]:
     requests, at = [], sum(num_tables)
     for lengths in np.split(flat[:at], np.cumsum(num_tables)[:-1]):
         size = int(lengths.sum())

@@ -22,7 +22,7 @@ from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Frame, Reply
+from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
 from girih.errors import ConfigError, Lost
 from girih.models.embeddings import Embeddings
@@ -30,19 +30,8 @@ from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import (
-    NO_TURN,
-    Verb,
-    answer,
-    answers,
-    as_integer,
-    as_text,
-    from_text,
-    writable,
-)
+from girih.sparse.service.protocol import NO_TURN, Verb, answer, answers, as_integer, as_text, from_text
 from girih.sparse.spec import SparseSpec
-
-EMBEDDING_SERVER, EMBEDDING_WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
 
 
 class RemotePulled:
@@ -81,20 +70,14 @@ class RemotePulled:
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
-            frame = answer(self._reply)
+            frame, groups = answer(self._reply), self._half.groups
             self.staleness = frame.fields[0]
-            self._leaves = self._leaves_of(frame)
+            whole = [int(o.features[0]) for group in groups for o in group.outputs if o.whole]
+            end = len(frame.arrays) - len(whole)
+            outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
+            bounds = dict(zip(whole, map(np.array, frame.arrays[end:]), strict=True))
+            self._leaves = Leaves(groups, outputs, bounds.__getitem__, train=self._train)
         return self._leaves
-
-    def _leaves_of(self, frame: Frame) -> Leaves:
-        groups = self._half.groups
-        whole = [output for group in groups for output in group.outputs if output.whole]
-        num_outputs = len(frame.arrays) - len(whole)
-        arrays = [writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:num_outputs])]
-        bounds = {
-            int(o.features[0]): np.array(b) for o, b in zip(whole, frame.arrays[num_outputs:], strict=True)
-        }
-        return Leaves(groups, arrays, bounds.__getitem__, train=self._train)
 
 
 class RemotePending:
@@ -229,7 +212,10 @@ class RemoteSparse:
         store: Counter[str] = Counter()
         rows: Counter[str] = Counter()
         processes: dict[str, Any] = {}
-        for name, clients in ((EMBEDDING_SERVER, self._servers), (EMBEDDING_WORKER, self._workers)):
+        for name, clients in (
+            (RoleName.EMBEDDING_SERVER, self._servers),
+            (RoleName.EMBEDDING_WORKER, self._workers),
+        ):
             for number, frame in enumerate(answers(clients, Verb.STATS, (int(spans),))):
                 snapshot = from_text(frame.arrays[0])
                 store.update(snapshot.pop("store", {}))
@@ -255,3 +241,19 @@ class RemoteSparse:
         """Lets workers and servers go."""
         for client in (*self._workers, *self._servers):
             client.close()
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an array that may be written, as torch wants it; nobody does.
+
+    What comes over a wire is read-only, and is this process's alone.
+    """
+    return np.asarray(_Writable(array)) if not array.flags.writeable else array
+
+
+class _Writable:
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface

@@ -21,18 +21,8 @@ from girih.sparse.groups.group import ids_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
 
-
-@dataclass(frozen=True)
-class ShardTopology:
-    """The spread of every table's shards: the same number in each process, neighbours together."""
-
-    num_processes: int
-    shards_each: int
-
-    @property
-    def num_shards(self) -> int:
-        """Total number of shards."""
-        return self.num_processes * self.shards_each
+KeyRequest = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
+"""Of one group, to one place: how many keys of each table, int64[T]; the keys; how often each occurs."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +41,24 @@ class RoutedKeys:
         """The number of the first key of each place, and U."""
         return [0, *self.ends[:, -1].tolist()]
 
-    def of_place(self, place: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys that one place is asked for, and how often each occurs."""
+    def of_place(self, place: int) -> KeyRequest:
+        """What one place is asked for."""
         first, behind = self.bounds()[place : place + 2]
         (unique,) = self.keys.shards
-        return unique.keys[first:behind], unique.counts[first:behind]
-
-    def lengths(self, place: int) -> NDArray[np.int64]:
-        """int64[T]: how many keys of each table one place is asked for."""
-        first = self.ends[place - 1, -1] if place else 0
-        lengths: NDArray[np.int64] = np.diff(self.ends[place], prepend=first)
-        return lengths
+        lengths = np.diff(self.ends[place], prepend=first)
+        return lengths, unique.keys[first:behind], unique.counts[first:behind]
 
 
 class KeyRouter:
-    """One group, whose shards are elsewhere.
+    """One group, whose shards are elsewhere: the same number in each process, neighbours together.
 
     Attributes:
         bags: makes outputs of the rows of routed keys, float32[U, W], and gradients of rows of those of outputs.
     """
 
-    def __init__(self, group: Group, topology: ShardTopology) -> None:
+    def __init__(self, group: Group, num_processes: int, shards_each: int) -> None:
         self.group = group
-        self.topology = topology
+        self._num_processes, self._shards_each = num_processes, shards_each
         self.bags = Bags(group, 1, None)
         self._buffers = Buffers()
         self._dedup = Dedup(self._buffers)
@@ -86,10 +71,9 @@ class KeyRouter:
         size = len(unique.keys)
         where, numbers, counts = (take(np.int32, size) for _ in range(3))
         keys = take(np.int64, size)
-        ends = np.empty((self.topology.num_processes, len(group.spec.tables)), np.int64)
-        routing.places_of(
-            unique.keys, unique.tables, self.topology.num_shards, self.topology.shards_each, where, ends
-        )
+        ends = np.empty((self._num_processes, len(group.spec.tables)), np.int64)
+        num_shards = self._num_processes * self._shards_each
+        routing.places_of(unique.keys, unique.tables, num_shards, self._shards_each, where, ends)
         routing.route(unique.keys, unique.tables, unique.counts, where, ends, numbers, keys, counts)
         routing.renumber(inverse, batch.offsets, batch.num_examples, group.features, numbers)
         no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), size, np.int64)

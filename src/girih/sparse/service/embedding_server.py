@@ -116,7 +116,7 @@ class _Work(Service):
             super().handle(request)
 
     def _lookup(self, request: Request) -> None:
-        ticket, trainer, number, step, train = request.frame.fields
+        sample, trainer, number, step, train = request.frame.fields
         staleness = number - self._done[trainer] if train else 0
         reads, values = [], []
         with self._stats.spans("lookup"):
@@ -130,16 +130,16 @@ class _Work(Service):
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
-            self._reads[request.client, ticket] = reads
+            self._reads[request.client, sample] = reads
         request.reply((staleness,), values)
 
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
-        ticket, trainer, _, turn = request.frame.fields[:4]
-        reads = self._reads.pop((request.client, ticket))
+        sample, trainer, _, turn = request.frame.fields[:4]
+        reads = self._reads.pop((request.client, sample))
         if turn == NO_TURN:
             self._done[trainer] += 1
-            request.reply((0,))
+            request.reply()
             return
         self._parts[turn][trainer] = request, reads
         if len(self._parts[turn]) == self._num_contributors:
@@ -149,17 +149,17 @@ class _Work(Service):
         in_order = [parts[trainer] for trainer in sorted(parts)]
         try:
             with self._stats.spans("update"):
-                dropped = self._apply([part for part in in_order if part[0].frame.kind == Verb.UPDATE])
+                self._apply([part for part in in_order if part[0].frame.kind == Verb.UPDATE])
         except Exception as error:
             for request, _ in in_order:
                 request.fail(error)
             return
         self._done.update(parts.keys())
         for request, _ in in_order:
-            request.reply((dropped,))
+            request.reply()
 
-    def _apply(self, parts: Sequence[_Part]) -> int:
-        """Applies the sum of all parts, in the order of trainers; returns how many gradients had no row."""
+    def _apply(self, parts: Sequence[_Part]) -> None:
+        """Applies the sum of all parts, in the order of trainers."""
         sums = []
         for g, reader in enumerate(self._readers):
             given = [(reads[g], request.frame.arrays[g]) for request, reads in parts]
@@ -182,11 +182,9 @@ class _Work(Service):
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
             sums.append((reader, found, totals))
-        dropped = 0
         for reader, found, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
-            dropped += reader.apply(found, totals, step, as_float(lr_scale))
-        return dropped
+            reader.apply(found, totals, step, as_float(lr_scale))
 
     def _read_stats(self, request: Request) -> None:
         store = {"store": self._shards.counters(), "rows": self._shards.rows()}

@@ -25,7 +25,7 @@ from girih.errors import GirihError
 from girih.runs.stats import Stats
 from girih.sparse.groups.group import bounds_in
 from girih.sparse.groups.pack import by_group
-from girih.sparse.routing.key_router import KeyRouter, RoutedKeys, ShardTopology
+from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text
 from girih.sparse.service.serving import Service
@@ -43,7 +43,6 @@ class _Sample:
     batch: Batch
     source: tuple[int, int] | None
     asked: list[RoutedKeys] = field(default_factory=list)
-    ticket: int = 0
 
 
 @dataclass
@@ -74,8 +73,7 @@ class EmbeddingWorker:
             RoleName.EMBEDDING_SERVER, self.servers, secret=self.secret, registry=self.registry
         )
         try:
-            topology = ShardTopology(len(self.servers), self.shards_each)
-            _Work(self, topology, clients).serve(self, ready, stop)
+            _Work(self, clients).serve(self, ready, stop)
         finally:
             for client in clients:
                 client.close()
@@ -84,23 +82,23 @@ class EmbeddingWorker:
 class _Work(Service):
     """The work of a worker, request by request."""
 
-    def __init__(self, role: EmbeddingWorker, topology: ShardTopology, clients: Sequence[Client]) -> None:
+    def __init__(self, role: EmbeddingWorker, clients: Sequence[Client]) -> None:
         super().__init__({
             Verb.STORE_IDS: self._store_ids, Verb.DROP_IDS: self._drop_ids, Verb.PULL: self._pull, Verb.PEEK: self._peek,
             Verb.PUSH: self._push, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
         })  # fmt: skip
         self._codec, self._clients = role.codec, clients
         self._groups = role.spec.groups()
-        self._routers = [KeyRouter(group, topology) for group in self._groups]
+        self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
-        self._sample_numbers, self._tickets = count(1), count(1)
+        self._numbers = count(1)
         self._stats = Stats()
 
     def _store_ids(self, request: Request) -> None:
         source = (request.frame.fields[0], request.frame.fields[1])
-        sample = next(self._sample_numbers)
-        self._samples[sample] = _Sample(self._batch(request), source)
-        request.reply((sample,))
+        number = next(self._numbers)
+        self._samples[number] = _Sample(self._batch(request), source)
+        request.reply((number,))
 
     def _batch(self, request: Request) -> Batch:
         with self._stats.spans("unpack"):
@@ -118,8 +116,7 @@ class _Work(Service):
         if sample is None:
             raise GirihError(f"sample {number} is not kept here; it was forgotten, or is another worker's")
         sample.source = None
-        sample.ticket = next(self._tickets)
-        self._ask(request, sample, (sample.ticket, *request.frame.fields[1:], 1))
+        self._ask(request, sample, (*request.frame.fields, 1))
 
     def _peek(self, request: Request) -> None:
         self._ask(request, _Sample(self._batch(request), None), (0, 0, 0, 0, 0))
@@ -129,7 +126,7 @@ class _Work(Service):
         with self._stats.spans("dedup"):
             sample.asked = [router.ask(sample.batch) for router in self._routers]
         parts = [
-            [part for asked in sample.asked for part in (asked.lengths(server), *asked.of_place(server))]
+            [part for asked in sample.asked for part in asked.of_place(server)]
             for server in range(len(self._clients))
         ]
         self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
@@ -150,8 +147,7 @@ class _Work(Service):
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
     def _push(self, request: Request) -> None:
-        number, *others = request.frame.fields
-        sample = self._samples.pop(number)
+        sample = self._samples.pop(request.frame.fields[0])
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
@@ -162,16 +158,12 @@ class _Work(Service):
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
-
-        def done(frames: list[Frame]) -> None:
-            request.reply((sum(frame.fields[0] for frame in frames),))
-
-        self._call_all(Verb.UPDATE, (sample.ticket, *others), parts, request, done)
+        self._call_all(Verb.UPDATE, request.frame.fields, parts, request, lambda _: request.reply())
 
     def _drop(self, request: Request) -> None:
-        number, *others = request.frame.fields
-        fields = (self._samples.pop(number).ticket, *others)
-        self._call_all(Verb.DROP, fields, [()] * len(self._clients), request, lambda _: request.reply())
+        fields, nothing = request.frame.fields, [()] * len(self._clients)
+        del self._samples[fields[0]]
+        self._call_all(Verb.DROP, fields, nothing, request, lambda _: request.reply())
 
     def _read_stats(self, request: Request) -> None:
         self._stats.gauges["kept_samples"] = len(self._samples)
