@@ -116,10 +116,7 @@ class EmbeddingBag(GrowingModule):
 
     @classmethod
     def from_torch(
-        cls,
-        module: nn.EmbeddingBag | nn.Embedding,
-        mode: Pooling | None = None,
-        **rows: Unpack[RowOptions],
+        cls, module: nn.EmbeddingBag | nn.Embedding, mode: Pooling | None = None, **rows: Unpack[RowOptions]
     ) -> EmbeddingBag:
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
 

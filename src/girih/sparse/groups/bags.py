@@ -17,8 +17,7 @@ from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
-from girih.sparse.groups.shards import GroupKeys
-from girih.sparse.groups.threads import each
+from girih.sparse.groups.shards import GroupKeys, each
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""

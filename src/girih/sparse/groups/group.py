@@ -5,7 +5,7 @@ Shapes: N ids in the batch, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,16 +96,6 @@ class CpuGroup:
     def apply(self, read: GroupRead, gradients: GroupGradients, step: int, lr_scale: float) -> None:
         """See :class:`EmbeddingGroup`."""
         self._keys.apply(read.keys, gradients.totals, step, lr_scale)
-
-
-BoundsOf = Callable[[int], NDArray[Any]]
-"""Feature → where each example's ids begin and the last one's end, integers [B + 1]."""
-
-
-def bounds_in(batch: Batch) -> BoundsOf:
-    """The bounds of a batch's features."""
-    size = batch.num_examples
-    return lambda feature: batch.offsets[feature * size : (feature + 1) * size + 1]
 
 
 BY_DEVICE: dict[str, type[CpuGroup]] = {"cpu": CpuGroup}

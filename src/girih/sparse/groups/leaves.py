@@ -5,7 +5,7 @@ Shapes: B examples, L ids of a sequence feature in the batch, D width of an embe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
-from girih.sparse.groups.group import BoundsOf
 from girih.sparse.groups.pack import Group
 
 
@@ -23,7 +22,7 @@ class Leaves:
 
     Args:
         arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence.
-        bounds_of: bounds of sequence features.
+        bounds: of each whole one of them: see :func:`~girih.sparse.groups.pack.sequence_bounds`.
         train: whether they collect gradients.
     """
 
@@ -31,27 +30,30 @@ class Leaves:
         self,
         groups: Sequence[Group],
         arrays: Sequence[NDArray[np.float32]],
-        bounds_of: BoundsOf,
+        bounds: Iterable[NDArray[np.int32]],
         *,
         train: bool,
     ) -> None:
         self._outputs = [output for group in groups for output in group.outputs]
         self._arrays = arrays
-        self._bounds_of, self._train = bounds_of, train
+        rest = iter(bounds)
+        self._bounds = [next(rest) if output.whole else None for output in self._outputs]
+        self._train = train
         self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
         """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
         blocks, first_order, sequences = [], [], {}
-        for output, array, leaves in zip(self._outputs, self._arrays, self._leaves, strict=True):
+        for output, array, bounds, leaves in zip(
+            self._outputs, self._arrays, self._bounds, self._leaves, strict=True
+        ):
             rows = examples or slice(None)
-            if output.whole:
-                bounds = self._bounds_of(int(output.features[0]))
+            if bounds is not None:
                 own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
                 rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
             leaf = torch.from_numpy(array[rows]).requires_grad_(self._train)
             leaves.append((rows, leaf))
-            if output.whole:
+            if bounds is not None:
                 sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
             elif output.segment.name == EMBEDDING:
                 blocks.append(Block(output.names, leaf))

@@ -88,6 +88,13 @@ def ids_within(batch: Batch, feature: int) -> slice:
     return slice(int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size]))
 
 
+def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.int32]]:
+    """For each whole output of all groups: where each example's ids begin, and the last one's end, int32[B+1]."""
+    size = batch.num_examples
+    firsts = [int(o.features[0]) * size for group in groups for o in group.outputs if o.whole]
+    return [batch.offsets[first : first + size + 1] for first in firsts]
+
+
 def by_group(groups: Iterable[Group], items: Iterable[T]) -> list[list[T]]:
     """One item for each output of all groups, as a list for each group."""
     items = iter(items)

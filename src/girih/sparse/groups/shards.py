@@ -8,19 +8,21 @@ Shapes: F features of the group, N ids, U unique keys of a shard, W columns of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
-from girih.sparse.groups.threads import each
 from girih.store import Store
 
+T = TypeVar("T")
+FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
 
 
@@ -97,12 +99,7 @@ class Dedup:
         self._base = 1
 
     def unique(
-        self,
-        of: Ids,
-        inverse: NDArray[np.int32],
-        shard: int = 0,
-        num_shards: int = 1,
-        first: int = 0,
+        self, of: Ids, inverse: NDArray[np.int32], shard: int = 0, num_shards: int = 1, first: int = 0
     ) -> ShardKeys:
         """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
         ``inverse``.
@@ -200,3 +197,15 @@ class Shards:
     def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
         store = self.stores[s]
         return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0])
+
+
+def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:
+    """Does the parts side by side, the first one here; those of a small batch, or without a pool, in turn."""
+    if pool is None or num_ids < FEW_IDS:
+        return [work(part) for part in range(num_parts)]
+    others = [pool.submit(work, part) for part in range(1, num_parts)]
+    try:
+        first = work(0)
+    finally:  # whatever happens, nobody works on after this
+        wait(others)
+    return [first, *(other.result() for other in others)]

@@ -102,9 +102,8 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        return SparseStats(
-            self.ranks.sum_by_name(self._shards.counters()), self.ranks.sum_by_name(self._shards.rows())
-        )
+        here = super().stats()
+        return SparseStats(self.ranks.sum_by_name(here.store), self.ranks.sum_by_name(here.rows))
 
     def _send(
         self, kind: str, rows: NDArray[np.float32], sent: list[int], received: list[int]

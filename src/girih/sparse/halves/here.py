@@ -14,10 +14,9 @@ from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.group import bounds_in
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
-from girih.sparse.groups.pack import Group, by_group
+from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.half import SparseStats
 from girih.store import Store
 
@@ -90,10 +89,6 @@ class ShardedHalf(ABC, Generic[Read]):
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
 
-    @abstractmethod
-    def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards of all trainers."""
-
     def pull(self, batch: Batch) -> PulledHere:
         """Reads a batch's rows for training."""
         return self._pulled(batch, train=True)
@@ -104,6 +99,10 @@ class ShardedHalf(ABC, Generic[Read]):
 
     def sync(self) -> None:
         """No-op: nothing is ever in flight."""
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards."""
+        return SparseStats(self._shards.counters(), self._shards.rows())
 
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard here, to be written as parts of a checkpoint."""
@@ -124,7 +123,7 @@ class ShardedHalf(ABC, Generic[Read]):
 
     def _pulled(self, batch: Batch, *, train: bool) -> PulledHere:
         reads, outputs = self.read(batch, self.last_step + 1, train=train)
-        leaves = Leaves(self._packed, outputs, bounds_in(batch), train=train)
+        leaves = Leaves(self._packed, outputs, sequence_bounds(self._packed, batch), train=train)
 
         def update(gradients: Gradients, step: int, lr_scale: float) -> None:
             self.update(batch, reads, by_group(self._packed, gradients), step, lr_scale)

@@ -10,7 +10,6 @@ from girih.errors import NonFiniteError
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, feature_of
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.half import SparseStats
 from girih.sparse.halves.here import ShardedHalf
 from girih.sparse.spec import SparseSpec
 
@@ -62,7 +61,3 @@ class LocalSparse(ShardedHalf[GroupRead]):
             updates.append((group, read, found))
         for group, read, found in updates:
             group.apply(read, found, step, lr_scale)
-
-    def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards."""
-        return SparseStats(self._shards.counters(), self._shards.rows())

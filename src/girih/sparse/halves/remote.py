@@ -72,11 +72,11 @@ class RemotePulled:
         if self._leaves is None:
             frame, groups = answer(self._reply), self._half.groups
             self.staleness = frame.fields[0]
-            whole = [int(o.features[0]) for group in groups for o in group.outputs if o.whole]
-            end = len(frame.arrays) - len(whole)
+            num_whole = sum(output.whole for group in groups for output in group.outputs)
+            end = len(frame.arrays) - num_whole
             outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
-            bounds = dict(zip(whole, map(np.array, frame.arrays[end:]), strict=True))
-            self._leaves = Leaves(groups, outputs, bounds.__getitem__, train=self._train)
+            bounds = map(np.array, frame.arrays[end:])
+            self._leaves = Leaves(groups, outputs, bounds, train=self._train)
         return self._leaves
 
 

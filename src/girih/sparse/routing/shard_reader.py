@@ -14,8 +14,7 @@ from girih.errors import ConfigError
 from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards
-from girih.sparse.groups.threads import each
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, each
 
 
 class ShardReader(Shards):

@@ -23,8 +23,7 @@ from girih.comm.rpc import Client, Frame, Reply, Request
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
-from girih.sparse.groups.group import bounds_in
-from girih.sparse.groups.pack import by_group
+from girih.sparse.groups.pack import by_group, sequence_bounds
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text
@@ -141,8 +140,7 @@ class _Work(Service):
                 take = None if self._codec.half_embeddings else request.buffer
                 outputs += router.bags.pool(values, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
-        bounds_of, all_outputs = bounds_in(sample.batch), [o for group in self._groups for o in group.outputs]
-        bounds = [bounds_of(int(output.features[0])) for output in all_outputs if output.whole]
+        bounds = sequence_bounds(self._groups, sample.batch)
         self._stats.sent("embeddings", sum(each.nbytes for each in packed))
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
