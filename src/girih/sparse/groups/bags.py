@@ -17,7 +17,7 @@ from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
-from girih.sparse.groups.shards import GroupKeys, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, each
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
@@ -51,7 +51,8 @@ class Bags:
             values: float32[·, W], the row of the key of each number.
             take: gives the memory for the tensors; its own where None.
         """
-        outputs, size, num_parts = self.group.outputs, batch.num_examples, self._num_parts
+        outputs, size = self.group.outputs, batch.num_examples
+        num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
         firsts, weights = self._firsts(batch), NO_WEIGHTS if batch.weights is None else batch.weights
         found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
         flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
