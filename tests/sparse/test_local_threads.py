@@ -8,7 +8,7 @@ import girih
 from girih import models
 from girih.data import Batch
 from girih.kernels.cpu.dedup import MAX_NUMBER
-from girih.sparse.groups.threads import FEW_IDS, each
+from girih.sparse.groups.shards import FEW_IDS, each
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
 from girih.sparse.spec import SparseSpec

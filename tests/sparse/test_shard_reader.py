@@ -79,13 +79,13 @@ def test_several_askers_get_their_rows_and_their_gradients_are_summed(num_askers
     tables = np.concatenate([np.full(len(k), t) for each in asked for t, k in enumerate(each)])
     lengths = np.array([[len(k) for k in each] for each in asked], np.int64)
     counts = rng.integers(1, 4, len(keys)).astype(np.int32)
-    served = owner.read(keys, counts, lengths, 1, train=True)
-    values = served.values.copy()
+    served, values = owner.read(keys, counts, lengths, 1, train=True)
+    values = values.copy()
     gradients = rng.normal(size=values.shape).astype(np.float32)
     totals, bad = owner.sum_gradients(served, gradients)
     assert bad is None
     assert owner.apply(served, totals, 1, 1.0) == 0
-    after = owner.read(keys, counts, lengths, 2, train=False).values
+    _, after = owner.read(keys, counts, lengths, 2, train=False)
     pairs = list(zip(tables.tolist(), keys.tolist(), strict=True))
     assert holding.counters()["rows"] == len(set(pairs))
     for k, pair in enumerate(pairs):
@@ -95,7 +95,7 @@ def test_several_askers_get_their_rows_and_their_gradients_are_summed(num_askers
     joined = owner.join(keys, lengths)
     again, _ = owner.sum_gradients(joined, gradients)
     owner.apply(joined, again, 2, -1.0)  # back
-    back = owner.read(keys, counts, lengths, 3, train=False).values
+    _, back = owner.read(keys, counts, lengths, 3, train=False)
     np.testing.assert_allclose(back, values, atol=1e-5)
     if len(keys):
         gradients[-1, 0] = np.inf
@@ -128,12 +128,12 @@ def test_shards_of_n_places_load_on_m(tmp_path, before, after):
         owner = ShardReader(holding.stores[0], holding.pool)
         own_keys, own_counts, own_lengths, own = mine(place, before)
         for step in (1, 2):
-            served = owner.read(own_keys, own_counts, own_lengths, step, train=True)
+            served, _ = owner.read(own_keys, own_counts, own_lengths, step, train=True)
             totals, _ = owner.sum_gradients(
                 served, np.sin(own_keys / 1e18)[:, None].repeat(4, 1).astype(np.float32)
             )
             owner.apply(served, totals, step, 1.0)
-        values[own] = owner.read(own_keys, own_counts, own_lengths, 3, train=False).values
+        _, values[own] = owner.read(own_keys, own_counts, own_lengths, 3, train=False)
         save = holding.begin_save(Storage.at(tmp_path))
         files |= save.write()
         save.close()
@@ -145,7 +145,7 @@ def test_shards_of_n_places_load_on_m(tmp_path, before, after):
         holding.load(PartReader(Storage.at(tmp_path), files))
         owner = ShardReader(holding.stores[0], holding.pool)
         own_keys, own_counts, own_lengths, own = mine(place, after)
-        found = owner.read(own_keys, own_counts, own_lengths, 3, train=False).values
+        _, found = owner.read(own_keys, own_counts, own_lengths, 3, train=False)
         np.testing.assert_array_equal(found, values[own])
         total += sum(holding.rows().values())
         holding.close()
@@ -159,7 +159,7 @@ def test_keys_that_belong_elsewhere_are_refused():
     ids = np.arange(64, dtype=np.int64)
     mine = shard_of(ids, np.zeros(64, np.int32), 2) == 0
     keys, ones = ids[mine], np.ones(mine.sum(), np.int32)
-    assert len(owner.read(keys, ones, np.array([[len(keys)]]), 1, train=True).values) == len(keys)
+    assert len(owner.read(keys, ones, np.array([[len(keys)]]), 1, train=True)[1]) == len(keys)
     for asked, counts, lengths in (
         (ids, np.ones(64, np.int32), [[64]]),
         (keys, ones, [[len(keys) + 1]]),

@@ -15,14 +15,19 @@ Rows are not parameters:
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.nn.growing import GrowingModule, RowOptions, integers
+from girih.schema import Pooling
 from girih.sparse.groups.pack import POOLING_MODES
+
+Module = TypeVar("Module", bound=GrowingModule)
 
 
 class EmbeddingBag(GrowingModule):
@@ -46,7 +51,7 @@ class EmbeddingBag(GrowingModule):
     def __init__(
         self,
         dim: int,
-        mode: Literal["sum", "mean", "sqrtn"] = "mean",
+        mode: Pooling = "mean",
         *,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
@@ -55,7 +60,7 @@ class EmbeddingBag(GrowingModule):
         if mode not in POOLING_MODES:
             raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, **rows)
-        self._pooled, self._vectors = self.group(mode, whole=False), self.group("sum", whole=True)
+        self._pooled, self._vectors = self.table.group(mode, whole=False), self.table.group("sum", whole=True)
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
@@ -111,10 +116,7 @@ class EmbeddingBag(GrowingModule):
 
     @classmethod
     def from_torch(
-        cls,
-        module: nn.EmbeddingBag | nn.Embedding,
-        mode: Literal["sum", "mean", "sqrtn"] | None = None,
-        **rows: Unpack[RowOptions],
+        cls, module: nn.EmbeddingBag | nn.Embedding, mode: Pooling | None = None, **rows: Unpack[RowOptions]
     ) -> EmbeddingBag:
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
 
@@ -123,17 +125,11 @@ class EmbeddingBag(GrowingModule):
         Raises:
             ConfigError: a mode or an option of the torch module that has no counterpart here.
         """
-        _check_options(module)
         own: Any = getattr(module, "mode", "mean")
-        bag = cls(
-            module.embedding_dim,
-            mode or own,
-            include_last_offset=getattr(module, "include_last_offset", False),
-            padding_idx=module.padding_idx,
-            **rows,
+        last_included = getattr(module, "include_last_offset", False)
+        return _with_weights_of(
+            module, partial(cls, mode=mode or own, include_last_offset=last_included, **rows)
         )
-        _take_weights(bag, module)
-        return bag
 
 
 class Embedding(GrowingModule):
@@ -144,7 +140,7 @@ class Embedding(GrowingModule):
 
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
         super().__init__(dim, **rows)
-        self._vectors = self.group("sum", whole=padding_idx is None)
+        self._vectors = self.table.group("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
     def forward(self, input: Tensor) -> Tensor:
@@ -168,23 +164,19 @@ class Embedding(GrowingModule):
         Raises:
             ConfigError: an option of the torch module that has no counterpart here.
         """
-        _check_options(module)
-        embedding = cls(module.embedding_dim, padding_idx=module.padding_idx, **rows)
-        _take_weights(embedding, module)
-        return embedding
+        return _with_weights_of(module, partial(cls, **rows))
 
 
-def _check_options(module: nn.EmbeddingBag | nn.Embedding) -> None:
+def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[..., Module]) -> Module:
     for name, without in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
         if value != without:
             raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
-
-
-def _take_weights(target: GrowingModule, module: nn.EmbeddingBag | nn.Embedding) -> None:
+    made = make(dim=module.embedding_dim, padding_idx=module.padding_idx)
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids
-    target.assign(kept, module.weight.detach()[kept])
+    made.assign(kept, module.weight.detach()[kept])
+    return made
 
 
 def _bounds(offsets: Tensor | None, num_ids: int, *, last_included: bool) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -16,10 +15,12 @@ from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.models.needs import EMBEDDING
 from girih.optim import Adagrad, SparseOptimizer
+from girih.schema import Categorical, Pooling
 from girih.sparse.groups.group import CpuGroup, GroupRead
-from girih.sparse.groups.pack import POOLING_MODES, Group, Output
+from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.groups.pack import Group, Output
 from girih.sparse.options import StoreOptions
-from girih.store import read_snapshot, shard_of, write_snapshot
+from girih.store import SnapshotFile, shard_of, write_rows
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Admission, Dim, Dtype, Eviction, Initializer, Normal
 
@@ -37,15 +38,25 @@ class RowOptions(TypedDict, total=False):
     store: StoreOptions | None
 
 
-class GrowingTable:
-    """One table of rows, which several modules may share."""
+class GrowingTable(LocalShards):
+    """One table of rows, which several modules may share.
+
+    Attributes:
+        step: number of its last update.
+    """
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
-        self.spec = spec
+        group = Group(spec, np.zeros(1, np.int64), np.zeros(1, np.int32), outputs=())
         num_shards = options.num_shards([spec], torch.get_num_threads())
-        self.stores = options.open_stores(spec, num_shards)
-        self.pool = ThreadPoolExecutor(num_shards, "girih-shard") if num_shards > 1 else None
+        super().__init__([group], replace(options, shards=num_shards))
         self.step = 0
+
+    def group(self, mode: Pooling, *, whole: bool) -> CpuGroup:
+        """A way to the rows: bags pooled by ``mode``, or every id's vector."""
+        (group,), (stores,) = self.groups, self.stores
+        ids = Categorical(name="ids", pooling=mode)
+        output = Output.of(group.spec.segments[0], 0, [(0, ids)], whole=whole)
+        return CpuGroup(replace(group, outputs=(output,)), stores, self.pool)
 
 
 class _Apply(torch.autograd.Function):
@@ -103,26 +114,13 @@ class GrowingModule(nn.Module):
         self.dim = dim
         self.lr_scale = 1.0
 
-    def group(self, mode: str, *, whole: bool) -> CpuGroup:
-        """A way to the rows: bags pooled by ``mode``, or every id's vector."""
-        output = Output(
-            segment=self.table.spec.segments[0],
-            first_column=0,
-            features=np.zeros(1, np.int64),
-            names=("ids",),
-            modes=np.array([POOLING_MODES[mode]], np.int8),
-            whole=whole,
-        )
-        packed = Group(self.table.spec, np.zeros(1, np.int64), np.zeros(1, np.int32), (output,))
-        return CpuGroup(packed, self.table.stores, self.table.pool)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
 
     @property
     def num_rows(self) -> int:
         """Rows so far."""
-        return sum(store.num_rows for store in self.table.stores)
+        return sum(self.table.rows().values())
 
     def push(self, group: CpuGroup, pulled: GroupRead, batch: Batch, gradient: Tensor) -> None:
         """Applies the gradient of one output; called by autograd.
@@ -150,9 +148,9 @@ class GrowingModule(nn.Module):
         if len(np.unique(keys)) != len(keys):
             raise ConfigError("ids: some are repeated; expected each once")
         values = np.ascontiguousarray(vectors.detach().float().numpy())
-        shards = shard_of(keys, tables, len(self.table.stores))
-        for number, store in enumerate(self.table.stores):
-            part = np.flatnonzero(shards == number)
+        shards = shard_of(keys, tables, self.table.shards_each)
+        for _, store in self.table.files():
+            part = np.flatnonzero(shards == store.shard)
             store.assign(keys[part], tables[part], values[part])
 
     def read(self, group: CpuGroup, ids: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -174,11 +172,10 @@ class GrowingModule(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """Rows, optimizer state and use counts, as tensors of bytes: a part of ``state_dict()``."""
         shards = []
-        with tempfile.TemporaryDirectory() as directory:
-            for store in self.table.stores:
-                file = Path(directory, "shard.safetensors")
-                write_snapshot(store, file)
-                shards.append(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
+        for name, store in self.table.files():
+            with store.snapshot() as snapshot, tempfile.TemporaryFile() as file:
+                write_rows(snapshot, file, name)
+                shards.append(torch.from_numpy(np.fromfile(file, np.uint8)))
         return {"step": self.table.step, "shards": shards}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -187,18 +184,19 @@ class GrowingModule(nn.Module):
         Raises:
             CheckpointError: rows of another dim, dtype or optimizer.
         """
-        with tempfile.TemporaryDirectory() as directory:
-            files = []
-            for number, shard in enumerate(state["shards"]):
-                files.append(Path(directory, f"{number}.safetensors"))
-                files[-1].write_bytes(shard.numpy().tobytes())
-            for store in self.table.stores:
-                store.restore([read_snapshot(file) for file in files])
+        shards = []
+        for number, shard in enumerate(state["shards"]):
+            with tempfile.TemporaryFile() as file:
+                file.write(shard.numpy())
+                file.seek(0)
+                shards.append(SnapshotFile(file, f"shard {number} of a state_dict"))
+        for _, store in self.table.files():
+            store.restore(shards)
         self.table.step = state["step"]
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""
-        optimizer = self.table.spec.segments[0].optimizer
+        optimizer = self.table.groups[0].spec.segments[0].optimizer
         return f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
 
 

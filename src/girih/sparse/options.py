@@ -60,16 +60,8 @@ class StoreOptions(Options):
             return 1
         return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 
-    def open_stores(
-        self,
-        spec: GroupSpec,
-        num_shards: int,
-        *,
-        first: int = 0,
-        here: int | None = None,
-        segment: str | None = None,
-    ) -> list[Store]:
-        """Shards of a group: ``here`` of them from ``first`` on, or all.
+    def open_store(self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None) -> Store:
+        """Opens one shard of a group.
 
         Args:
             segment: begins the names of shared memory, which the caller removes; None where there is none.
@@ -82,17 +74,6 @@ class StoreOptions(Options):
             raise ConfigError(
                 "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
             )
-        stores: list[Store] = []
-        try:
-            for shard in range(first, num_shards if here is None else first + here):
-                stores.append(self._open_store(spec, shard, num_shards, segment))
-        except BaseException:
-            for store in stores:
-                store.close()
-            raise
-        return stores
-
-    def _open_store(self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None) -> Store:
         arena = self._arena(spec, shard, segment)
         store = Store(spec, shard=shard, num_shards=num_shards, arena=arena)
         if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed

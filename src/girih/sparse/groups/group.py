@@ -5,7 +5,7 @@ Shapes: N ids in the batch, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.sparse.groups.bags import Bags
-from girih.sparse.groups.pack import Group
-from girih.sparse.groups.shards import Ids, ShardKeys, Shards
+from girih.sparse.groups.pack import Group, ids_within
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards
 from girih.store import Store
 
 
@@ -26,12 +26,11 @@ class GroupRead:
 
     Attributes:
         outputs: the tensors of the group's outputs, on its device.
-        shards, inverse: the unique keys of each shard, and int32[N], the number of the key of each of the group's ids.
+        keys: whose rows they are.
     """
 
     outputs: Sequence[Any]
-    shards: list[ShardKeys]
-    inverse: NDArray[np.int32]
+    keys: GroupKeys
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,8 @@ class CpuGroup:
 
     def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
         """See :class:`EmbeddingGroup`."""
-        found = self._keys.read(ids_of(batch, self.group), step, train=train)
-        outputs = self._bags.pool(found.values, found.inverse, batch)
-        return GroupRead(outputs, found.shards, found.inverse)
+        found, values = self._keys.lookup(ids_of(batch, self.group), step, train=train)
+        return GroupRead(self._bags.pool(values, found, batch), found)
 
     def gradients(
         self, read: GroupRead, given: Sequence[NDArray[np.float32] | None], batch: Batch
@@ -93,21 +91,11 @@ class CpuGroup:
         """See :class:`EmbeddingGroup`."""
         if all(gradient is None for gradient in given):
             return None
-        return GroupGradients(*self._bags.scatter(given, read.shards, read.inverse, batch))
+        return GroupGradients(*self._bags.scatter(given, read.keys, batch))
 
     def apply(self, read: GroupRead, gradients: GroupGradients, step: int, lr_scale: float) -> None:
         """See :class:`EmbeddingGroup`."""
-        self._keys.apply(read.shards, gradients.totals, step, lr_scale)
-
-
-BoundsOf = Callable[[int], NDArray[Any]]
-"""Feature → where each example's ids begin and the last one's end, integers [B + 1]."""
-
-
-def bounds_in(batch: Batch) -> BoundsOf:
-    """The bounds of a batch's features."""
-    size = batch.num_examples
-    return lambda feature: batch.offsets[feature * size : (feature + 1) * size + 1]
+        self._keys.apply(read.keys, gradients.totals, step, lr_scale)
 
 
 BY_DEVICE: dict[str, type[CpuGroup]] = {"cpu": CpuGroup}
@@ -121,9 +109,5 @@ def ids_of(batch: Batch, group: Group) -> Ids:
 
 def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> int | None:
     """A feature of the group (its index in the batch) that has an id of this key number, if any."""
-    size = batch.num_examples
-    for feature in group.features:
-        ids = slice(batch.offsets[feature * size], batch.offsets[(feature + 1) * size])
-        if (inverse[ids] == key).any():
-            return int(feature)
-    return None
+    found = (f for f in group.features.tolist() if (inverse[ids_within(batch, f)] == key).any())
+    return next(found, None)

@@ -5,9 +5,7 @@ Shapes: B examples, L ids of a sequence feature in the batch, D width of an embe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,80 +14,67 @@ from torch import Tensor
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
-from girih.sparse.groups.group import BoundsOf
-from girih.sparse.groups.pack import Group, Output
+from girih.sparse.groups.pack import Group
 
 
 class Leaves:
     """Tensors over the outputs of all groups.
 
     Args:
-        groups: the groups, and outputs: the arrays of each one's outputs: float32[B, F, D], or [L, D] of a whole sequence.
-        bounds_of: bounds of sequence features.
+        arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence.
+        bounds: of each whole one of them: see :func:`~girih.sparse.groups.pack.sequence_bounds`.
         train: whether they collect gradients.
     """
 
     def __init__(
         self,
         groups: Sequence[Group],
-        outputs: Sequence[Sequence[NDArray[np.float32]]],
-        bounds_of: BoundsOf,
+        arrays: Sequence[NDArray[np.float32]],
+        bounds: Iterable[NDArray[np.int32]],
         *,
         train: bool,
     ) -> None:
         self._outputs = [output for group in groups for output in group.outputs]
-        self._sizes = [len(group.outputs) for group in groups]
-        self._arrays = [array for arrays in outputs for array in arrays]
-        self._bounds_of, self._train = bounds_of, train
-        self._parts: list[tuple[slice | None, list[Tensor]]] = []
+        self._arrays = arrays
+        rest = iter(bounds)
+        self._bounds = [next(rest) if output.whole else None for output in self._outputs]
+        self._train = train
+        self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
         """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
         blocks, first_order, sequences = [], [], {}
-        leaves: list[Tensor] = []
-        for output, array in zip(self._outputs, self._arrays, strict=True):
-            leaf = torch.from_numpy(array[self._rows(output, examples)]).requires_grad_(self._train)
-            leaves.append(leaf)
-            if output.whole:
-                bounds = self._bounds(output, examples)
-                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(bounds).long() - int(bounds[0]))
+        for output, array, bounds, leaves in zip(
+            self._outputs, self._arrays, self._bounds, self._leaves, strict=True
+        ):
+            rows = examples or slice(None)
+            if bounds is not None:
+                own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
+                rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
+            leaf = torch.from_numpy(array[rows]).requires_grad_(self._train)
+            leaves.append((rows, leaf))
+            if bounds is not None:
+                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
             elif output.segment.name == EMBEDDING:
                 blocks.append(Block(output.names, leaf))
             else:
                 first_order.append(Block(output.names, leaf))
-        self._parts.append((examples, leaves))
         return Embeddings(tuple(blocks), sequences, tuple(first_order))
 
-    def gradients(self) -> list[list[NDArray[np.float32] | None]]:
-        """For each output of each group float32[·, D], or None where it took no part in the loss."""
-        gathered = [self._gradient(number) for number in range(len(self._arrays))]
-        bounds = np.cumsum([0, *self._sizes]).tolist()
-        return [gathered[first:behind] for first, behind in pairwise(bounds)]
-
-    def _gradient(self, number: int) -> NDArray[np.float32] | None:
-        given = [(examples, leaves[number].grad) for examples, leaves in self._parts]
-        if len(given) == 1 and given[0][0] is None:
-            gradient = given[0][1]
-            return None if gradient is None else _flat(gradient.contiguous().numpy())
-        if all(gradient is None for _, gradient in given):
-            return None
-        whole = np.zeros_like(self._arrays[number])
-        for examples, part in given:
-            if part is not None:
-                whole[self._rows(self._outputs[number], examples)] += part.numpy()
-        return _flat(whole)
-
-    def _rows(self, output: Output, examples: slice | None) -> slice:
-        if examples is None or not output.whole:
-            return examples or slice(None)
-        bounds = self._bounds_of(int(output.features[0]))
-        own = self._bounds(output, examples)
-        return slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
-
-    def _bounds(self, output: Output, examples: slice | None) -> NDArray[Any]:
-        bounds = self._bounds_of(int(output.features[0]))
-        return bounds if examples is None else bounds[examples.start : examples.stop + 1]
+    def gradients(self) -> list[NDArray[np.float32] | None]:
+        """For each output of all groups float32[·, D], or None where it took no part in the loss."""
+        return [_summed(array, leaves) for array, leaves in zip(self._arrays, self._leaves, strict=True)]
 
 
-def _flat(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
-    return gradient.reshape(-1, gradient.shape[-1])
+def _summed(like: NDArray[np.float32], leaves: list[tuple[slice, Tensor]]) -> NDArray[np.float32] | None:
+    """The gradients of leaves that are rows of one array."""
+    given = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
+    if not given:
+        return None
+    if len(given) == 1 and given[0][1].shape == like.shape:
+        whole = given[0][1].contiguous().numpy()
+    else:
+        whole = np.zeros_like(like)
+        for rows, gradient in given:
+            whole[rows] += gradient.numpy()
+    return whole.reshape(-1, whole.shape[-1])

@@ -6,9 +6,9 @@ Every process of a run holds as many, neighbours among all; a checkpoint has one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from girih.checkpoint.manifest import Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
@@ -18,31 +18,33 @@ from girih.sparse.options import StoreOptions
 from girih.store import Snapshot, SnapshotFile, Store, write_rows
 
 
-class _Part(NamedTuple):
-    name: str
-    snapshot: Snapshot
-    covers: dict[str, Any]
-
-
 class ShardsSave:
-    """Shards as they were at one moment, each to be one part of a checkpoint."""
+    """Shards as they were at one moment, each to be one part of a checkpoint.
 
-    def __init__(self, writer: Storage) -> None:
+    Args:
+        files: the name of each part, and its shard, of which a live snapshot is taken.
+    """
+
+    def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
         self._writer = writer
-        self._parts: list[_Part] = []
-
-    def add(self, name: str, store: Store) -> None:
-        """Takes a live snapshot of a shard."""
-        tables = {table.name: store.num_rows_of(number) for number, table in enumerate(store.spec.tables)}
-        covers = {
-            "group": store.spec.name, "tables": tables, "shard": store.shard, "num_shards": store.num_shards
-        }  # fmt: skip
-        self._parts.append(_Part(name, store.snapshot(self._writer.scratch), covers))
+        self._parts: list[tuple[str, dict[str, Any], Snapshot]] = []
+        try:
+            for name, store in files:
+                covers = {
+                    "group": store.spec.name,
+                    "tables": _rows_of(store),
+                    "shard": store.shard,
+                    "num_shards": store.num_shards,
+                }
+                self._parts.append((name, covers, store.snapshot(writer.scratch)))
+        except BaseException:
+            self.close()
+            raise
 
     def write(self) -> Parts:
         """Writes every shard's part; each shard is free again as soon as its own is written."""
         parts = {}
-        for name, snapshot, covers in self._parts:
+        for name, covers, snapshot in self._parts:
             with snapshot, self._writer.create(name) as file:
                 facts = write_rows(snapshot, file, f"{self._writer}/{name}")
             parts[name] = {"bytes": facts["bytes"], "crc32": facts["crc32"], **covers}
@@ -50,8 +52,8 @@ class ShardsSave:
 
     def close(self) -> None:
         """Ends what was not written."""
-        for part in self._parts:
-            part.snapshot.close()
+        for _, _, snapshot in self._parts:
+            snapshot.close()
 
 
 class LocalShards:
@@ -80,18 +82,13 @@ class LocalShards:
         if elsewhere is not None:
             place, num_places = 0, 1
         self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
-        self.stores: list[list[Store]] = []
+        self.stores: list[list[Store]] = [[] for _ in groups]
+        num_shards = num_places * self.shards_each
         try:
-            for number, group in enumerate(groups):
-                self.stores.append(
-                    options.open_stores(
-                        group.spec,
-                        num_places * self.shards_each,
-                        first=place * self.shards_each,
-                        here=self.shards_each,
-                        segment=None if segment is None else f"{segment}-{number}",
-                    )
-                )
+            for number, (group, stores) in enumerate(zip(groups, self.stores, strict=True)):
+                own_segment = None if segment is None else f"{segment}-{number}"
+                for shard in range(place * self.shards_each, (place + 1) * self.shards_each):
+                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment))
         except BaseException:
             self.close()
             raise
@@ -107,22 +104,13 @@ class LocalShards:
     def rows(self) -> dict[str, int]:
         """Rows here of each table."""
         rows: Counter[str] = Counter()
-        for group, stores in zip(self.groups, self.stores, strict=True):
-            for store in stores:
-                for number, table in enumerate(group.spec.tables):
-                    rows[table.name] += store.num_rows_of(number)
+        for _, store in self.files():
+            rows.update(_rows_of(store))
         return dict(rows)
 
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""
-        save = ShardsSave(writer)
-        try:
-            for name, store in self.files():
-                save.add(name, store)
-        except BaseException:
-            save.close()
-            raise
-        return save
+        return ShardsSave(writer, self.files())
 
     def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards that belong here.
@@ -151,3 +139,7 @@ class LocalShards:
         for stores in self.stores:
             for number, store in enumerate(stores, self._first_file):
                 yield part_name(store.spec.name, number), store
+
+
+def _rows_of(store: Store) -> dict[str, int]:
+    return {table.name: store.num_rows_of(number) for number, table in enumerate(store.spec.tables)}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.data.batch import Batch
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE, Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Categorical, Schema, Sequence
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal, Table, Zeros
+
+T = TypeVar("T")
+Member = tuple[int, Categorical | Sequence]
+"""A feature's index among the batch's features, and the feature."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,32 @@ class Output:
     modes: NDArray[np.int8]
     whole: bool
 
+    @classmethod
+    def of(
+        cls, segment: Segment, first_column: int, members: Iterable[Member], *, whole: bool = False
+    ) -> Output:
+        """A segment's columns for some features."""
+        indices, features = zip(*members, strict=True)
+        return cls(
+            segment=segment,
+            first_column=first_column,
+            features=np.array(indices, np.int64),
+            names=tuple(feature.name for feature in features),
+            modes=np.array([POOLING_MODES[feature.pooling] for feature in features], np.int8),
+            whole=whole,
+        )
+
+    def ids_in(self, batch: Batch) -> slice:
+        """Where the ids of the one feature of a whole output lie in a batch."""
+        return ids_within(batch, int(self.features[0]))
+
+    def shape_in(self, batch: Batch) -> tuple[int, ...]:
+        """The shape of the tensor for a batch."""
+        if self.whole:
+            ids = self.ids_in(batch)
+            return ids.stop - ids.start, self.segment.dim
+        return batch.num_examples, len(self.features), self.segment.dim
+
 
 @dataclass(frozen=True)
 class Group:
@@ -48,6 +82,25 @@ class Group:
 POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 
+def ids_within(batch: Batch, feature: int) -> slice:
+    """Where a feature's ids lie in a batch."""
+    size = batch.num_examples
+    return slice(int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size]))
+
+
+def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.int32]]:
+    """For each whole output of all groups: where each example's ids begin, and the last one's end, int32[B+1]."""
+    size = batch.num_examples
+    firsts = [int(o.features[0]) * size for group in groups for o in group.outputs if o.whole]
+    return [batch.offsets[first : first + size + 1] for first in firsts]
+
+
+def by_group(groups: Iterable[Group], items: Iterable[T]) -> list[list[T]]:
+    """One item for each output of all groups, as a list for each group."""
+    items = iter(items)
+    return [list(islice(items, len(group.outputs))) for group in groups]
+
+
 def pack(
     schema: Schema,
     needs: Needs,
@@ -62,102 +115,56 @@ def pack(
         optimizer: of embeddings, where a table has none of its own.
         first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
     """
-    features_of: dict[str, list[tuple[int, Categorical | Sequence]]] = {}
+    members_of: defaultdict[str, list[Member]] = defaultdict(list)
     for index, feature in enumerate(schema.sparse):
         if needs.get(feature.name):
-            features_of.setdefault(feature.table_name, []).append((index, feature))
-    packed: dict[tuple[tuple[Segment, ...], str], list[Table]] = {}
+            members_of[feature.table_name].append((index, feature))
+    packed: defaultdict[tuple[tuple[Segment, ...], str], list[Table]] = defaultdict(list)
     for table in schema.tables:
-        wanted = frozenset().union(*(needs[f.name] for _, f in features_of.get(table.name, [])))
-        if wanted:
-            own = table.optimizer or optimizer
-            segments = _segments(table, wanted, own, table.optimizer or first_order_optimizer or optimizer)
-            packed.setdefault((segments, table.dtype), []).append(table)
+        wanted = frozenset().union(*(needs[feature.name] for _, feature in members_of[table.name]))
+        segments = []
+        if wanted & {EMBEDDING, SEQUENCE}:
+            segments.append(Segment(EMBEDDING, table.dim or 0, table.optimizer or optimizer))
+        if FIRST_ORDER in wanted:
+            own = table.optimizer or first_order_optimizer or optimizer
+            segments.append(Segment(FIRST_ORDER, 1, own))
+        if segments:
+            packed[tuple(segments), table.dtype].append(table)
     groups: list[Group] = []
-    for (segments, dtype), tables in packed.items():
-        name, taken = _name(segments, dtype), {group.spec.name for group in groups}
-        unique = next(
-            n for n in (name, *(f"{name}-{i}" for i in range(2, len(packed) + 2))) if n not in taken
+    names: Counter[str] = Counter()
+    for (layout, dtype), tables in packed.items():
+        name = "_".join(f"{s.name}-{s.dim}-{s.optimizer.name}" for s in layout)
+        name += "" if dtype == "float32" else f"_{dtype}"
+        names[name] += 1
+        unique = name if names[name] == 1 else f"{name}-{names[name]}"
+        specs = tuple(_table_spec(table, layout) for table in tables)
+        members = [member for table in tables for member in members_of[table.name]]
+        numbers = [number for number, table in enumerate(tables) for _ in members_of[table.name]]
+        groups.append(
+            Group(
+                spec=GroupSpec(unique, specs, layout, dtype, seed),  # type: ignore[arg-type]
+                features=np.array([index for index, _ in members], np.int64),
+                tables=np.array(numbers, np.int32),
+                outputs=_outputs(layout, sorted(members, key=lambda member: member[0]), needs),
+            )
         )
-        groups.append(_group(unique, segments, dtype, tables, features_of, needs, seed))
     return tuple(groups)
 
 
-def _segments(
-    table: Table, wanted: frozenset[str], optimizer: SparseOptimizer, first_order: SparseOptimizer
-) -> tuple[Segment, ...]:
-    segments = []
-    if wanted & {EMBEDDING, SEQUENCE}:
-        segments.append(Segment(EMBEDDING, table.dim or 0, optimizer))
-    if FIRST_ORDER in wanted:
-        segments.append(Segment(FIRST_ORDER, 1, first_order))
-    return tuple(segments)
+def _table_spec(table: Table, segments: tuple[Segment, ...]) -> TableSpec:
+    normal = table.initializer or Normal()
+    initializers = tuple(normal if segment.name == EMBEDDING else Zeros() for segment in segments)
+    return TableSpec(table.name, initializers, table.admission, table.eviction)
 
 
-def _group(
-    name: str,
-    segments: tuple[Segment, ...],
-    dtype: str,
-    tables: list[Table],
-    features_of: Mapping[str, list[tuple[int, Categorical | Sequence]]],
-    needs: Needs,
-    seed: int,
-) -> Group:
-    specs = tuple(
-        TableSpec(
-            name=table.name,
-            initializers=tuple(
-                (table.initializer or Normal()) if segment.name == EMBEDDING else Zeros()
-                for segment in segments
-            ),
-            admission=table.admission,
-            eviction=table.eviction,
-        )
-        for table in tables
-    )
-    members = [(i, f, number) for number, table in enumerate(tables) for i, f in features_of[table.name]]
-    spec = GroupSpec(name, specs, segments, dtype, seed)  # type: ignore[arg-type]
-    return Group(
-        spec=spec,
-        features=np.array([i for i, _, _ in members], np.int64),
-        tables=np.array([number for _, _, number in members], np.int32),
-        outputs=tuple(
-            _outputs(segments, sorted(((i, f) for i, f, _ in members), key=lambda member: member[0]), needs)
-        ),
-    )
-
-
-def _name(segments: tuple[Segment, ...], dtype: str) -> str:
-    parts = [f"{s.name}-{s.dim}-{s.optimizer.name}" for s in segments]
-    return "_".join(parts) + ("" if dtype == "float32" else f"_{dtype}")
-
-
-def _outputs(
-    segments: tuple[Segment, ...], members: list[tuple[int, Categorical | Sequence]], needs: Needs
-) -> list[Output]:
+def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs) -> tuple[Output, ...]:
     outputs, column = [], 0
     for segment in segments:
         pooled = [(i, f) for i, f in members if segment.name in needs[f.name]]
         if pooled:
-            outputs.append(_output(segment, column, pooled, whole=False))
+            outputs.append(Output.of(segment, column, pooled))
         if segment.name == EMBEDDING:
-            outputs += [
-                _output(segment, column, [(i, f)], whole=True)
-                for i, f in members
-                if SEQUENCE in needs[f.name]
-            ]
+            whole = [(i, f) for i, f in members if SEQUENCE in needs[f.name]]
+            outputs += [Output.of(segment, column, [member], whole=True) for member in whole]
         column += segment.dim
-    return outputs
-
-
-def _output(
-    segment: Segment, column: int, members: list[tuple[int, Categorical | Sequence]], *, whole: bool
-) -> Output:
-    return Output(
-        segment=segment,
-        first_column=column,
-        features=np.array([i for i, _ in members], np.int64),
-        names=tuple(f.name for _, f in members),
-        modes=np.array([POOLING_MODES[f.pooling] for _, f in members], np.int8),
-        whole=whole,
-    )
+    return tuple(outputs)

@@ -71,21 +71,10 @@ def _part(group: Group, first: int, last: int, shard: int | None) -> WorkSlice:
 
 
 def passes(outputs: tuple[Output, ...]) -> list[tuple[int, ...]]:
-    """Which outputs one pass serves: two that pool the same bags, from columns side by side in a row; else one."""
-    found: list[tuple[int, ...]] = []
-    for number, output in enumerate(outputs):
-        partner = next((n for n in range(number) if (n,) in found and _join(outputs[n], output)), None)
-        if partner is None:
-            found.append((number,))
-        else:
-            found[found.index((partner,))] = (partner, number)
-    return found
-
-
-def _join(output: Output, tail: Output) -> bool:
-    return (
-        not (output.whole or tail.whole)
-        and tail.first_column == output.first_column + output.segment.dim
-        and np.array_equal(output.features, tail.features)
-        and np.array_equal(output.modes, tail.modes)
-    )
+    """Which outputs one pass serves: embeddings and first-order weights, columns side by side, of the same features;
+    else one."""
+    pooled = [number for number, output in enumerate(outputs) if not output.whole]
+    whole = [(number,) for number, output in enumerate(outputs) if output.whole]
+    if len(pooled) == 2 and np.array_equal(outputs[pooled[0]].features, outputs[pooled[1]].features):
+        return [tuple(pooled), *whole]
+    return [*((number,) for number in pooled), *whole]

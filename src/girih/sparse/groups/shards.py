@@ -8,18 +8,21 @@ Shapes: F features of the group, N ids, U unique keys of a shard, W columns of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
-from girih.sparse.groups.threads import each
 from girih.store import Store
 
+T = TypeVar("T")
+FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
 
 
@@ -43,18 +46,22 @@ class ShardKeys:
     rows: NDArray[np.int32] | None = None
 
 
-@dataclass
-class Found:
-    """The unique keys of all shards, and their rows' values.
+@dataclass(frozen=True)
+class GroupKeys:
+    """The unique keys of a batch in all shards of a group.
 
     Attributes:
         inverse: int32[N], the number of the key of each of the group's ids.
-        values: float32[·, W], the row of the key of each number.
     """
 
     shards: list[ShardKeys]
     inverse: NDArray[np.int32]
-    values: NDArray[np.float32]
+
+    @property
+    def end(self) -> int:
+        """The number behind all keys'."""
+        last = self.shards[-1]
+        return last.first + len(last.keys)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class Ids:
     Attributes:
         features, tables: int64[F], int32[F]: which features, and the table of each; those of one table
             stand together.
+        sizes: numbers of ids: of these features together, of the feature with most, and of the table with most.
     """
 
     ids: NDArray[np.int64]
@@ -72,35 +80,33 @@ class Ids:
     features: NDArray[np.int64]
     tables: NDArray[np.int32]
 
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        num_ids, longest, of_table = kernels.count_ids(
+            self.offsets, self.num_examples, self.features, self.tables
+        )
+        return num_ids, longest, of_table
+
 
 class Dedup:
     """One thread's hash table, and memory for the ids of one feature."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
         self._slots: NDArray[np.int32] = np.zeros(1 << 10, np.int32)
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._own: NDArray[np.int32] = np.empty(0, np.int32)
         self._base = 1
 
     def unique(
-        self,
-        of: Ids,
-        sizes: tuple[int, int, int],
-        inverse: NDArray[np.int32],
-        buffers: Buffers,
-        shard: int = 0,
-        num_shards: int = 1,
-        first: int = 0,
+        self, of: Ids, inverse: NDArray[np.int32], shard: int = 0, num_shards: int = 1, first: int = 0
     ) -> ShardKeys:
         """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
         ``inverse``.
-
-        Args:
-            sizes: ``count_ids`` of the same ids.
         """
-        num_ids, longest, of_table = sizes
-        self._make_room(longest, of_table, num_ids)
-        keys, tables, counts = (buffers.take(kind, num_ids) for kind in (np.int64, np.int32, np.int32))
+        self._make_room(*of.sizes)
+        take, num_ids = self._buffers.take, of.sizes[0]
+        keys, tables, counts = (take(kind, num_ids) for kind in (np.int64, np.int32, np.int32))
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             of.ids, of.offsets, of.num_examples, of.features, of.tables, shard, num_shards, self._slots, self._base,
@@ -109,7 +115,7 @@ class Dedup:
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
 
-    def _make_room(self, ids_of_feature: int, ids_of_table: int, num_ids: int) -> None:
+    def _make_room(self, num_ids: int, ids_of_feature: int, ids_of_table: int) -> None:
         if len(self._hashes) < ids_of_feature:
             self._hashes = np.empty(ids_of_feature, np.uint64)
             self._own = np.empty(ids_of_feature, np.int32)
@@ -132,62 +138,74 @@ class Shards:
     def __init__(self, stores: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.stores = tuple(stores)
         self.pool = pool
-        self._dedups = [Dedup() for _ in stores]
         self._buffers = Buffers()
+        self._dedups = [Dedup(self._buffers) for _ in stores]
 
-    def read(self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None) -> Found:
+    @property
+    def dim(self) -> int:
+        """W."""
+        return self.stores[0].spec.dim
+
+    def lookup(
+        self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None
+    ) -> tuple[GroupKeys, NDArray[np.float32]]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
         Numbers of ids that belong elsewhere are any, or -1 where ``counts`` are given.
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
+
+        Returns:
+            The keys, and float32[·, W], the row of the key of each number.
         """
-        sizes = kernels.count_ids(of.offsets, of.num_examples, of.features, of.tables)
-        num_ids = sizes[0]
-        inverse = self._buffers.take(np.int32, len(of.ids))
+        num_ids, inverse = of.sizes[0], self._buffers.take(np.int32, len(of.ids))
         if counts is not None:
             inverse.fill(-1)
-        values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.stores[0].spec.dim)
+        values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
 
         def read_shard(s: int) -> ShardKeys:
-            store, first = self.stores[s], s * num_ids
-            mine = self._dedups[s].unique(
-                of, sizes, inverse, self._buffers, store.shard, store.num_shards, first
-            )
+            store, mine = self.stores[s], self._unique(of, inverse, s)
             if counts is not None:
-                kernels.sum_counts(inverse, counts, first, mine.counts)
-            out = values[first : first + len(mine.keys)]
+                kernels.sum_counts(inverse, counts, mine.first, mine.counts)
+            out = values[mine.first : mine.first + len(mine.keys)]
             if train:
                 mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out)
             else:
                 mine.rows = store.peek(mine.keys, mine.tables, out)
             return mine
 
-        return Found(each(self.pool, len(self.stores), read_shard, num_ids), inverse, values)
+        return GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse), values
 
-    def find(self, of: Ids) -> Found:
+    def find(self, of: Ids) -> GroupKeys:
         """The unique keys that belong here; no row is read, and none is known."""
-        sizes = kernels.count_ids(of.offsets, of.num_examples, of.features, of.tables)
         inverse = self._buffers.take(np.int32, len(of.ids))
+        find_shard = partial(self._unique, of, inverse)
+        return GroupKeys(each(self.pool, len(self.stores), find_shard, of.sizes[0]), inverse)
 
-        def find_shard(s: int) -> ShardKeys:
-            store, first = self.stores[s], s * sizes[0]
-            return self._dedups[s].unique(
-                of, sizes, inverse, self._buffers, store.shard, store.num_shards, first
-            )
-
-        shards = each(self.pool, len(self.stores), find_shard, sizes[0])
-        return Found(shards, inverse, np.empty((0, self.stores[0].spec.dim), np.float32))
-
-    def apply(
-        self, shards: Sequence[ShardKeys], gradients: NDArray[np.float32], step: int, lr_scale: float
-    ) -> int:
+    def apply(self, found: GroupKeys, gradients: NDArray[np.float32], step: int, lr_scale: float) -> int:
         """Moves rows by gradients, float32[·, W], one for the key of each number; returns how many were dropped."""
 
         def apply_shard(s: int) -> int:
-            part = shards[s]
+            part = found.shards[s]
             own = gradients[part.first : part.first + len(part.keys)]
             return self.stores[s].apply_gradients(part.keys, part.tables, part.rows, own, step, lr_scale)
 
-        return sum(each(self.pool, len(shards), apply_shard, sum(len(part.keys) for part in shards)))
+        num_keys = sum(len(part.keys) for part in found.shards)
+        return sum(each(self.pool, len(found.shards), apply_shard, num_keys))
+
+    def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
+        store = self.stores[s]
+        return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0])
+
+
+def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:
+    """Does the parts side by side, the first one here; those of a small batch, or without a pool, in turn."""
+    if pool is None or num_ids < FEW_IDS:
+        return [work(part) for part in range(num_parts)]
+    others = [pool.submit(work, part) for part in range(1, num_parts)]
+    try:
+        first = work(0)
+    finally:  # whatever happens, nobody works on after this
+        wait(others)
+    return [first, *(other.result() for other in others)]

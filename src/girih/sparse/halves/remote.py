@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Frame, Reply
+from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
 from girih.errors import ConfigError, Lost
 from girih.models.embeddings import Embeddings
@@ -30,10 +30,8 @@ from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import NO_TURN, Verb, answer, as_integer, as_text, from_text, writable
+from girih.sparse.service.protocol import NO_TURN, Verb, answer, answers, as_integer, as_text, from_text
 from girih.sparse.spec import SparseSpec
-
-EMBEDDING_SERVER, EMBEDDING_WORKER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER
 
 
 class RemotePulled:
@@ -59,32 +57,27 @@ class RemotePulled:
         """Sends the gradients that the embeddings collected to the worker they came from."""
         half = self._half
         half.settle()
-        gradients = half.codec.pack_gradients([g for group in self._arrived().gradients() for g in group])
+        gradients = half.codec.pack_gradients(self._arrived().gradients())
         half.count_sent("gradients", gradients)
         half.last_step = step
-        fields = (*self.called, half.next_turn(), step, as_integer(lr_scale))
+        fields = (*self.called, next(half.turns), step, as_integer(lr_scale))
         return half.send(self._worker, Verb.PUSH, fields, gradients)
 
     def discard(self, *, refused: bool = True) -> RemotePending:
         """Tells the worker, and the servers, that this batch moves nothing."""
-        turn = self._half.next_turn() if refused else NO_TURN
+        turn = next(self._half.turns) if refused else NO_TURN
         return self._half.send(self._worker, Verb.DROP, (*self.called, turn), ())
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
-            frame = answer(self._reply)
+            frame, groups = answer(self._reply), self._half.groups
             self.staleness = frame.fields[0]
-            self._leaves = self._leaves_of(frame)
+            num_whole = sum(output.whole for group in groups for output in group.outputs)
+            end = len(frame.arrays) - num_whole
+            outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
+            bounds = map(np.array, frame.arrays[end:])
+            self._leaves = Leaves(groups, outputs, bounds, train=self._train)
         return self._leaves
-
-    def _leaves_of(self, frame: Frame) -> Leaves:
-        groups = self._half.groups
-        whole = [output for group in groups for output in group.outputs if output.whole]
-        count = len(frame.arrays) - len(whole)
-        arrays = iter([writable(a) for a in self._half.codec.unpack_embeddings(frame.arrays[:count])])
-        outputs = [list(islice(arrays, len(group.outputs))) for group in groups]
-        bounds = {int(o.features[0]): np.array(b) for o, b in zip(whole, frame.arrays[count:], strict=True)}
-        return Leaves(groups, outputs, bounds.__getitem__, train=self._train)
 
 
 class RemotePending:
@@ -115,21 +108,21 @@ class RemoteSave:
 
     def __init__(self, servers: Sequence[Client]) -> None:
         self._servers = servers
-        self._written = False
 
     def write(self) -> dict[str, Any]:
         """Has all servers write, side by side."""
-        self._written = True
-        parts: dict[str, Any] = {}
-        for reply in [server.call(Verb.WRITE, (1,)) for server in self._servers]:
-            parts |= from_text(answer(reply).arrays[0])
-        return parts
+        return self._end(write=True)
 
     def close(self) -> None:
         """Ends what was not written."""
-        if not self._written:
-            for reply in [server.call(Verb.WRITE, (0,)) for server in self._servers]:
-                answer(reply)
+        self._end(write=False)
+
+    def _end(self, *, write: bool) -> dict[str, Any]:
+        servers, self._servers = self._servers, ()
+        parts: dict[str, Any] = {}
+        for frame in answers(servers, Verb.WRITE, (int(write),)):
+            parts |= from_text(frame.arrays[0])
+        return parts
 
 
 class RemoteSparse:
@@ -139,6 +132,9 @@ class RemoteSparse:
 
     Args:
         workers, servers: where they listen; registry: where one that came back is found.
+
+    Attributes:
+        turns: numbers of batches trained on or refused: the same on all trainers in step.
     """
 
     def __init__(
@@ -156,9 +152,10 @@ class RemoteSparse:
         self.groups = spec.groups()
         self.codec = codec
         self.last_step = 0
+        self.turns = count()
         self._stats = stats or Stats()
         self._ranks = ranks
-        self._number, self._turn = 0, 0
+        self._numbers = count()
         self._pending: deque[RemotePending] = deque()
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
@@ -173,8 +170,7 @@ class RemoteSparse:
         if batch.share is None or batch.share.sample is None:
             raise ConfigError("this batch has its ids with it; expected one that a loader dispatched")
         place, sample = batch.share.sample
-        called = (sample, self._ranks.rank, self._number)
-        self._number += 1
+        called = (sample, self._ranks.rank, next(self._numbers))
         worker = self._workers[place]
         reply = worker.call(Verb.PULL, (*called, self.last_step + 1))
         return RemotePulled(self, worker, reply, called, train=True)
@@ -200,11 +196,6 @@ class RemoteSparse:
         while self._pending and self._pending[0].done():
             self._pending.popleft().wait()
 
-    def next_turn(self) -> int:
-        """Number of this batch among those trained on or refused: the same on all trainers in step."""
-        turn, self._turn = self._turn, self._turn + 1
-        return turn
-
     def count_sent(self, kind: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Counts the bytes of some arrays."""
         self._stats.sent(kind, sum(array.nbytes for array in arrays))
@@ -221,9 +212,12 @@ class RemoteSparse:
         store: Counter[str] = Counter()
         rows: Counter[str] = Counter()
         processes: dict[str, Any] = {}
-        for name, clients in ((EMBEDDING_SERVER, self._servers), (EMBEDDING_WORKER, self._workers)):
-            for number, reply in enumerate([client.call(Verb.STATS, (int(spans),)) for client in clients]):
-                snapshot = from_text(answer(reply).arrays[0])
+        for name, clients in (
+            (RoleName.EMBEDDING_SERVER, self._servers),
+            (RoleName.EMBEDDING_WORKER, self._workers),
+        ):
+            for number, frame in enumerate(answers(clients, Verb.STATS, (int(spans),))):
+                snapshot = from_text(frame.arrays[0])
                 store.update(snapshot.pop("store", {}))
                 rows.update(snapshot.pop("rows", {}))
                 processes[f"{name} {number}"] = snapshot
@@ -233,21 +227,33 @@ class RemoteSparse:
         """All servers take live snapshots, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
-        text = as_text(writer.absolute().url)
-        for reply in [server.call(Verb.SAVE, (), (text,)) for server in self._servers]:
-            answer(reply)
+        answers(self._servers, Verb.SAVE, (), (as_text(writer.absolute().url),))
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
     def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards."""
         self.last_step = step
-        text = as_text(reader.to_dict())
-        for reply in [server.call(Verb.LOAD, (), (text,)) for server in self._servers]:
-            answer(reply)
+        answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
         self._ranks.barrier()
 
     def close(self) -> None:
         """Lets workers and servers go."""
         for client in (*self._workers, *self._servers):
             client.close()
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an array that may be written, as torch wants it; nobody does.
+
+    What comes over a wire is read-only, and is this process's alone.
+    """
+    return np.asarray(_Writable(array)) if not array.flags.writeable else array
+
+
+class _Writable:
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface

@@ -7,47 +7,18 @@ Shapes: K keys of all requests, A askers, T tables, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import ConfigError
-from girih.kernels.buffers import Buffers, Take
+from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
-from girih.sparse.groups.shards import Ids, ShardKeys, Shards
-from girih.sparse.groups.threads import each
-from girih.store import Store
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, each
 
 
-@dataclass
-class LookupResult:
-    """The result of reading rows for some requests.
-
-    Attributes:
-        values: float32[K, W], the row of each key asked for.
-    """
-
-    values: NDArray[np.float32]
-    shards: list[ShardKeys]
-    inverse: NDArray[np.int32]
-
-
-class ShardReader:
-    """The shards of one group that this process holds."""
-
-    def __init__(self, stores: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
-        self.stores = tuple(stores)
-        self._shards = Shards(stores, pool)
-        self._buffers = Buffers()
-
-    @property
-    def dim(self) -> int:
-        """W."""
-        return self.stores[0].spec.dim
+class ShardReader(Shards):
+    """The shards of one group that this process holds, and others ask for."""
 
     def read(
         self,
@@ -58,34 +29,36 @@ class ShardReader:
         *,
         train: bool,
         take: Take | None = None,
-    ) -> LookupResult:
+    ) -> tuple[GroupKeys, NDArray[np.float32]]:
         """Reads the rows of keys that live here.
 
         Args:
             keys, counts: int64[K], int32[K], those of the first asker first, each one's table by table.
             lengths: int64[A, T], how many they are.
-            take: gives the memory for the values; the owner's own where None.
+            take: gives the memory for the rows; the owner's own where None.
+
+        Returns:
+            The unique keys, each of them once, and float32[K, W], the row of each key asked for.
 
         Raises:
             ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
         """
         _check(keys, counts, lengths)
-        found = self._shards.read(_ids_of(keys, lengths), step, train=train, counts=counts)
+        found, rows = self.lookup(_ids_of(keys, lengths), step, train=train, counts=counts)
         if len(keys) and found.inverse.min() < 0:
             raise ConfigError(
                 f"key {keys[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
             )
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        pool_kernels.spread(found.values, 0, found.inverse, 0, values)
-        return LookupResult(values, found.shards, found.inverse)
+        pool_kernels.spread(rows, 0, found.inverse, 0, values)
+        return found, values
 
-    def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> LookupResult:
+    def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
         """As :meth:`read`, for gradients of rows that were read in several requests: no row is read again."""
-        found = self._shards.find(_ids_of(keys, lengths))
-        return LookupResult(found.values, found.shards, found.inverse)
+        return self.find(_ids_of(keys, lengths))
 
     def sum_gradients(
-        self, served: LookupResult, gradients: NDArray[np.float32]
+        self, found: GroupKeys, gradients: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], str | None]:
         """Sums what several askers have for one key.
 
@@ -95,25 +68,20 @@ class ShardReader:
         Returns:
             What :meth:`apply` takes, and a table with a gradient that is not finite, or None.
         """
-        shards = served.shards
-        last = shards[-1]
-        totals = self._buffers.take(np.float32, last.first + len(last.keys), gradients.shape[1])
+        shards = found.shards
+        totals = self._buffers.take(np.float32, found.end, gradients.shape[1])
 
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
             gradient_kernels.clear(first, behind, totals)
-            gradient_kernels.scatter_whole(gradients, 0, served.inverse, 0, first, behind, totals)
+            gradient_kernels.scatter_whole(gradients, 0, found.inverse, 0, first, behind, totals)
             return gradient_kernels.first_nonfinite(first, behind, totals.view(np.uint32))
 
-        bad = max(each(self._shards.pool, len(shards), add, len(gradients)))
+        bad = max(each(self.pool, len(shards), add, len(gradients)))
         if bad < 0:
             return totals, None
         shard = next(shard for shard in reversed(shards) if shard.first <= bad)
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
-
-    def apply(self, served: LookupResult, totals: NDArray[np.float32], step: int, lr_scale: float) -> int:
-        """Moves the rows; returns how many gradients had none."""
-        return self._shards.apply(served.shards, totals, step, lr_scale)
 
 
 def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:

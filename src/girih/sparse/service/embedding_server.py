@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,35 +27,28 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import remove_segments
-from girih.comm.rpc import Request, listen
+from girih.comm.rpc import Request
 from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
-from girih.sparse.routing.shard_reader import LookupResult, ShardReader
+from girih.sparse.groups.shards import GroupKeys
+from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.protocol import NO_TURN, Verb, as_float, as_text, from_text
+from girih.sparse.service.serving import Service, attempt
 from girih.sparse.spec import SparseSpec
 
-NO_VALUES = np.empty((0, 0), np.float32)
 
-
-@dataclass
+@dataclass(frozen=True)
 class _Read:
-    """The reads of one request from each group, kept until its gradients come."""
+    """What a request read from one group, kept until its gradients come."""
 
-    keys: list[NDArray[np.int64]]
-    lengths: list[NDArray[np.int64]]
-    served: list[LookupResult]
+    keys: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    found: GroupKeys
 
 
-@dataclass
-class _Part:
-    """One trainer's gradients of a step, or none (``gradients`` is None) where it refused the step."""
-
-    read: _Read
-    gradients: list[NDArray[np.float32]] | None
-    step: int
-    lr_scale: float
-    request: Request
+_Part = tuple[Request, list[_Read]]
+"""A trainer's request with the gradients of a step, or to drop it; and what it read from each group."""
 
 
 @dataclass
@@ -88,139 +83,108 @@ class EmbeddingServer:
             segment=segment,
         )
         try:
-            work = _Work(shards, self.num_contributors)
-            with (
-                ThreadPoolExecutor(1, "girih-serve") as pool,
-                ThreadPoolExecutor(1, "girih-write") as writing,
-                listen(
-                    work.handler(pool, writing),
-                    address=self.address,
-                    secret=self.secret,
-                    incarnation=self.incarnation,
-                ) as server,
-            ):
-                ready(server.address)
-                stop.wait()
+            with ThreadPoolExecutor(1, "girih-write") as writing:
+                _Work(shards, self.num_contributors, writing).serve(self, ready, stop)
         finally:
             shards.close()
             if segment is not None:
                 remove_segments(f"{segment}-")
 
 
-class _Work:
-    """The work of a server, request by request."""
+class _Work(Service):
+    """The work of a server, request by request; files are written beside the others."""
 
-    def __init__(self, shards: LocalShards, num_contributors: int) -> None:
-        self._shards = shards
+    def __init__(self, shards: LocalShards, num_contributors: int, writing: ThreadPoolExecutor) -> None:
+        super().__init__({
+            Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
+            Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
+        })  # fmt: skip
+        self._shards, self._writing = shards, writing
         self._num_contributors = num_contributors
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
-        self._reads: dict[tuple[int, int], _Read] = {}
+        self._reads: dict[tuple[int, int], list[_Read]] = {}
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
         self._stats = Stats()
         self._save: ShardsSave | None = None
 
-    def handler(self, pool: ThreadPoolExecutor, writing: ThreadPoolExecutor) -> Callable[[Request], None]:
-        """Takes requests in; those that write files are done beside the others."""
-        verbs = {
-            Verb.LOOKUP: self._lookup, Verb.UPDATE: self._update, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
-            Verb.SAVE: self._begin_save, Verb.LOAD: self._load, Verb.WRITE: self._write,
-        }  # fmt: skip
-
-        def do(request: Request) -> None:
-            try:
-                verbs[Verb(request.frame.kind)](request)
-            except Exception as error:
-                request.fail(error)
-
-        def handle(request: Request) -> None:
-            (writing if request.frame.kind == Verb.WRITE else pool).submit(do, request)
-
-        return handle
+    def handle(self, request: Request) -> None:
+        """Takes a request in."""
+        if request.frame.kind == Verb.WRITE:
+            self._writing.submit(attempt, request, partial(self._write, request))
+        else:
+            super().handle(request)
 
     def _lookup(self, request: Request) -> None:
-        ticket, trainer, number, step, train = request.frame.fields
+        sample, trainer, number, step, train = request.frame.fields
         staleness = number - self._done[trainer] if train else 0
-        read = _Read([], [], [])
+        reads, values = [], []
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
-                served = reader.read(
+                found, rows = reader.read(
                     keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
                 )
-                read.keys.append(np.array(keys))
-                read.lengths.append(np.array(lengths))
-                read.served.append(served)
+                reads.append(_Read(np.array(keys), np.array(lengths), found))
+                values.append(rows)
                 self._stats.counters["served_keys"] += len(keys)
-        values = [served.values for served in read.served]
-        self._stats.sent("embeddings", sum(each.nbytes for each in values))
+        self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
-            for served in read.served:
-                served.values = NO_VALUES  # they are sent, and not needed here again
-            self._reads[request.client, ticket] = read
+            self._reads[request.client, sample] = reads
         request.reply((staleness,), values)
 
-    def _update(self, request: Request) -> None:
-        ticket, trainer, _, turn, step, lr_scale = request.frame.fields
-        read = self._reads.pop((request.client, ticket))
-        gradients = [np.asarray(array) for array in request.frame.arrays]
-        part = _Part(read, gradients, step, as_float(lr_scale), request)
-        self._take_part(trainer, turn, part)
-
-    def _drop(self, request: Request) -> None:
-        ticket, trainer, _, turn = request.frame.fields
-        read = self._reads.pop((request.client, ticket))
+    def _take_part(self, request: Request) -> None:
+        """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
+        sample, trainer, _, turn = request.frame.fields[:4]
+        reads = self._reads.pop((request.client, sample))
         if turn == NO_TURN:
             self._done[trainer] += 1
-            request.reply((0,))
-        else:
-            self._take_part(trainer, turn, _Part(read, None, 0, 1.0, request))
-
-    def _take_part(self, trainer: int, turn: int, part: _Part) -> None:
-        """Applies the gradients of a turn once all are here."""
-        parts = self._parts[turn]
-        parts[trainer] = part
-        if len(parts) < self._num_contributors:
+            request.reply()
             return
-        del self._parts[turn]
-        in_order = [parts[rank] for rank in sorted(parts)]
+        self._parts[turn][trainer] = request, reads
+        if len(self._parts[turn]) == self._num_contributors:
+            self._apply_turn(self._parts.pop(turn))
+
+    def _apply_turn(self, parts: dict[int, _Part]) -> None:
+        in_order = [parts[trainer] for trainer in sorted(parts)]
         try:
             with self._stats.spans("update"):
-                dropped = self._apply([each for each in in_order if each.gradients is not None])
+                self._apply([part for part in in_order if part[0].frame.kind == Verb.UPDATE])
         except Exception as error:
-            for each in in_order:
-                each.request.fail(error)
+            for request, _ in in_order:
+                request.fail(error)
             return
-        for rank in parts:
-            self._done[rank] += 1
-        for each in in_order:
-            each.request.reply((dropped,))
+        self._done.update(parts.keys())
+        for request, _ in in_order:
+            request.reply()
 
-    def _apply(self, parts: list[_Part]) -> int:
-        """Applies the sum of all parts, in the order of trainers; returns how many gradients had no row."""
-        dropped, sums = 0, []
+    def _apply(self, parts: Sequence[_Part]) -> None:
+        """Applies the sum of all parts, in the order of trainers."""
+        sums = []
         for g, reader in enumerate(self._readers):
-            given = [(p.read, p.gradients[g]) for p in parts if p.gradients is not None]
+            given = [(reads[g], request.frame.arrays[g]) for request, reads in parts]
             if not any(gradient.shape[1] for _, gradient in given):  # no width: it took no part in the loss
                 continue
             gradients = [
-                gradient if gradient.size else np.zeros((len(read.keys[g]), reader.dim), np.float32)
+                gradient if gradient.size else np.zeros((len(read.keys), reader.dim), np.float32)
                 for read, gradient in given
             ]
-            served = given[0][0].served[g]
-            if len(given) > 1:
-                served = reader.join(
-                    np.concatenate([read.keys[g] for read, _ in given]),
-                    np.stack([read.lengths[g] for read, _ in given]),
+            if len(given) == 1:
+                (read, _), (joined,) = given[0], gradients
+                found = read.found
+            else:
+                joined = np.concatenate(gradients)
+                found = reader.join(
+                    np.concatenate([read.keys for read, _ in given]),
+                    np.stack([read.lengths for read, _ in given]),
                 )
-            joined = gradients[0] if len(gradients) == 1 else np.concatenate(gradients)
-            totals, table = reader.sum_gradients(served, joined)
+            totals, table = reader.sum_gradients(found, joined)
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
-            sums.append((reader, served, totals))
-        for reader, served, totals in sums:
-            dropped += reader.apply(served, totals, parts[0].step, parts[0].lr_scale)
-        return dropped
+            sums.append((reader, found, totals))
+        for reader, found, totals in sums:
+            *_, step, lr_scale = parts[0][0].frame.fields
+            reader.apply(found, totals, step, as_float(lr_scale))
 
     def _read_stats(self, request: Request) -> None:
         store = {"store": self._shards.counters(), "rows": self._shards.rows()}
@@ -234,11 +198,8 @@ class _Work:
         save, self._save = self._save, None
         parts: Parts = {}
         if save is not None:
-            try:
-                if not request.frame.fields or request.frame.fields[0]:
-                    parts = save.write()
-            finally:
-                save.close()
+            with closing(save):
+                parts = save.write() if request.frame.fields[0] else {}
         request.reply((), (as_text(parts),))
 
     def _load(self, request: Request) -> None:

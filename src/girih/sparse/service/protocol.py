@@ -12,18 +12,15 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
 from __future__ import annotations
 
 import json
-import struct
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc import Frame, Reply
+from girih.comm.rpc import Client, Frame, Reply
 from girih.errors import RemoteError, named
-
-Rows = NDArray[np.float32]
-
 
 NO_TURN = -1
 """Of a batch that was read ahead for nothing."""
@@ -34,11 +31,11 @@ class Verb(IntEnum):
 
     STORE_IDS: (pass); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
     PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.
-    PEEK: (); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → (dropped,).
-    LOOKUP: (ticket, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
-    UPDATE: (ticket, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → (dropped,).
-    DROP: to a worker (sample, trainer, number, turn), to a server (ticket, trainer, number, turn); NO_TURN for a batch
-        that was never trained on.
+    PEEK: (); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
+    LOOKUP: (sample, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
+    UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → ().
+    DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
+        trained on.
     To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer).
@@ -74,14 +71,12 @@ def from_text(array: NDArray[Any]) -> Any:
 
 def as_integer(number: float) -> int:
     """The bits of a float64."""
-    value: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return value
+    return int(np.float64(number).view(np.int64))
 
 
 def as_float(bits: int) -> float:
     """The inverse of :func:`as_integer`."""
-    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return number
+    return float(np.int64(bits).view(np.float64))
 
 
 def answer(reply: Reply) -> Frame:
@@ -92,17 +87,8 @@ def answer(reply: Reply) -> Frame:
         raise named(str(error)) or error from None
 
 
-def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that may be written, as torch wants it; nobody does.
-
-    What comes over a wire is read-only, and is this process's alone.
-    """
-    return np.asarray(_Writable(array)) if not array.flags.writeable else array
-
-
-class _Writable:
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
+def answers(
+    clients: Iterable[Client], verb: Verb, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()
+) -> list[Frame]:
+    """Asks all of them the same, side by side; waits for their answers."""
+    return [answer(reply) for reply in [client.call(verb, fields, arrays) for client in clients]]

@@ -1,0 +1,53 @@
+"""How a role answers: its requests are done one after the other, in one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+from girih.comm.rpc import Request, listen
+from girih.sparse.service.protocol import Verb
+
+
+class Address(Protocol):
+    """Where a role listens, who may ask it, and the how-manieth of its lives this is: see :func:`listen`."""
+
+    address: str
+    secret: bytes
+    incarnation: int
+
+
+class Service:
+    """Answers requests; an exception is the answer too."""
+
+    def __init__(self, verbs: Mapping[Verb, Callable[[Request], None]]) -> None:
+        self._verbs = verbs
+        self._pool = ThreadPoolExecutor(1, "girih-serve")
+
+    def serve(self, at: Address, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Answers until ``stop`` is set; says where it listens by ``ready``."""
+        with (
+            self._pool,
+            listen(self.handle, address=at.address, secret=at.secret, incarnation=at.incarnation) as server,
+        ):
+            ready(server.address)
+            stop.wait()
+
+    def handle(self, request: Request) -> None:
+        """Takes a request in."""
+        self.later(request, partial(self._verbs[Verb(request.frame.kind)], request))
+
+    def later(self, request: Request, work: Callable[[], None]) -> None:
+        """Does work for a request after all that waits."""
+        self._pool.submit(attempt, request, work)
+
+
+def attempt(request: Request, work: Callable[[], None]) -> None:
+    """Does work for a request; answers it by what goes wrong."""
+    try:
+        work()
+    except Exception as error:
+        request.fail(error)
