@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from girih.cli.train import spelled
-from girih.cluster import Cluster, HostSpec
+from girih.cluster.cluster import Cluster
+from girih.cluster.hosts import HostSpec
 from girih.cluster.roles import title
 from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
@@ -48,7 +49,7 @@ class Plan:
     Attributes:
         config, overrides: as of ``girih train``; the strategy is among the overrides.
         warmup, steps, windows: steps that do not count, then windows of so many steps each.
-        hosts: where processes live; see :class:`girih.cluster.HostSpec`.
+        hosts: where processes live; see :class:`girih.cluster.hosts.HostSpec`.
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.

@@ -17,8 +17,7 @@ from torch import nn
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
-from girih.cluster import Cluster
-from girih.comm.group import TrainerGroup
+from girih.cluster.cluster import Cluster
 from girih.config.train import TrainOptions
 from girih.data import Dataset, Position
 from girih.dense.half import DenseHalf
@@ -113,7 +112,7 @@ class Trainer:
         self.stopped = False
         self._opened: RunDirectory | None = None
         self._cluster = cluster or (
-            Cluster(TrainerGroup()) if runs_alone(self.strategy) else Cluster.join(self.strategy.trainers)
+            Cluster() if runs_alone(self.strategy) else Cluster.join(self.strategy.trainers)
         )
         self._ranks = self._cluster.ranks
         try:

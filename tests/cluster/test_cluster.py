@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from girih.cluster import Cluster, cluster, supervisor
-from girih.cluster.cluster import RENDEZVOUS
+from girih.cluster import cluster, supervisor
+from girih.cluster.cluster import RENDEZVOUS, Cluster
 from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
 from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
@@ -54,7 +54,7 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
         ("loader", 1, "b", 0),
     ]
     assert set(processes[0]) == {"role", "index", "pid", "host", "endpoint", "incarnation"}
-    children = alone._supervisor.handles
+    children = list(alone._supervisor.handles)
     assert [each["pid"] for each in processes] == [os.getpid(), *(child.pid for child in children)]
     assert not alone.ranks.lost.is_set()
     children[1].kill()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from girih.cluster import HostSpec
+from girih.cluster.hosts import HostSpec
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import RoleName, title
@@ -23,7 +23,7 @@ TOLD_S = 60
 
 class TestLocalLauncher(LauncherSuite):
     def make(self, segments=""):
-        return LocalLauncher(segments=segments)
+        return LocalLauncher(hello={"segments": segments})
 
 
 def specs(*roles):
@@ -82,7 +82,7 @@ def test_roles_run_side_by_side_each_in_its_place_and_are_ended_by_name(supervis
     assert titles(supervisor) == ["embedding-worker 0"]
     supervisor.close(patience_s=0.1)
     assert deaf.status() == -signal.SIGKILL
-    assert supervisor.handles == ()
+    assert supervisor.handles == []
     assert not told.errors
 
 
@@ -118,8 +118,7 @@ def trainers(told, command):
 @pytest.mark.parametrize("status", [0, 130])
 def test_a_trainer_that_ends_in_good_order_is_no_failure(told, status):
     supervisor = trainers(told, f"exit {status}")
-    supervisor.start_trainer(1)
-    supervisor.wait_for_trainers()
+    assert supervisor.start_trainer(1).wait(TOLD_S) == status
     assert not supervisor._has_failed()
     time.sleep(0.4)
     assert not told.errors
@@ -138,10 +137,8 @@ def test_a_trainers_environment_and_what_it_says_of_the_users_mistake(told):
 def test_a_trainer_that_ends_because_another_was_killed_is_not_the_one_that_is_named(told):
     supervisor = trainers(told, "if [ $RANK = 2 ]; then kill -9 $$; fi; echo the other is gone >&2; exit 1")
     with supervisor._lock:  # both have ended when the first of them is told of
-        supervisor.start_trainer(1)
-        supervisor.wait_for_trainers()
-        supervisor.start_trainer(2)
-        supervisor.wait_for_trainers()
+        supervisor.start_trainer(1).wait(TOLD_S)
+        supervisor.start_trainer(2).wait(TOLD_S)
     assert str(told.error()) == "trainer 2 was killed by signal 9"
     supervisor.close(patience_s=0.0)
 
@@ -158,10 +155,10 @@ def test_an_end_that_is_expected_is_no_failure(told):
 
 
 def test_only_the_first_trainer_has_the_terminal_and_each_learns_where_the_run_is(capfd):
-    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive()[0], os.getpgid(0) == os.getpgrp())"
+    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive(), os.getpgid(0) == os.getpgrp())"
     launcher = LocalLauncher(trainer=[sys.executable, "-c", say], num_trainers=2, hello={"registry": "here"})
     first, second = (launcher.start(RoleName.TRAINER, index, 0, Resources(None)) for index in (0, 1))
     assert [each.wait(TOLD_S) for each in (first, second)] == [0, 0]
-    assert capfd.readouterr().out == "{'registry': 'here'} True\n"
+    assert capfd.readouterr().out == "{'registry': 'here', 'incarnation': 0} True\n"
     for each in (first, second):
         each.close()

@@ -17,9 +17,8 @@ import click
 from girih import checkpoint, config
 from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
-from girih.cluster import Cluster
+from girih.cluster.cluster import Cluster
 from girih.cluster.pipe import CONTROL
-from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
@@ -73,7 +72,7 @@ def train(
 def _cluster(settings: RunConfig) -> Cluster:
     """The trainers that the launcher, or torchrun, started; or this one alone."""
     if runs_alone(settings.strategy):
-        return Cluster(TrainerGroup())
+        return Cluster()
     return Cluster.join(settings.strategy.trainers, options=settings.cluster)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from girih.errors import ConfigError, nearest
-
-LAUNCHERS = ("local",)
+from girih.config import checks
+from girih.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,6 @@ class ClusterOptions:
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        if self.launcher not in LAUNCHERS:
-            raise ConfigError(f"launcher = {self.launcher!r}{nearest(self.launcher, LAUNCHERS)}")
+        checks.choice("launcher", self.launcher, ("local",))
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")

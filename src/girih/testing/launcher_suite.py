@@ -137,7 +137,7 @@ class LauncherSuite:
         assert str(error) == "loader 1 was killed by signal 9: what anybody prints"
         assert other.wait(TOLD_S) == -signal.SIGKILL
         supervisor.close(patience_s=0.0)
-        assert supervisor.handles == ()
+        assert supervisor.handles == []
         assert registry.get("role/loader/1") is None
         assert failures.empty()
 
