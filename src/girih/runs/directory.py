@@ -30,12 +30,15 @@ class RunDirectory:
         path: missing or empty, unless ``resume``.
         resume: continue what lies there; nothing there is a fresh start.
 
+    Attributes:
+        config: the configuration as it was run.
+
     Raises:
         RunDirectoryError: it is taken, in use, not a directory, or not writable.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = path
+        self.path, self.config = path, path / "config.toml"
         self._made = [p for p in (path, *path.parents) if not os.path.lexists(p)]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -65,21 +68,6 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path}: another process is writing this run; wait for it or stop it"
             ) from None
-
-    @property
-    def config(self) -> Path:
-        """The configuration as it was run."""
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timeline(self) -> Path:
-        """Chrome trace of the first steps."""
-        return self.path / "timeline.json"
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""
