@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from girih.cli.train import spelled
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
 from girih.cluster.roles import title
@@ -228,12 +227,11 @@ def _run(plan: Plan) -> dict[str, Any]:
     overrides = [*plan.overrides, *every]
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
     strategy, data = settings.strategy, settings.dataset("train")
-    words = ["train", plan.config, *spelled(overrides, None)]
+    words = ["train", plan.config, *(word for each in overrides for word in ("--set", each))]
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks
-        ranks.broadcast(True)  # there is something to train
-        ranks.broadcast(None)  # and nothing to go on with
+        ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
         meter, talking = _LateMeter(cluster, plan), Talking()
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter], cluster=cluster) as trainer:

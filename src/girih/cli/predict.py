@@ -16,17 +16,18 @@ import pyarrow.parquet as pq
 from girih.cli import cli
 from girih.cli.evaluate import load_trainer, open_config
 from girih.cli.show import skipped
+from girih.cli.words import PATH
 from girih.data import Batch
 from girih.errors import ConfigError, GirihError, StorageFullError
 from girih.runs.files import named
 
 
 @cli.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable."
 )
-@click.option("--out", metavar="FILE.parquet", type=click.Path(path_type=Path), required=True)
+@click.option("--out", metavar="FILE.parquet", type=PATH, required=True)
 @click.option(
     "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
 )
