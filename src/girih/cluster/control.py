@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.supervisor import START_S, Supervisor
@@ -18,32 +18,8 @@ LAST_WORDS_S = 10.0
 GONE = "the launcher of this run is gone"
 
 
-class Roles(Protocol):
-    """Starts and ends roles on behalf of a trainer: its own :class:`Supervisor`, or the launcher's."""
-
-    def prepare(self, counts: Mapping[str, int]) -> None:
-        """Has processes started that :meth:`start` will give roles."""
-        ...
-
-    def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
-        """Starts all processes of a role, given as pickled roles; returns where they listen."""
-        ...
-
-    def end(self, name: str) -> None:
-        """Ends all processes of a role."""
-        ...
-
-    def failure(self) -> Exception | None:
-        """Which process failed, if one did."""
-        ...
-
-    def show_in(self, run: Path | None) -> None:
-        """Keeps ``processes.json`` in a run's directory."""
-        ...
-
-
 class LauncherControl:
-    """A trainer's side.
+    """A trainer's side: has the launcher's supervisor do what its own would.
 
     Args:
         lost: called by a thread, with the error to raise, once a process of the run is gone; again, with another, where
@@ -69,16 +45,16 @@ class LauncherControl:
         return
 
     def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
-        """See :class:`Roles`."""
+        """See :class:`Supervisor`."""
         addresses: list[str] = self._ask("start", name, [as_text(spec) for spec in specs])
         return addresses
 
     def end(self, name: str) -> None:
-        """See :class:`Roles`."""
+        """See :class:`Supervisor`."""
         self._ask("end", name)
 
     def failure(self) -> Exception | None:
-        """See :class:`Roles`."""
+        """See :class:`Supervisor`."""
         try:
             told = self._ask("failure")
         except GirihError as error:
@@ -86,7 +62,7 @@ class LauncherControl:
         return None if told is None else error_of(told)
 
     def show_in(self, run: Path | None) -> None:
-        """See :class:`Roles`."""
+        """See :class:`Supervisor`."""
         self._ask("show_in", None if run is None else str(run.resolve()))
 
     @contextmanager
@@ -124,6 +100,10 @@ class LauncherControl:
         self._lost(RoleError(GONE))
         threading.Event().wait(LAST_WORDS_S)
         os._exit(1)  # something hangs, and nobody is there to end it
+
+
+Roles = Supervisor | LauncherControl
+"""Starts and ends roles on behalf of a trainer."""
 
 
 def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
