@@ -52,9 +52,3 @@ class Command(click.Command):
                 option, named = "", True
             words.append(word)
         return super().parse_args(ctx, words)
-
-
-class Group(click.Group):
-    """A group whose commands are :class:`Command`."""
-
-    command_class = Command
