@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from girih import config
-from girih.config import checks
+from girih.config.bounds import Count
+from girih.config.options import Options
 from girih.errors import ConfigError, nearest
-from girih.tables import Table, check_dim
+from girih.tables import Dim, Table
 
 Pooling = Literal["sum", "mean", "sqrtn"]
 Transform = Literal["log1p", "standardize"]
@@ -24,13 +25,17 @@ DEFAULT_DIM = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Feature:
+class _Feature(Options):
     name: str
     column: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"feature: name = {self.name!r}: expected a non-empty string")
+        Options.__post_init__(self)
+        if not self.name:
+            raise ConfigError("feature: name = '': expected a non-empty string")
+
+    def _owner(self) -> str:
+        return f"feature {self.name!r}: "
 
     @property
     def source(self) -> str:
@@ -40,21 +45,18 @@ class _Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse(_Feature):
-    dim: int | None = None
+    dim: Dim | None = None
     table: str | None = None
     pooling: Pooling = "mean"
-    max_length: int | None = None
+    max_length: Count | None = None
     separator: str | None = None
 
     def __post_init__(self) -> None:
         _Feature.__post_init__(self)
-        owner = f"feature {self.name!r}"
-        check_dim(owner, self.dim)
-        if self.pooling not in ("sum", "mean", "sqrtn"):
-            raise ConfigError(f"{owner}: pooling = {self.pooling!r}: expected sum, mean or sqrtn")
-        checks.integer(f"{owner}: max_length", self.max_length, or_none=True)
-        if self.separator is not None and not self.separator:
-            raise ConfigError(f"{owner}: separator is empty; leave it out for columns that are lists already")
+        if self.separator == "":
+            raise ConfigError(
+                f"{self._owner()}separator is empty; leave it out for columns that are lists already"
+            )
 
     @property
     def table_name(self) -> str:
@@ -76,13 +78,13 @@ class Categorical(_Sparse):
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        _Sparse.__post_init__(self)
         if self.bucketize is not None:
-            object.__setattr__(self, "bucketize", _boundaries(f"feature {self.name!r}", self.bucketize))
+            object.__setattr__(self, "bucketize", _boundaries(self._owner(), self.bucketize))
             if self.separator or self.weights:
                 raise ConfigError(
-                    f"feature {self.name!r}: bucketize makes one id of one number; drop separator and weights"
+                    f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
                 )
+        _Sparse.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +108,18 @@ class Numeric(_Feature):
     transform: Transform | tuple[Transform, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.transform, str):
+            object.__setattr__(self, "transform", (self.transform,))
         _Feature.__post_init__(self)
-        steps = _strings(f"feature {self.name!r}: transform", self.transform)
-        object.__setattr__(self, "transform", steps)
-        for step in steps:
-            if step not in ("log1p", "standardize"):
-                raise ConfigError(f"feature {self.name!r}: transform {step!r}: expected log1p or standardize")
-        if "standardize" in steps[:-1]:
-            raise ConfigError(f"feature {self.name!r}: standardize must be the last transform")
+        if "standardize" in self.transform[:-1]:
+            raise ConfigError(f"{self._owner()}standardize must be the last transform")
 
 
 Feature = Categorical | Sequence | Numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class Labels(Options):
     """Labels to predict: columns in [0, 1], or conditions on columns.
 
     ``derive`` maps a label to a condition, as in ``{"liked": "rating >= 4"}``; operators are
@@ -132,14 +131,20 @@ class Labels:
     weight: str | None = None
 
     def __post_init__(self) -> None:
-        names: tuple[str, ...] = _strings("labels: names", self.names)
-        object.__setattr__(self, "names", names)
-        if not names:
+        given: Any = self.names
+        object.__setattr__(self, "names", (given,) if isinstance(given, str) else given)
+        Options.__post_init__(self)
+        if not self.names:
             raise ConfigError("labels: names is empty; expected at least one label")
-        _refuse_duplicates("label", names)
+        _refuse_duplicates("label", self.names)
         for name in self.derive:
-            if name not in names:
-                raise ConfigError(f"labels: derive has {name!r}, which is not among names = {list(names)}")
+            if name not in self.names:
+                raise ConfigError(
+                    f"labels: derive has {name!r}, which is not among names = {list(self.names)}"
+                )
+
+    def _owner(self) -> str:
+        return "labels: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,16 +289,8 @@ def _boundaries(owner: str, given: Any) -> tuple[float, ...]:
         edges = ()
     if not edges or list(edges) != sorted(set(edges)) or not all(map(math.isfinite, edges)):
         shown = list(given) if isinstance(given, tuple) else given
-        raise ConfigError(f"{owner}: bucketize = {shown!r}: expected rising, finite boundaries")
+        raise ConfigError(f"{owner}bucketize = {shown!r}: expected rising, finite boundaries")
     return edges
-
-
-def _strings(what: str, given: Any) -> tuple[str, ...]:
-    if isinstance(given, str):
-        return (given,)
-    if not isinstance(given, Seq) or not all(isinstance(item, str) for item in given):
-        raise ConfigError(f"{what} = {given!r}: expected a string, or a list of strings")
-    return tuple(given)
 
 
 def _refuse_others(what: str, given: Any, kind: Any) -> None:

@@ -3,120 +3,123 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from girih.config import checks
+from girih.config.bounds import Bounds, Finite, NonNegative
+from girih.config.options import Options
 from girih.errors import ConfigError
 from girih.optim import SparseOptimizer
 
+Dim = Annotated[int, Bounds(1, 4096)]
+Rows = Annotated[int, Bounds(1, (1 << 62) - 1)]
+
+
+class _Rule(Options):
+    __slots__ = ()
+    rules: ClassVar[str]
+    name: ClassVar[str]
+
+    def _owner(self) -> str:
+        return f"{self.rules} {self.name}: "
+
+
+class _Initializer(_Rule):
+    __slots__ = ()
+    rules = "initializer"
+
+
+class _Admission(_Rule):
+    __slots__ = ()
+    rules = "admission"
+
+
+class _Eviction(_Rule):
+    __slots__ = ()
+    rules = "eviction"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Normal:
+class Normal(_Initializer):
     """Rows start normally distributed."""
 
     name: ClassVar[str] = "normal"
-    mean: float = 0.0
-    std: float = 0.01
-
-    def __post_init__(self) -> None:
-        checks.number("initializer normal: mean", self.mean)
-        checks.number("initializer normal: std", self.std)
-        if self.std < 0:
-            raise ConfigError(f"initializer normal: std = {self.std!r}: expected ≥ 0")
+    mean: Finite = 0.0
+    std: NonNegative = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uniform:
+class Uniform(_Initializer):
     """Rows start uniform in [low, high)."""
 
     name: ClassVar[str] = "uniform"
-    low: float = -0.01
-    high: float = 0.01
+    low: Finite = -0.01
+    high: Finite = 0.01
 
     def __post_init__(self) -> None:
-        checks.number("initializer uniform: low", self.low)
-        checks.number("initializer uniform: high", self.high)
+        Options.__post_init__(self)
         if self.low > self.high:
             raise ConfigError(f"initializer uniform: low = {self.low!r} is above high = {self.high!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zeros:
+class Zeros(_Initializer):
     """Rows start at zero."""
 
     name: ClassVar[str] = "zeros"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class Constant(_Initializer):
     """Rows start at one value."""
 
     name: ClassVar[str] = "constant"
-    value: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.number("initializer constant: value", self.value)
+    value: Finite = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinCount:
+class MinCount(_Admission):
     """A key gets a row once it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
     """
 
     name: ClassVar[str] = "min_count"
-    count: int = 2
-    cells: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        checks.integer("admission min_count: count", self.count, 1, 255)
-        checks.integer("admission min_count: cells", self.cells, 64, 1 << 32)
+    count: Annotated[int, Bounds(1, 255)] = 2
+    cells: Annotated[int, Bounds(64, 1 << 32)] = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probability:
+class Probability(_Admission):
     """Each time a key without a row is seen, it gets one with probability ``p``."""
 
     name: ClassVar[str] = "probability"
-    p: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.number("admission probability: p", self.p)
-        if not 0 < self.p <= 1:
-            raise ConfigError(f"admission probability: p = {self.p!r}: expected above 0, at most 1")
+    p: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LRU:
+class LRU(_Eviction):
     """At ``max_rows`` the least recently used row of the table leaves: exact, per shard.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
 
     name: ClassVar[str] = "lru"
-    max_rows: int
-
-    def __post_init__(self) -> None:
-        checks.integer("eviction lru: max_rows", self.max_rows, 1, (1 << 62) - 1)
+    max_rows: Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LFU:
+class LFU(_Eviction):
     """At ``max_rows`` the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
 
     name: ClassVar[str] = "lfu"
-    max_rows: int
-
-    def __post_init__(self) -> None:
-        checks.integer("eviction lfu: max_rows", self.max_rows, 1, (1 << 62) - 1)
+    max_rows: Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TTL:
+class TTL(_Eviction):
     """A row leaves when it was not used for more than ``steps`` steps, or ``seconds`` seconds.
 
     With ``max_rows``, the least recently used row leaves when the table is full.
@@ -124,29 +127,25 @@ class TTL:
     """
 
     name: ClassVar[str] = "ttl"
-    steps: int | None = None
-    seconds: int | None = None
-    max_rows: int | None = None
+    steps: Rows | None = None
+    seconds: Rows | None = None
+    max_rows: Rows | None = None
 
     def __post_init__(self) -> None:
+        Options.__post_init__(self)
         if (self.steps is None) == (self.seconds is None):
             raise ConfigError("eviction ttl: expected either steps or seconds")
-        for name in ("steps", "seconds", "max_rows"):
-            checks.integer(f"eviction ttl: {name}", getattr(self, name), 1, (1 << 62) - 1, or_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class Fixed(_Eviction):
     """At ``max_rows`` no new key gets a row: it reads its initial value and its gradient is dropped, counted.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
 
     name: ClassVar[str] = "none"
-    max_rows: int
-
-    def __post_init__(self) -> None:
-        checks.integer("eviction none: max_rows", self.max_rows, 1, (1 << 62) - 1)
+    max_rows: Rows
 
 
 Initializer = Normal | Uniform | Zeros | Constant
@@ -156,7 +155,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Options):
     """Rows that share dim, optimizer, initializer, admission and eviction.
 
     ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
@@ -164,7 +163,7 @@ class Table:
     """
 
     name: str
-    dim: int | None = None
+    dim: Dim | None = None
     optimizer: SparseOptimizer | None = None
     initializer: Initializer | None = None
     admission: Admission | None = None
@@ -172,15 +171,9 @@ class Table:
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"table: name = {self.name!r}: expected a non-empty string")
-        check_dim(f"table {self.name!r}", self.dim)
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(
-                f"table {self.name!r}: dtype = {self.dtype!r}: expected float32, bfloat16 or float16"
-            )
+        Options.__post_init__(self)
+        if not self.name:
+            raise ConfigError("table: name = '': expected a non-empty string")
 
-
-def check_dim(owner: str, dim: int | None) -> None:
-    """Refuses widths that no row can have."""
-    checks.integer(f"{owner}: dim", dim, 1, 4096, or_none=True)
+    def _owner(self) -> str:
+        return f"table {self.name!r}: "

@@ -303,8 +303,6 @@ def test_wrong_names_are_refused():
         scores.result(["click", "buy"])
     with pytest.raises(ConfigError, match="no name twice"):
         scores.result(["click", "click"])
-    with pytest.raises(ConfigError, match="expected logits, labels"):
-        Scores.from_arrays({"logits": [1.0]})
     with pytest.raises(ConfigError, match="groups were given before and not now"):
         scores_of([0.0], [1], None, [3]).add([0.0], [1])
 

@@ -376,7 +376,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(run_directory, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", write_half)
-    with pytest.raises(StorageFullError, match="no room left"):
+    with pytest.raises(StorageFullError, match="no space left"):
         write_report(run_directory)
     assert not [path.name for path in run_directory.iterdir() if "report" in path.name]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.config import checks
+from girih.config.bounds import Count
+from girih.config.options import Options
 from girih.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(Options):
     """Options of checkpoints: where to save them, how often, and how many to keep.
 
     Attributes:
@@ -20,11 +21,13 @@ class CheckpointOptions:
     """
 
     dir: str | None = None
-    every_steps: int | None = None
-    keep: int = 3
+    every_steps: Count | None = None
+    keep: Count = 3
 
     def __post_init__(self) -> None:
-        if self.dir is not None and (not isinstance(self.dir, str) or not self.dir):
-            raise ConfigError(f"checkpoint: dir = {self.dir!r}: expected a directory or an fsspec address")
-        checks.integer("checkpoint: every_steps", self.every_steps, or_none=True)
-        checks.integer("checkpoint: keep", self.keep)
+        Options.__post_init__(self)
+        if self.dir == "":
+            raise ConfigError("checkpoint: dir = '': expected a directory or an fsspec address")
+
+    def _owner(self) -> str:
+        return "checkpoint: "

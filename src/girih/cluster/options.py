@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from girih.config import checks
+from girih.config.options import Options
 from girih.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(Options):
     """Options of processes: where they run and listen.
 
     Attributes:
@@ -23,6 +23,6 @@ class ClusterOptions:
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        checks.choice("launcher", self.launcher, ("local",))
+        Options.__post_init__(self)
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")

@@ -15,10 +15,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tomli_w
 
+from girih.config.bounds import Bounds
 from girih.errors import ConfigError, MissingFileError, nearest
 from girih.runs.files import write_whole
 
@@ -123,10 +124,13 @@ def build(cls: Any, value: Any, where: str) -> Any:
         ConfigError: an unknown key, a wrong type or a value that the class refuses.
     """
     if dataclasses.is_dataclass(cls):
-        return _build_dataclass(typing.cast(type, cls), value, where)
+        kind = typing.cast(type, cls)
+        return value if isinstance(value, kind) else _build_dataclass(kind, value, where)
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
     if origin in (Union, types.UnionType):
         return _build_union(arguments, value, where)
+    if origin is Annotated:
+        return _build_bounded(arguments[0], cls.__metadata__[0], value, where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
             raise ConfigError(f"{where} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
@@ -187,7 +191,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} = {value!r}: expected a table of options")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     arguments = {}
     for key, item in value.items():
@@ -253,6 +257,16 @@ def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[An
         build(kind, item, f"{where}[{i}]")
         for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
     )
+
+
+def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
+    try:
+        built = build(kind, value, where)
+    except ConfigError:
+        built = None
+    if built is None or not bounds.holds(built):
+        raise ConfigError(f"{where} = {value!r}: expected {bounds.text(kind)}")
+    return built
 
 
 def _build_scalar(cls: Any, value: Any, where: str) -> Any:

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from girih.config import checks
+from girih.config.bounds import Bounds, Count, NonNegative, Positive
+from girih.config.options import Options
 from girih.errors import ConfigError
+
+Steps = Annotated[int, Bounds(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Options):
     """Ends training once ``metric`` on the validation data did not improve ``patience`` + 1 times in a row.
 
     The best weights are kept: they are the final ones.
     """
 
     metric: Literal["auc", "gauc", "logloss", "normalized_entropy"] = "auc"
-    patience: int = 0
-    min_delta: float = 0.0
+    patience: Steps = 0
+    min_delta: NonNegative = 0.0
 
-    def __post_init__(self) -> None:
-        checks.integer("early_stopping: patience", self.patience, 0)
-        if not self.min_delta >= 0:
-            raise ConfigError(f"early_stopping: min_delta = {self.min_delta}: expected at least 0")
+    def _owner(self) -> str:
+        return "early_stopping: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(Options):
     """Options of training.
 
     Attributes:
@@ -47,28 +48,22 @@ class TrainOptions:
         tensorboard: write scalars for TensorBoard into the run directory.
     """
 
-    epochs: int = 1
-    max_steps: int | None = None
-    seed: int = 0
+    epochs: Steps = 1
+    max_steps: Count | None = None
+    seed: Annotated[int, Bounds(0, (1 << 63) - 1)] = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None
-    evaluate_every_steps: int | None = None
-    log_every_steps: int = 50
+    evaluate_every_steps: Count | None = None
+    log_every_steps: Count = 50
     gauc_by: str | None = None
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        checks.integer("epochs", self.epochs, 0)
-        for name in ("max_steps", "evaluate_every_steps", "log_every_steps"):
-            checks.integer(f"train: {name}", getattr(self, name), or_none=True)
-        checks.positive("train: clip_norm", self.clip_norm)
-        checks.choice("precision", self.precision, ("float32", "bfloat16"))
-        checks.choice("on_nonfinite", self.on_nonfinite, ("stop", "skip"))
-        checks.integer("seed", self.seed, 0, (1 << 63) - 1)
+        Options.__post_init__(self)
         watching = {
             "early_stopping": self.early_stopping and self.early_stopping.metric,
             "lr_schedule": self.lr_schedule and self.lr_schedule.get("metric"),
@@ -76,6 +71,9 @@ class TrainOptions:
         for name, metric in watching.items():
             if metric == "gauc" and self.gauc_by is None:
                 raise ConfigError(f"{name}: metric = 'gauc' needs gauc_by, the feature that groups examples")
+
+    def _owner(self) -> str:
+        return "train: "
 
     @property
     def needs_valid(self) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from girih.config import checks
+from girih.config.bounds import Count
+from girih.config.options import Options
 from girih.data import readers
 from girih.data.dataset import BATCH_SIZE, SHUFFLE_ROWS, Dataset
 from girih.data.paths import Paths, relative_to
@@ -18,7 +19,7 @@ Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
+class DataOptions(Options):
     """Files, and options of reading them.
 
     Attributes:
@@ -35,19 +36,17 @@ class DataOptions:
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
-    batch_size: int = BATCH_SIZE
+    batch_size: Count = BATCH_SIZE
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None
     shuffle: bool = True
-    shuffle_rows: int = SHUFFLE_ROWS
+    shuffle_rows: Count = SHUFFLE_ROWS
     on_bad_row: Literal["error", "skip"] = "error"
-    read_ahead: int = 4
+    read_ahead: Count = 4
 
     def __post_init__(self) -> None:
-        checks.integer("batch_size", self.batch_size)
-        checks.integer("shuffle_rows", self.shuffle_rows)
-        checks.integer("read_ahead", self.read_ahead)
+        Options.__post_init__(self)
         for split in ("train", "valid", "test"):
             paths = getattr(self, split)
             if paths is not None and (not paths or not all(paths)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from girih import config
 from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, run_starts, sum_runs
 
 NUM_BINS = 20
@@ -107,19 +108,7 @@ class Metrics:
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Mapping[str, Any]]) -> Metrics:
         """The inverse of :meth:`as_dict`."""
-        return cls(
-            {
-                name: LabelMetrics(
-                    **{
-                        **values,
-                        "calibration_curve": tuple(
-                            CalibrationBin(**one) for one in values["calibration_curve"]
-                        ),
-                    }
-                )
-                for name, values in mapping.items()
-            }
-        )
+        return cls({name: config.build(LabelMetrics, values, name) for name, values in mapping.items()})
 
     def __str__(self) -> str:
         lines = []

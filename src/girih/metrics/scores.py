@@ -85,15 +85,11 @@ class Scores:
         """Rebuilds scores from :meth:`arrays`, for example those of another rank.
 
         Raises:
-            ConfigError: an array is missing or unknown; else see :meth:`add`.
+            ConfigError: see :meth:`add`.
         """
         scores = cls()
-        names = set(arrays)
-        if not names:
-            return scores
-        if not {"logits", "labels"} <= names <= {"logits", "labels", "weights", "groups"}:
-            raise ConfigError(f"arrays {sorted(names)}: expected logits, labels and perhaps weights, groups")
-        scores.add(arrays["logits"], arrays["labels"], arrays.get("weights"), arrays.get("groups"))
+        if arrays:
+            scores.add(**arrays)
         return scores
 
     def result(self, label_names: Sequence[str]) -> Metrics:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from girih import config
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.models.needs import EMBEDDING
@@ -20,7 +21,7 @@ from girih.sparse.groups.pack import POOLING_MODES, Group, Output
 from girih.sparse.options import StoreOptions
 from girih.store import read_snapshot, shard_of, write_snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
-from girih.tables import Admission, Dtype, Eviction, Initializer, Normal, check_dim
+from girih.tables import Admission, Dim, Dtype, Eviction, Initializer, Normal
 
 
 class RowOptions(TypedDict, total=False):
@@ -82,7 +83,7 @@ class GrowingModule(nn.Module):
         store: StoreOptions | None = None,
     ) -> None:
         super().__init__()
-        check_dim(type(self).__name__, dim)
+        dim = config.build(Dim, dim, f"{type(self).__name__}: dim")
         if not isinstance(optimizer, SparseOptimizer | None):
             raise ConfigError(
                 f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"

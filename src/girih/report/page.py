@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from girih.report.charts import MAX_POINTS, Axis, Spec, line_chart
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 from girih.report.timeline import timeline
+from girih.runs.files import write_whole
 
 MAX_CALIBRATION_PLOTS = 12
 STEP = Axis("step", "step", ",.0f", from_zero=True)
@@ -67,17 +66,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     directory = Path(run_dir)
     page = page_of(read_run(directory))
     target = directory / "report.html"
-    unfinished = directory / f".report-{os.getpid()}.html"
     try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(target)
+        write_whole(target, page)
+    except StorageFullError:
+        raise
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(
-                f"{target}: no room left to write the page; free some and try again"
-            ) from None
         raise RunDirectoryError(
             f"{target}: cannot be written ({error.strerror}); check its permissions"
         ) from None

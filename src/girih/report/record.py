@@ -111,11 +111,10 @@ def _read_metrics(run: RunRecord, path: Path) -> None:
 
 def _read_summary(run: RunRecord, path: Path) -> None:
     text = _text_of(path)
-    summary = _json(text or "")
-    if isinstance(summary, dict):
-        run.summary = summary
-    elif text is None:
+    if text is None:
         run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
+    elif isinstance(summary := _json(text), dict):
+        run.summary = summary
     else:
         run.notes.append("summary.json is damaged and left out.")
 

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from girih.config import checks
+from girih.config.bounds import Bounds, Count
+from girih.config.options import Options
 from girih.errors import ConfigError, StorageFullError
 from girih.runs.files import named
 from girih.store import File, GroupSpec, Heap, Shared, Store
@@ -17,7 +18,7 @@ MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
+class StoreOptions(Options):
     """Shards, and the memory that holds them.
 
     Attributes:
@@ -33,18 +34,18 @@ class StoreOptions:
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
     """
 
-    shards: int | None = None
+    shards: Annotated[int, Bounds(1, 256)] | None = None
     arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
-    reserve_rows: int | None = None
+    reserve_rows: Count | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("store: shards", self.shards, 1, 256, or_none=True)
-        checks.integer("store: reserve_rows", self.reserve_rows, or_none=True)
-        if self.arena not in (None, "heap", "file", "shared"):
-            raise ConfigError(f"store: arena = {self.arena!r}: expected 'heap', 'file' or 'shared'")
+        Options.__post_init__(self)
         if (self.arena == "file") != (self.directory is not None):
             raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
+
+    def _owner(self) -> str:
+        return "store: "
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
         """Number of shards that all these groups have in one process.

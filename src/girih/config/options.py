@@ -1,0 +1,36 @@
+"""Frozen options that say in their annotations what they accept, and refuse anything else as they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import Any
+
+from girih.config.sections import build
+
+
+class Options:
+    """Base of frozen dataclasses, with :func:`~girih.config.sections.build` for each field, from TOML or from Python.
+
+    Raises:
+        ConfigError: a value that its annotation does not accept; names the option, the value and what is expected.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        cls: type[Any] = type(self)
+        for name, hint in _hints(cls).items():  # type: ignore[arg-type]
+            built = build(hint, getattr(self, name), f"{self._owner()}{name}")
+            object.__setattr__(self, name, built)
+
+    def _owner(self) -> str:
+        """What names of options begin with in errors, as in ``table 'user': dim``."""
+        return ""
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
