@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from girih.errors import RunDirectoryError, StorageFullError, UserError
-from girih.runs.files import named, write_whole
+from girih.errors import RunDirectoryError, UserError
+from girih.runs.files import disk_full, write_whole
 
 LOCK = ".lock"
 BEFORE_TRAINING = frozenset({LOCK, "config.toml", "plan.json", "timeline.json", "tensorboard", "checkpoints"})
@@ -56,11 +56,8 @@ class RunDirectory:
             raise RunDirectoryError(f"{file}: is a file; expected a directory to write the run to") from None
         except OSError as error:
             self._unmake()
-            if isinstance(named(error, path), StorageFullError):
-                raise named(error, path) from None
-            raise RunDirectoryError(
-                f"{path}: cannot be written ({error.strerror}); choose another --run"
-            ) from None
+            told = f"{path}: cannot be written ({error.strerror}); choose another --run"
+            raise disk_full(error, path) or RunDirectoryError(told) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
