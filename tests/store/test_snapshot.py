@@ -9,7 +9,7 @@ import safetensors.numpy
 import safetensors.torch
 
 from girih import optim
-from girih.errors import CheckpointError, ConfigError, MissingFileError, StorageFullError
+from girih.errors import CheckpointError, ConfigError, StorageFullError
 from girih.store import Store, read_snapshot, write_snapshot
 from girih.store.rows.record import row_layout
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount
@@ -296,13 +296,6 @@ def test_numbers_of_a_crafted_description_are_refused(tmp_path, changes):
     (tmp_path / "0").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
     with pytest.raises(CheckpointError, match="0: damaged"):
         read_snapshot(tmp_path / "0")
-
-
-def test_a_missing_file_or_directory_is_named(tmp_path):
-    with pytest.raises(MissingFileError, match="nothing: no such file"):
-        read_snapshot(tmp_path / "nothing")
-    with pytest.raises(MissingFileError, match="no such directory"):
-        write_snapshot(Store(two_segments()), tmp_path / "no" / "0")
 
 
 def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_rows_alone_say_enough_to_make_index_and_lists_anew():
     arrays.meta[:, [layout.NEWER, layout.OLDER]] = 12345
     live = np.flatnonzero(arrays.meta[: arrays.state[layout.ROWS_EVER], layout.TABLE] >= 0)
     columns = {"ids": arrays.keys[live, 0], **{name: arrays.meta[live, word] for name, word in META.items()}}
-    for column in value_columns(own):
+    for column in value_columns(own.description):
         first = column.first_byte // 4
         columns[column.name] = arrays.values[live, first : first + column.width]
     counters = [state.memory.counters(table) for table in range(len(SPEC.tables))]

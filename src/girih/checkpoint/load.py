@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as parse
@@ -14,25 +14,10 @@ from torch import Tensor
 from girih.checkpoint import trees
 from girih.checkpoint.manifest import DENSE, Manifest
 from girih.checkpoint.parts import PartReader
+from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.storage import Storage
 from girih.errors import CheckpointError
 from girih.schema import Schema
-
-
-class LoadsRows(Protocol):
-    """Interface of a sparse half that loading a checkpoint needs."""
-
-    def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those saved, whatever the number of shards then and now."""
-        ...
-
-
-class LoadsParameters(Protocol):
-    """Interface of a dense half that loading a checkpoint needs."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes parameters and optimizer state."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,7 @@ class Loaded:
     plan: Mapping[str, Any] | None
 
 
-def load(place: Storage, *, schema: Schema, sparse: LoadsRows, dense: LoadsParameters) -> Loaded:
+def load(place: Storage, *, schema: Schema, sparse: SavedRows, dense: SavedParameters) -> Loaded:
     """Puts a checkpoint's rows and parameters into the halves; returns the rest.
 
     Raises:
@@ -93,11 +78,9 @@ def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
                 f"{schema.dim_of(ours)} in the configuration; set dim = {theirs.dim_of(match)} or start a new run"
             )
     got, expected = [f.name for f in theirs.features], [f.name for f in schema.features]
-    what = (
-        f"features {got} instead of {expected}"
-        if got != expected
-        else "features of other kinds, tables or transforms"
-    )
+    what = "features of other kinds, tables or transforms"
+    if got != expected:
+        what = f"features {got} instead of {expected}"
     raise CheckpointError(f"{place}: was trained with {what}; use its own configuration or start a new run")
 
 

@@ -1,22 +1,30 @@
-"""The index of a checkpoint: what was saved, when, and how to tell that it is whole."""
+"""The index of a checkpoint: what was saved, when, and how to tell that it is whole.
+
+The facts of a part are ``bytes`` and ``crc32``, of the header and each tensor; of a part with rows also ``group``,
+``tables`` (rows of each), ``shard`` and ``num_shards``.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from girih.checkpoint.coverage import Parts, check_coverage, rows_of
 from girih.checkpoint.storage import Storage
+from girih.config import checks
 from girih.errors import CheckpointError, MissingFileError
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"
 CHECKSUM = "crc32"
 FORMAT = 2
+
+Parts = Mapping[str, Mapping[str, Any]]
+"""Name relative to the checkpoint → facts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +106,18 @@ class Manifest:
 
     def _check(self) -> None:
         """Believes no name that leads elsewhere, and no count that is none."""
-        _count("step", self.step)
+        checks.integer("step", self.step, 0)
         for name, facts in self.parts.items():
-            if (
-                not name
-                or name.startswith(("/", "~"))
-                or "\\" in name
-                or {"", ".", ".."} & set(name.split("/"))
-            ):
+            if name.startswith("~") or "\\" in name or {"", ".", ".."} & set(name.split("/")):
                 raise ValueError(f"part {name!r} does not lie in it")
-            _count(f"bytes of {name}", facts["bytes"])
+            checks.integer(f"bytes of {name}", facts["bytes"], 0)
             for crc in facts["crc32"].values():
-                _count(f"crc32 of {name}", crc)
+                checks.integer(f"crc32 of {name}", crc, 0)
             if name != DENSE:
                 for count in facts["tables"].values():
-                    _count(f"rows of {name}", count)
-                _count(f"shards of {name}", facts["num_shards"], least=1)
-                _count(f"shard of {name}", facts["shard"], above=facts["num_shards"])
+                    checks.integer(f"rows of {name}", count, 0)
+                checks.integer(f"shards of {name}", facts["num_shards"])
+                checks.integer(f"shard of {name}", facts["shard"], 0, facts["num_shards"] - 1)
                 if not isinstance(facts["group"], str):
                     raise ValueError(f"group of {name}")
         if DENSE not in self.parts:
@@ -138,6 +141,64 @@ def check_parts(parts: Parts, checkpoint: Storage) -> None:
             )
 
 
-def _count(what: str, value: Any, *, least: int = 0, above: int | None = None) -> None:
-    if type(value) is not int or value < least or (above is not None and value >= above):
-        raise ValueError(f"{what} = {value!r}")
+def part_name(group: str, number: int) -> str:
+    """``tables/<group>/shard-0000.safetensors``."""
+    return f"tables/{group}/shard-{number:04d}.safetensors"
+
+
+def rows_of(parts: Parts) -> dict[str, int]:
+    """Rows of each table, all shards together."""
+    rows: defaultdict[str, int] = defaultdict(int)
+    for facts in parts.values():
+        for table, count in facts.get("tables", {}).items():
+            rows[table] += count
+    return dict(rows)
+
+
+def check_coverage(parts: Parts, where: str) -> None:
+    """Refuses parts that lack a shard of a table, or hold one twice.
+
+    Args:
+        where: the checkpoint, for errors.
+
+    Raises:
+        CheckpointError: names the part, or the table and shard.
+    """
+    holders: defaultdict[str, dict[int, str]] = defaultdict(dict)  # of each table, by shard: the part
+    for name, facts in parts.items():
+        for table in facts.get("tables", {}):
+            held, shard = holders[table], facts["shard"]
+            first = parts[next(iter(held.values()), name)]
+            if (first["group"], first["num_shards"]) != (facts["group"], facts["num_shards"]):
+                raise CheckpointError(
+                    f"{where}/{name}: table {table!r} of group {facts['group']!r} in {facts['num_shards']} shards;"
+                    f" other parts say {first['group']!r} in {first['num_shards']}; use another checkpoint"
+                )
+            if shard in held:
+                raise CheckpointError(
+                    f"{where}/{name}: shard {shard} of table {table!r} is in {held[shard]} too; use another checkpoint"
+                )
+            held[shard] = name
+    for table, held in holders.items():
+        group, num_shards = (parts[next(iter(held.values()))][what] for what in ("group", "num_shards"))
+        for shard in range(num_shards):
+            if shard not in held:
+                raise CheckpointError(
+                    f"{where}/{part_name(group, shard)}: missing: no part holds shard {shard} of {num_shards} of"
+                    f" table {table!r}; use another checkpoint"
+                )
+
+
+def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) -> list[str]:
+    """The names of those that a shard of some tables is restored from, in order.
+
+    All shards of the tables; its own alone, where the same tables, in the same order, were in as many shards as
+    now: a key's shard depends on its table's number in the group.
+    """
+    found = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
+    if all(
+        parts[name]["num_shards"] == num_shards and list(parts[name]["tables"]) == list(tables)
+        for name in found
+    ):
+        return [name for name in found if parts[name]["shard"] == shard]
+    return found

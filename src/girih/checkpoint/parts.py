@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from girih.checkpoint.coverage import Parts
+from girih.checkpoint.manifest import Parts
 from girih.checkpoint.storage import Storage
-from girih.errors import CheckpointError
 from girih.store import SnapshotFile
-from girih.store.snapshot.tensorfile import TensorHeader
+from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,7 @@ class PartReader:
             ("tables", sorted(tables), sorted(facts["tables"])),
         ):
             if theirs != expected:
-                raise CheckpointError(
-                    f"{found.where}: damaged: {what} is {theirs!r}, the manifest says {expected!r}"
-                )
+                raise damaged(found.where, f"{what} is {theirs!r}, the manifest says {expected!r}")
         return found
 
     def header(self, name: str) -> TensorHeader:
@@ -59,10 +56,7 @@ class PartReader:
 
     def to_dict(self) -> dict[str, Any]:
         """For another process, which may be on another machine."""
-        return {
-            "url": self.storage.absolute().url,
-            "parts": {name: dict(f) for name, f in self.parts.items()},
-        }
+        return {"url": self.storage.absolute().url, "parts": dict(self.parts)}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> PartReader:

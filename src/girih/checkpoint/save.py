@@ -1,31 +1,34 @@
 """Writing a checkpoint: all of it or nothing.
 
 Every process that holds shards writes its own parts and reports them; rank 0 checks that they cover all tables and
-writes the manifest, last.
+writes the manifest, last. They write in threads of their own while training goes on, so what they tell each other goes
+by the store at which they met, not by collectives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import json
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from girih.checkpoint import trees
-from girih.checkpoint.coverage import Parts, check_coverage, rows_of
 from girih.checkpoint.directory import name_of
-from girih.checkpoint.manifest import DENSE, NAME, Manifest, check_parts
-from girih.checkpoint.reports import Reports
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts, check_coverage, check_parts, rows_of
+from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
-from girih.errors import CheckpointError, StorageFullError
+from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
+from girih.runs.files import named
 from girih.schema import Schema
+
+PATIENCE_S = 1800.0
 
 
 class SparseSave(Protocol):
@@ -33,27 +36,29 @@ class SparseSave(Protocol):
 
     def write(self) -> Parts:
         """Writes the parts that this process answers for; returns their facts by name."""
-        ...
 
     def close(self) -> None:
         """Ends the save, written or not."""
-        ...
 
 
-class SavesRows(Protocol):
-    """Interface of a sparse half that saving a checkpoint needs."""
+class SavedRows(Protocol):
+    """What a checkpoint asks of a sparse half."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
         """All rows as they are now, to be written as parts of a checkpoint while training goes on."""
-        ...
+
+    def load(self, reader: PartReader, *, step: int) -> None:
+        """Replaces all rows by those saved, whatever the number of shards then and now."""
 
 
-class SavesParameters(Protocol):
-    """Interface of a dense half that saving a checkpoint needs."""
+class SavedParameters(Protocol):
+    """What a checkpoint asks of a dense half."""
 
     def state(self) -> dict[str, Any]:
         """Parameters and optimizer state; asked of all trainers."""
-        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes parameters and optimizer state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,8 @@ class Content:
     step: int
     schema: Schema
     state: Mapping[str, Any]
-    sparse: SavesRows
-    dense: SavesParameters
+    sparse: SavedRows
+    dense: SavedParameters
     plan: Mapping[str, Any] | None = None
     random: Sequence[Any] = ()
 
@@ -91,9 +96,9 @@ class Save:
 
     def __init__(self, root: Storage, content: Content, ranks: TrainerGroup | None = None) -> None:
         self._ranks = ranks or TrainerGroup()
-        self._reports = Reports(self._ranks)
+        self._number = self._ranks.next_number()
         self._root, self._name = root, name_of(content.step)
-        self._manifest, self._tensors = _begin(content, self._ranks)
+        self._fields, self._tensors = _begin(content, self._ranks)
         self._draft = root.draft(self._name)
         with self._told():
             if self._ranks.first:
@@ -116,19 +121,20 @@ class Save:
                 parts = self._rows.write()
             except BaseException as error:
                 if not self._ranks.first:
-                    self._reports.tell_error(error)
+                    told = f"trainer {self._ranks.rank}: {error}"
+                    self._tell({"error": told, "full": isinstance(error, StorageFullError)})
                 raise
             finally:
                 self._rows.close()
             if self._ranks.first:
                 self._complete(dict(parts))
             else:
-                self._reports.tell(parts)
+                self._tell({"parts": parts})
         return self._root / self._name
 
     def _complete(self, parts: dict[str, Mapping[str, Any]]) -> None:
         for rank in range(1, self._ranks.size):
-            theirs = self._reports.of(rank)
+            theirs = self._parts_of(rank)
             for name in parts.keys() & theirs.keys():
                 raise CheckpointError(f"{self._draft}/{name}: written twice, by trainer {rank} and before it")
             parts |= theirs
@@ -142,10 +148,32 @@ class Save:
         except CheckpointError as error:
             hint = "; where hosts share no directory, set checkpoint.dir to an address that all of them reach"
             raise CheckpointError(f"{str(error).partition(';')[0]}{hint}") from None
-        replace(self._manifest, rows=rows, parts=parts).write(self._draft)
+        Manifest(**self._fields, rows=rows, parts=parts).write(self._draft)
         if self._draft.name != self._name:
             self._root.remove(self._name, first=NAME)
             self._root.publish(self._draft, self._name)
+
+    def _tell(self, what: Mapping[str, object]) -> None:
+        """Tells rank 0 the parts that this trainer wrote, or why it could not."""
+        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(what))
+
+    def _parts_of(self, rank: int) -> Parts:
+        """Waits for what another trainer wrote.
+
+        Raises:
+            StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.
+        """
+        key, until = f"save/{self._number}/{rank}", time.monotonic() + PATIENCE_S
+        while (text := self._ranks.take(key)) is None:
+            if self._ranks.lost.is_set():
+                raise RoleError(f"trainer {rank} wrote no shards: a process of the run is gone")
+            if time.monotonic() > until:
+                raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
+            time.sleep(0.01)
+        told = json.loads(text)
+        if "error" in told:
+            raise (StorageFullError if told["full"] else GirihError)(told["error"])
+        return dict(told["parts"])
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -168,39 +196,29 @@ def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = 
     """
     ranks = ranks or TrainerGroup()
     place = root / name_of(content.step)
-    manifest, _ = _begin(content, ranks)
+    fields, _ = _begin(content, ranks)
     if ranks.first:
         with _named_full(root):
             before = Manifest.read(place)
-            replace(manifest, rows=before.rows, parts=before.parts).write(place)
+            Manifest(**fields, rows=before.rows, parts=before.parts).write(place)
     return place
 
 
-def _begin(content: Content, ranks: TrainerGroup) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest, parts still to be named, and copies of the tensors of the dense half, ``state`` and ``random``."""
+def _begin(content: Content, ranks: TrainerGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The manifest's fields but for the parts, and copies of the tensors of the dense half, ``state`` and ``random``."""
     whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
-    tree, tensors = trees.split(whole if ranks.first else dict.fromkeys(whole))
-    manifest = Manifest(
-        step=content.step,
-        schema=content.schema.to_dict(),
-        fingerprint=content.schema.fingerprint(),
-        plan=content.plan,
-        rows={},
-        parts={},
-        **tree,
-    )
-    return manifest, tensors
+    fields, tensors = trees.split(whole if ranks.first else dict.fromkeys(whole))
+    fields |= {"step": content.step, "plan": content.plan}
+    fields |= {"schema": content.schema.to_dict(), "fingerprint": content.schema.fingerprint()}
+    return fields, tensors
 
 
 @contextlib.contextmanager
 def _named_full(root: Storage) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        code = getattr(error, "errno", None)
-        full = code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        if full or isinstance(error, StorageFullError):
-            raise StorageFullError(
-                f"{root}: no space left for a checkpoint; free some, then --resume"
-            ) from None
+    except OSError as error:
+        if isinstance(named(error, root.url), StorageFullError):
+            told = f"{root}: no space left for a checkpoint; free some, then --resume"
+            raise StorageFullError(told) from None
         raise

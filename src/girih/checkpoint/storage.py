@@ -46,8 +46,7 @@ class Storage:
         """The storage at a path or address."""
         if isinstance(address, Storage):
             return address
-        text = os.fspath(address)
-        text = text.removeprefix("file://")
+        text = os.fspath(address).removeprefix("file://")
         return cls(text if len(text) == 1 else text.rstrip("/"))
 
     def __truediv__(self, name: str) -> Storage:
@@ -90,12 +89,10 @@ class Storage:
 
     def names(self) -> list[str]:
         """Names of the files and directories that lie directly below."""
-        with self._reaching() as (files, path):
-            try:
-                found = files.ls(path, detail=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+        with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = files.ls(path, detail=False)
             return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
+        return []
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file below, by its name relative to this."""
@@ -154,8 +151,9 @@ class Storage:
         here = local / name
         here.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with here.open("wb", buffering=0) as file:
+            with here.open("wb") as file:
                 yield file
+                file.flush()
                 os.fsync(file.fileno())
         except BaseException:
             with contextlib.suppress(OSError):
@@ -169,7 +167,7 @@ class Storage:
                 files.pipe_file(path, content)
             return
         with self.create(f"{name}.new") as file:
-            _write_all(file, content)
+            file.write(content)
         os.replace(local / f"{name}.new", local / name)
 
     def draft(self, name: str) -> Storage:
@@ -178,12 +176,12 @@ class Storage:
 
     def publish(self, draft: Storage, name: str) -> None:
         """Gives a draft, complete and on disk, its name."""
-        old, new, root = draft.local, (self / name).local, self.local
-        if old is None or new is None or root is None:
+        old, root = draft.local, self.local
+        if old is None or root is None:
             return
         for directory in (*sorted((p for p in old.rglob("*") if p.is_dir()), reverse=True), old):
             _sync(directory)
-        os.rename(old, new)
+        os.rename(old, root / name)
         _sync(root)
 
     def remove(self, name: str, first: str) -> None:
@@ -208,14 +206,11 @@ class Storage:
     def _reaching(self, name: str | None = None) -> Iterator[tuple[AbstractFileSystem, str]]:
         """The file system and the path in it; what goes wrong there is told in a line."""
         url = self.url if name is None else f"{self.url}/{name}"
-        if self.local is not None:
-            try:
-                yield LocalFileSystem(), os.path.abspath(url)
-            except FileNotFoundError:
-                raise MissingFileError(f"{url}: no such file") from None
-            return
         try:
-            files, path = url_to_fs(url, use_listings_cache=False)  # other processes write there too
+            if self.local is not None:
+                files, path = LocalFileSystem(), os.path.abspath(url)
+            else:
+                files, path = url_to_fs(url, use_listings_cache=False)  # other processes write there too
         except (ImportError, ValueError) as error:
             hint = "; pip install 'girih[s3]'" if url.startswith("s3") else ""
             raise ConfigError(f"{url}: {_line(error)}{hint}") from None
@@ -226,6 +221,8 @@ class Storage:
         except GirihError:
             raise
         except Exception as error:  # each file system has errors of its own
+            if self.local is not None:
+                raise
             raise CheckpointError(
                 f"{url}: {_line(error)}; is it there, and may this user go there?"
             ) from error
@@ -233,12 +230,6 @@ class Storage:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _write_all(file: IO[bytes], content: bytes) -> None:
-    view = memoryview(content)
-    while len(view):
-        view = view[file.write(view) :]
 
 
 def _sync(path: Path) -> None:

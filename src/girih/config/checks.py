@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from girih.config.bounds import Count, Fraction, Positive
+from girih.config.bounds import Bounds, Fraction, Positive
 from girih.config.sections import build
 
 
-def integer(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuses anything but integers of at least 1."""
-    build(Count | None if or_none else Count, value, name)
+def integer(name: str, value: Any, low: int = 1, high: float = math.inf, *, or_none: bool = False) -> None:
+    """Refuses anything but integers from ``low`` to ``high``, both included."""
+    if not (or_none and value is None):
+        build(Annotated[int, Bounds(low, high)], value, name)
 
 
 def positive(name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
-from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena, remove_segments
+from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.route import shard_of
 from girih.store.snapshot.file import SnapshotFile, read_snapshot, write_rows, write_snapshot
 from girih.store.snapshot.snapshot import Snapshot
@@ -20,7 +20,6 @@ __all__ = [
     "TableSpec",
     "read_snapshot",
     "remove_arena",
-    "remove_segments",
     "shard_of",
     "write_rows",
     "write_snapshot",

@@ -12,17 +12,15 @@ from typing import Any
 from girih.kernels.cpu import layout
 from girih.store.memory.arena import PAGE_BYTES, SLOT_BYTES
 from girih.store.memory.shard_memory import index_bytes
-from girih.store.snapshot.columns import link_tensors, row_tensors
+from girih.store.snapshot.columns import columns_of
 from girih.store.state import ShardState
 
-_WORD, _ROW_ALIGNMENT = 4, 8
-_NEIGHBOURS = 8
+_ROW_ALIGNMENT, _NEIGHBOURS = 8, 8
 
 
 def disk_bytes(description: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of one row in a snapshot's file, by column; ``description`` is the file's."""
-    tensors = row_tensors(description, 1) + link_tensors(description, 1)
-    return {tensor.name: tensor.num_bytes for tensor in tensors}
+    return {column.name: column.num_bytes for column in columns_of(description)}
 
 
 def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
@@ -30,11 +28,10 @@ def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
 
     ``description`` is that of a store, a snapshot or its file.
     """
-    columns = {tensor.name: tensor.num_bytes for tensor in row_tensors(description, 1)}
-    parts = {**columns, "neighbours": _NEIGHBOURS}
-    weights = sum(columns[segment["name"]] for segment in description["segments"])
-    padding = -weights % _WORD
-    return {**parts, "padding": padding + -(sum(parts.values()) + padding) % _ROW_ALIGNMENT}
+    columns = columns_of({**description, "linked": False})
+    parts = {column.name: column.num_bytes for column in columns} | {"neighbours": _NEIGHBOURS}
+    last = max(column.first_byte + column.num_bytes for column in columns)
+    return {**parts, "padding": -(-last // _ROW_ALIGNMENT) * _ROW_ALIGNMENT - sum(parts.values())}
 
 
 def loaded_bytes(description: Mapping[str, Any], num_rows: int) -> dict[str, int]:

@@ -52,5 +52,9 @@ class GroupSpec:
 
     def table_seed(self, table: int) -> int:
         """64 bits from the run's seed and the table's name."""
-        digest = hashlib.blake2b(f"{self.seed}/{self.tables[table].name}".encode(), digest_size=8)
-        return int.from_bytes(digest.digest(), "little")
+        return hash_of(f"{self.seed}/{self.tables[table].name}")
+
+
+def hash_of(text: str) -> int:
+    """64 bits of a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

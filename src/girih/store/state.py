@@ -9,6 +9,7 @@ Shapes: U unique keys, W columns of a row that training sees.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.options import ArenaOptions
 from girih.store.memory.shard_memory import ShardMemory
-from girih.store.rows.record import RowLayout, fingerprint, hyper_rows, row_layout, without_hyperparameters
+from girih.store.rows.record import RowLayout, hyper_rows, row_layout, without_hyperparameters
 from girih.store.rows.row_table import ONCE, RowTable
 from girih.store.spec import GroupSpec
 
@@ -99,10 +100,8 @@ def open_state(
 ) -> ShardState:
     """Lays out a shard and opens its memory; arguments and errors are those of :class:`Store`."""
     own = row_layout(spec, shard, num_shards)
-    bound_to = without_hyperparameters(own.description)
     shape = ArenaShape(
-        description=bound_to,
-        fingerprint=fingerprint(bound_to),
+        description=json.dumps(without_hyperparameters(own.description), sort_keys=True),
         num_words=own.num_words,
         tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
         cells_bytes=own.num_cells,

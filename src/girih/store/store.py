@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
-from girih.store.snapshot.restore import Keep, Source, restore
+from girih.store.snapshot.restore import Source, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, open_state
@@ -154,7 +153,6 @@ class Store:
     def restore(
         self,
         sources: Sequence[Source],
-        keep: Keep | None = None,
         *,
         optimizer_state: bool = True,
         elsewhere: Collection[str] = (),
@@ -163,9 +161,7 @@ class Store:
 
         Args:
             sources: snapshots or their files, of any number of shards; where a key is in several (a delta
-                after its base), the last one counts.
-            keep: given int64[K] ids and int32[K] table numbers of this store, the bool[K] mask of keys to
-                take; by default those that :func:`shard_of` gives to this shard.
+                after its base), the last one counts. Keys that :func:`shard_of` gives to others are left out.
             optimizer_state: False takes the embeddings alone and begins the optimizer anew.
             elsewhere: tables of the sources that other stores hold, to be left out; any other table is refused.
 
@@ -179,7 +175,7 @@ class Store:
         if memory.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         with memory.changing():
-            restore(self.state, sources, keep, optimizer_state, frozenset(elsewhere))
+            restore(self.state, sources, optimizer_state, frozenset(elsewhere))
 
     @property
     def num_rows(self) -> int:
@@ -215,9 +211,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
@@ -234,12 +228,7 @@ class Store:
 
     def _check_out(self, out: Floats, num_keys: int) -> None:
         shape = (num_keys, self._dim)
-        if (
-            out.dtype != np.float32
-            or out.shape != shape
-            or not out.flags.c_contiguous
-            or not out.flags.writeable
-        ):
+        if out.dtype != np.float32 or out.shape != shape or not out.flags.carray:
             raise ConfigError(
                 f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
             )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from girih.store import GroupSpec
 from girih.store.rows.record import row_layout
-from girih.store.snapshot.columns import row_tensors
+from girih.store.snapshot.columns import columns_of
 from girih.store.snapshot.tensorfile import Tensor
 from girih.testing.twins import Floats
 
@@ -58,7 +58,7 @@ class FakeSnapshot:
 
     def tensors(self) -> list[Tensor]:
         """All columns."""
-        return row_tensors(self.description, self.num_rows)
+        return [column.tensor(self.num_rows) for column in columns_of(self.description)]
 
     def chunks(self) -> Iterator[dict[str, NDArray[Any]]]:
         """All rows at once; 16-bit values as float32."""

@@ -31,7 +31,6 @@ from girih.testing.twins import (
 COUNTERS = ("lookups", "hits", "new", "refused", "full", "evicted", "expired", "updates", "dropped")
 Ids = NDArray[np.int64]
 Tables = NDArray[np.int32]
-Keep = Callable[[Ids, Tables], NDArray[np.bool_]]
 
 
 class FakeStore:
@@ -141,13 +140,7 @@ class FakeStore:
             self.spec, self.shard, self.num_shards, since, self.last_step, tables, seen, counts
         )
 
-    def restore(
-        self,
-        sources: Sequence[FakeSnapshot],
-        keep: Keep | None = None,
-        *,
-        elsewhere: Collection[str] = (),
-    ) -> None:
+    def restore(self, sources: Sequence[FakeSnapshot], *, elsewhere: Collection[str] = ()) -> None:
         """Replaces everything by what snapshots hold for this shard."""
         names = [table.name for table in self.spec.tables]
         theirs = {table.name for source in sources for table in source.spec.tables}
@@ -160,7 +153,7 @@ class FakeStore:
         for table, name in enumerate(names):
             parts = [(s, [t.name for t in s.spec.tables]) for s in sources]
             own = [(source, found.index(name)) for source, found in parts if name in found]
-            self._restore_table(table, own, keep)
+            self._restore_table(table, own)
 
     @property
     def num_rows(self) -> int:
@@ -298,21 +291,13 @@ class FakeStore:
             del self.tables[table][key_id]
         self._counts[table]["evicted"] += len(leaving)
 
-    def _restore_table(
-        self,
-        table: int,
-        sources: Sequence[tuple[FakeSnapshot, int]],
-        keep: Keep | None,
-    ) -> None:
+    def _restore_table(self, table: int, sources: Sequence[tuple[FakeSnapshot, int]]) -> None:
         policy, rows = self.spec.tables[table].eviction, self.tables[table]
         listed = policy is not None and policy.name != "none"
         givers: set[int | None] = set()
         for number, (source, theirs) in enumerate(sources):
             for key_id, row in source.tables[theirs].items():
-                own = shard_of_key(key_id, table, self.num_shards) == self.shard
-                if keep is not None:
-                    own = bool(keep(np.array([key_id]), np.array([table], np.int32))[0])
-                if own:
+                if shard_of_key(key_id, table, self.num_shards) == self.shard:
                     rows.pop(key_id, None)
                     rows[key_id] = row.copy()
                     givers |= {number} if source.since is None else {number, None}

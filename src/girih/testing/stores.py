@@ -357,15 +357,6 @@ class StoreSuite:
         everything = {100 * shard + step for shard in range(3) for step in range(1, 5)}
         assert set(contents(one)["ids"]) == everything - gone
 
-    def test_keep_chooses_rows(self) -> None:
-        spec = two_segments()
-        store, half = train(self.make(spec)), self.make(spec)
-        half.restore([self.take(store)], keep=lambda ids, tables: (ids > 0) & (tables == 1))
-        expected = {
-            key: columns for key, columns in by_key(store).items() if key[0] == "items" and key[1] > 0
-        }
-        assert by_key(half) == expected
-
     def test_table_numbers_are_mapped_by_name(self) -> None:
         spec = group(("a", "b"), eviction=LRU(max_rows=99))
         turned = group(("b", "a"), eviction=LRU(max_rows=99))
@@ -373,11 +364,6 @@ class StoreSuite:
         other.restore([self.take(store)])
         assert by_key(store) == by_key(other)
         assert store.counters(0) == other.counters(1)
-
-    def test_keep_is_given_this_stores_table_numbers(self) -> None:
-        store, other = train(self.make(group(("a", "b")))), self.make(group(("b", "a")))
-        other.restore([self.take(store)], keep=lambda ids, tables: tables == 0)
-        assert by_key(other) == {key: columns for key, columns in by_key(store).items() if key[0] == "b"}
 
     def test_a_table_that_no_source_has_is_refused(self) -> None:
         with pytest.raises(CheckpointError, match="table 'tags' is missing"):

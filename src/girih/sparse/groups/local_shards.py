@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from girih.checkpoint.coverage import Parts, part_name, parts_for
+from girih.checkpoint.manifest import Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.sparse.groups.pack import Group

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.checkpoint.coverage import Parts
+from girih.checkpoint.manifest import Parts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
+from girih.cluster.segments import remove_segments
 from girih.comm.rpc import Request, listen
 from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
@@ -31,7 +32,6 @@ from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.routing.shard_reader import LookupResult, ShardReader
 from girih.sparse.service.protocol import NO_TURN, Verb, as_float, as_text, from_text
 from girih.sparse.spec import SparseSpec
-from girih.store import remove_segments
 
 NO_VALUES = np.empty((0, 0), np.float32)
 

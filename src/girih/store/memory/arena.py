@@ -19,7 +19,7 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store.memory import mapping
 from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
+from girih.store.spec import hash_of
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
 _FORMAT = 2
@@ -40,6 +41,7 @@ _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 # Words of the header; the shard's own state follows at _STATE.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
 _STATE = 64
+_FOREIGN = "not an arena of girih; remove it, or give another name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +49,27 @@ class ArenaShape:
     """The sizes that a shard needs of its arena.
 
     Attributes:
-        description: of the layout, for errors and for whoever finds the memory.
-        fingerprint: of the layout; an arena with another one is refused.
+        description: of the layout, as JSON in ASCII; an arena with another one is refused.
         num_words: 32-bit words of a row, meta and padding included.
         tables_bytes, cells_bytes: of the arrays whose size does not depend on the rows.
     """
 
-    description: Mapping[str, Any]
-    fingerprint: int
+    description: str
     num_words: int
     tables_bytes: int
     cells_bytes: int
 
-    def text(self) -> bytes:
-        """The description as JSON."""
-        return json.dumps(self.description, sort_keys=True).encode()
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of the description."""
+        return hash_of(self.description) >> 1
 
-    def regions(self, reserve_rows: int, text_bytes: int) -> dict[str, tuple[int, int]]:
+    def regions(self, reserve_rows: int) -> dict[str, tuple[int, int]]:
         """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
         index_bytes = SLOT_BYTES * index_slots(reserve_rows)
         sizes = {
             "header": PAGE_BYTES,
-            "description": text_bytes,
+            "description": len(self.description),
             "tables": self.tables_bytes,
             "cells": self.cells_bytes,
             "index 0": index_bytes,
@@ -101,21 +102,14 @@ class Arena:
     """
 
     def __init__(
-        self,
-        memory: mmap.mmap,
-        descriptor: int | None,
-        places: Mapping[str, tuple[int, int]],
-        reserve_rows: int,
-        where: str,
+        self, where: str, shape: ArenaShape, reserve_rows: int, memory: mmap.mmap, descriptor: int | None
     ) -> None:
-        self.where = where
+        self.where, self.reserve_rows = where, reserve_rows
         self.attached = False
-        self._memory = memory
-        self._descriptor = descriptor
-        self._places = places
+        self._memory, self._descriptor = memory, descriptor
+        self._places = shape.regions(reserve_rows)
         self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
-        self.state: NDArray[np.int64] = self._header[_STATE : _STATE + STATE_WORDS]
-        self.reserve_rows = reserve_rows
+        self.state = self._header[_STATE : _STATE + STATE_WORDS]
 
     @property
     def is_claimed_ahead(self) -> bool:
@@ -184,8 +178,8 @@ class Arena:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _begin(self, shape: ArenaShape, text: bytes) -> None:
-        header = self._header
+    def _begin(self, shape: ArenaShape) -> None:
+        header, text = self._header, shape.description.encode()
         if self._descriptor is not None:
             cells_start, cells_bytes = self._places["cells"]
             mapping.claim(self._descriptor, 0, cells_start + cells_bytes, self.where)
@@ -195,11 +189,8 @@ class Arena:
                 self._memory.madvise(mmap.MADV_HUGEPAGE, start, self._places["end"][0] - start)
         header[_WRITING_AT] = 1  # until the store has written its first state
         header[_FORMAT_AT], header[_FINGERPRINT_AT] = _FORMAT, shape.fingerprint
-        header[_ROWS_AT], header[_TEXT_AT], header[_BOOT_AT] = (
-            self.reserve_rows,
-            len(text),
-            mapping.boot_number(),
-        )
+        header[_ROWS_AT], header[_TEXT_AT] = self.reserve_rows, len(text)
+        header[_BOOT_AT] = mapping.boot_number()
         self.array("description", np.uint8)[:] = np.frombuffer(text, np.uint8)
         header[_MAGIC_AT] = _MAGIC
 
@@ -217,7 +208,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     if rows is not None and not 1 <= rows <= _MOST_ROWS:
         raise ConfigError(f"reserve_rows = {rows}: expected 1 to {_MOST_ROWS:,}")
     if isinstance(options, Heap):
-        return _reserve(shape, rows, None, "heap arena")
+        return _reserve(shape, rows, None, options.where)
     where = options.where
     if isinstance(options, Shared) and (not options.segment or "/" in options.segment):
         raise ConfigError(f"{where}: expected a name without slashes")
@@ -228,19 +219,16 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         if isinstance(options, Shared):
             descriptor = mapping.open_shared(options.segment, flags)
         else:
-            descriptor = mapping.open_file(options.path, flags)
+            descriptor = os.open(options.path, flags | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
-        if options.attach:
-            raise MissingFileError(
-                f"{where}: there is nothing to attach to; make it without attach"
-            ) from None
-        raise MissingFileError(f"{where}: no such directory; make it first") from None
+        found = "there is nothing to attach to; make it without attach"
+        found = found if options.attach else "no such directory; make it first"
+        raise MissingFileError(f"{where}: {found}") from None
     except OSError as error:
-        raise ConfigError(
-            f"{where}: cannot be opened ({error.strerror}); give a place that can be written"
-        ) from None
+        told = f"cannot be opened ({error.strerror}); give a place that can be written"
+        raise ConfigError(f"{where}: {told}") from None
     try:
         mapping.lock(descriptor, where)
         if options.attach:
@@ -255,16 +243,12 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
 
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
     """Maps a new arena; a reservation by default shrinks until the system grants it."""
-    text = shape.text()
     room = mapping.room_bytes(descriptor) // (4 * shape.num_words)
     rows = reserve_rows or max(_LEAST_ROWS, min(_MOST_ROWS, room))
     while True:
-        places = shape.regions(rows, len(text))
-        size = places["end"][0]
+        size, _ = shape.regions(rows)["end"]
         try:
-            memory = (
-                mapping.map_private(size) if descriptor is None else mapping.map_descriptor(descriptor, size)
-            )
+            memory = mapping.map_memory(descriptor, size)
             break
         except (OSError, OverflowError, ValueError) as error:
             if reserve_rows is not None or rows == _LEAST_ROWS:
@@ -273,48 +257,46 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
                     " lower reserve_rows"
                 ) from None
             rows = max(_LEAST_ROWS, rows // 2)
-    arena = Arena(memory, descriptor, places, rows, where)
-    arena._begin(shape, text)
+    arena = Arena(where, shape, rows, memory, descriptor)
+    arena._begin(shape)
     return arena
 
 
 def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
-    foreign = f"{where}: not an arena of girih; remove it, or give another name"
     size = os.fstat(descriptor).st_size
     if size < PAGE_BYTES:
-        raise ConfigError(foreign)
+        raise ConfigError(f"{where}: {_FOREIGN}")
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    if refusal := _refusal(memory, shape):
+        raise ConfigError(f"{where}: {refusal}")
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
-    if header[_MAGIC_AT] != _MAGIC:
-        raise ConfigError(foreign)
-    if header[_FORMAT_AT] != _FORMAT:
-        raise ConfigError(
-            f"{where}: format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
-        )
-    text = bytes(memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])])
-    if header[_FINGERPRINT_AT] != shape.fingerprint:
-        found = difference(json.loads(text), json.loads(shape.text()))
-        raise ConfigError(
-            f"{where}: made for another layout: {found}; restore from a checkpoint into a new arena"
-        )
-    if header[_WRITING_AT]:
-        raise ConfigError(
-            f"{where}: its writer died amid a change, so rows may be torn; remove it and restore from a"
-            " checkpoint"
-        )
-    boot = mapping.boot_number()
-    if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
-        raise ConfigError(
-            f"{where}: the machine went down before it was closed, so parts may be missing; remove it and"
-            " restore from a checkpoint"
-        )
-    rows = int(header[_ROWS_AT])
-    arena = Arena(memory, descriptor, shape.regions(rows, len(text)), rows, where)
-    if arena._places["end"][0] > size:
-        raise ConfigError(f"{where}: {size:,} bytes, expected {arena._places['end'][0]:,}; it was cut short")
-    header[_CLOSED_AT], header[_BOOT_AT] = 0, boot
+    arena = Arena(where, shape, int(header[_ROWS_AT]), memory, descriptor)
+    expected, _ = arena._places["end"]
+    if expected > size:
+        raise ConfigError(f"{where}: {size:,} bytes, expected {expected:,}; it was cut short")
+    header[_CLOSED_AT], header[_BOOT_AT] = 0, mapping.boot_number()
     arena.attached = True
     return arena
+
+
+def _refusal(memory: mmap.mmap, shape: ArenaShape) -> str:
+    """Why memory is not an arena that may be attached to; empty where it is."""
+    header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
+    if header[_MAGIC_AT] != _MAGIC:
+        return _FOREIGN
+    if header[_FORMAT_AT] != _FORMAT:
+        return f"format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
+    if header[_FINGERPRINT_AT] != shape.fingerprint:
+        text = memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])]
+        found = difference(json.loads(text), json.loads(shape.description))
+        return f"made for another layout: {found}; restore from a checkpoint into a new arena"
+    mend = "remove it and restore from a checkpoint"
+    if header[_WRITING_AT]:
+        return f"its writer died amid a change, so rows may be torn; {mend}"
+    boot = mapping.boot_number()
+    if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
+        return f"the machine went down before it was closed, so parts may be missing; {mend}"
+    return ""
 
 
 def difference(found: Any, expected: Any, path: str = "") -> str:

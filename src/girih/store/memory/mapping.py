@@ -18,17 +18,16 @@ from typing import Any
 from girih.errors import ConfigError, StorageFullError
 
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-SEGMENTS = "/dev/shm"
 _ZEROS = bytes(1 << 20)
 
 
-def map_private(size: int) -> mmap.mmap:
-    """Private zero pages that cost nothing until they are touched."""
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
+    """Zero pages that cost nothing until they are touched.
 
-
-def map_descriptor(descriptor: int, size: int) -> mmap.mmap:
-    """A shared mapping of a sparse file, or of shared memory, that is made ``size`` long."""
+    They are private, or those of a sparse file or of shared memory that is made ``size`` long.
+    """
+    if descriptor is None:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     os.ftruncate(descriptor, size)
     return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
 
@@ -90,16 +89,6 @@ def unlink_shared(name: str) -> None:
         FileNotFoundError: there is none.
     """
     _posixshmem().shm_unlink(f"/{name}")
-
-
-def segments() -> list[str]:
-    """Names of POSIX shared memory; none where the system keeps them to itself."""
-    return os.listdir(SEGMENTS) if os.path.isdir(SEGMENTS) else []
-
-
-def open_file(path: str, flags: int) -> int:
-    """Opens a file; ``flags`` are those of ``os.open``."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _posixshmem() -> Any:

@@ -17,7 +17,7 @@ class Heap:
     ``reserve_rows`` bounds the rows; by default as many as the machine's memory could hold.
     """
 
-    name: ClassVar[str] = "heap"
+    where: ClassVar[str] = "heap arena"
     reserve_rows: int | None = None
 
 
@@ -28,7 +28,6 @@ class Shared:
     ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
     """
 
-    name: ClassVar[str] = "shared"
     segment: str
     attach: bool = False
     reserve_rows: int | None = None
@@ -43,7 +42,6 @@ class Shared:
 class File:
     """A memory-mapped sparse file; ``attach`` goes on with what is there."""
 
-    name: ClassVar[str] = "file"
     path: str
     attach: bool = False
     reserve_rows: int | None = None
@@ -64,10 +62,3 @@ def remove_arena(options: ArenaOptions) -> None:
             os.unlink(options.path)
         elif isinstance(options, Shared):
             mapping.unlink_shared(options.segment)
-
-
-def remove_segments(beginning: str) -> None:
-    """Removes all shared arenas whose names begin so, where the system tells what there is."""
-    for name in mapping.segments():
-        if name.startswith(beginning):
-            remove_arena(Shared(segment=name))

@@ -17,6 +17,7 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.saving import LINKS
+from girih.store.arrays import Longs
 from girih.store.memory.arena import SLOT_BYTES, Arena, index_slots
 
 _FIRST_SLOTS = 1 << 10
@@ -308,16 +309,14 @@ def _side(number: int) -> str:
     return f"index {number}"
 
 
-def _set_index(state: np.ndarray[tuple[int], np.dtype[np.int64]], side: int, num_slots: int) -> None:
+def _set_index(state: Longs, side: int, num_slots: int) -> None:
     """Begins with an index of ``num_slots`` that does not grow."""
     state[layout.INDEX_SIDE], state[layout.INDEX_SLOTS] = side, num_slots
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1
     state[[layout.GROWING, layout.GROW_START, layout.GROW_MOVED, layout.GROW_CLAIMED]] = 0
 
 
-def _empty(
-    state: np.ndarray[tuple[int], np.dtype[np.int64]], tables: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-) -> None:
+def _empty(state: Longs, tables: Longs) -> None:
     state[[layout.NUM_ROWS, layout.ROWS_EVER, layout.LAST_STEP]] = 0
     state[layout.FREE_ROW] = layout.NO_ROW
     tables[:] = 0

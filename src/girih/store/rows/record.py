@@ -5,8 +5,6 @@ Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit wo
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +17,13 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
 from girih.kernels.cpu.layout import Layout
 from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
-from girih.store.spec import GroupSpec
-from girih.tables import LFU, LRU, TTL, Constant, Fixed, Initializer, MinCount, Normal, Probability, Uniform
+from girih.store.spec import GroupSpec, hash_of
+from girih.tables import LFU, LRU, TTL, Constant, Initializer, MinCount, Normal, Probability, Uniform
 
 DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
 FORMAT_VERSION = 2
-_RESERVED_NAMES = (
-    "ids", "tables", "last_used", "counts", "versions", "rows", "newer", "bloom", "neighbours", "padding", "index",
-    "next_index", "free_rows", "unfilled", "header", "saving", "scratch",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StateColumns:
-    """One array of an optimizer's state, as words of a row, meta included: ``embedding.sum``, say."""
-
-    segment: str
-    name: str
-    start: int
-    width: int
+_ADMISSIONS: dict[type, int] = {MinCount: layout.ADMIT_MIN_COUNT, Probability: layout.ADMIT_PROBABILITY}
+_EVICTIONS: dict[type, int] = {LRU: layout.EVICT_LRU, LFU: layout.EVICT_LFU, TTL: layout.EVICT_TTL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +31,14 @@ class RowLayout:
     """The layout of the rows in one shard of a group.
 
     Attributes:
-        shard, num_shards: which part of all keys this is.
-        num_columns: W.
         num_words: V, meta and padding included.
-        state: the arrays of optimizer state, in order.
-        kernel: the same and the tables' rules, for kernels.
+        kernel: segments, their optimizers' state and the tables' rules, for kernels.
         num_cells: bytes of all Bloom filters of this shard.
         first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
         description: what an arena or a snapshot must agree with, as plain values for JSON.
     """
 
-    shard: int
-    num_shards: int
-    num_columns: int
     num_words: int
-    state: tuple[StateColumns, ...]
     kernel: Layout
     num_cells: int
     first_hyper: NDArray[np.float64]
@@ -82,76 +61,39 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     """Lays out the rows of one shard of a group.
 
     Raises:
-        ConfigError: a group without tables or segments, or names and options that cannot be used.
+        ConfigError: a dtype that rows cannot have.
     """
-    _check_spec(spec, shard, num_shards)
+    if spec.dtype not in DTYPES:
+        raise ConfigError(f"group {spec.name!r}: dtype = {spec.dtype!r}: expected one of {', '.join(DTYPES)}")
     weight_words = spec.dim if spec.dtype == "float32" else (spec.dim + 1) // 2
     segments = np.zeros((len(spec.segments), layout.SEGMENT_COLUMNS), np.int64)
-    state = []
     first, start = 0, layout.VALUES + weight_words
     for number, segment in enumerate(spec.segments):
-        arrays = state_columns(segment.optimizer, segment.dim)
-        width = sum(n for _, n in arrays)
+        width = sum(n for _, n in state_columns(segment.optimizer, segment.dim))
         segments[number] = first, segment.dim, start, width, number_of(segment.optimizer)
-        first += segment.dim
-        for name, n in arrays:
-            state.append(StateColumns(segment.name, name, start, n))
-            start += n
+        first, start = first + segment.dim, start + width
     bloom, num_cells = _bloom(spec, shard, num_shards)
     initializers = [[_initializer(i) for i in table.initializers] for table in spec.tables]
+    admissions = [table.admission for table in spec.tables]
+    seeds = [spec.table_seed(number) for number in range(len(spec.tables))]
     kernel = Layout(
         dtype=DTYPES[spec.dtype],
         segments=segments,
         rules=_rules(spec, num_shards),
-        chance=np.array(
-            [t.admission.p if isinstance(t.admission, Probability) else 1.0 for t in spec.tables]
-        ),
+        chance=np.array([rule.p if isinstance(rule, Probability) else 1.0 for rule in admissions]),
         bloom=bloom,
-        table_seeds=np.array([spec.table_seed(t) for t in range(len(spec.tables))], np.uint64),
-        seeds=_seeds(spec),
+        table_seeds=np.array(seeds, np.uint64),
+        seeds=np.array([[hash_of(f"{n}/{s.name}") for s in spec.segments] for n in seeds], np.uint64),
         initializers=np.array([[kind for kind, _ in row] for row in initializers], np.int64),
         initializer_options=np.array([[options for _, options in row] for row in initializers], np.float64),
     )
     return RowLayout(
-        shard=shard,
-        num_shards=num_shards,
-        num_columns=spec.dim,
         num_words=start + start % 2,
-        state=tuple(state),
         kernel=kernel,
         num_cells=num_cells,
         first_hyper=hyper_rows(spec, 1.0, 1),
-        description=_describe(spec, state, shard, num_shards),
+        description=_describe(spec, shard, num_shards),
     )
-
-
-def _check_spec(spec: GroupSpec, shard: int, num_shards: int) -> None:
-    """Refuses what no store can hold."""
-    where = f"group {spec.name!r}"
-    if not spec.tables or not spec.segments:
-        raise ConfigError(f"{where}: expected at least one table and one segment")
-    if spec.dtype not in DTYPES:
-        raise ConfigError(f"{where}: dtype = {spec.dtype!r}: expected one of {', '.join(DTYPES)}")
-    if num_shards < 1 or not 0 <= shard < num_shards:
-        raise ConfigError(f"{where}: shard = {shard} of {num_shards}: expected 0 ≤ shard < num_shards")
-    for kind, names in (
-        ("table", [t.name for t in spec.tables]),
-        ("segment", [s.name for s in spec.segments]),
-    ):
-        if len(set(names)) != len(names):
-            raise ConfigError(f"{where}: {kind} names {names} must differ")
-    for segment in spec.segments:
-        if segment.name in _RESERVED_NAMES or "." in segment.name or segment.dim < 1:
-            raise ConfigError(
-                f"{where}: segment {segment.name!r} of dim {segment.dim}: expected dim ≥ 1 and a name without"
-                f" dots that is not one of {', '.join(_RESERVED_NAMES)}"
-            )
-    for table in spec.tables:
-        if len(table.initializers) != len(spec.segments):
-            raise ConfigError(
-                f"{where}, table {table.name!r}: {len(table.initializers)} initializers;"
-                f" expected one per segment, {len(spec.segments)}"
-            )
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
@@ -159,7 +101,7 @@ def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float6
     return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
 
 
-def _describe(spec: GroupSpec, state: list[StateColumns], shard: int, num_shards: int) -> dict[str, Any]:
+def _describe(spec: GroupSpec, shard: int, num_shards: int) -> dict[str, Any]:
     return {
         "version": FORMAT_VERSION,
         "group": spec.name,
@@ -170,7 +112,7 @@ def _describe(spec: GroupSpec, state: list[StateColumns], shard: int, num_shards
                 "name": segment.name,
                 "dim": segment.dim,
                 "optimizer": config.plain(segment.optimizer),
-                "state": [[s.name, s.width] for s in state if s.segment == segment.name],
+                "state": [[name, width] for name, width in state_columns(segment.optimizer, segment.dim)],
             }
             for segment in spec.segments
         ],
@@ -190,12 +132,6 @@ def without_hyperparameters(description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "segments": segments}
 
 
-def fingerprint(description: dict[str, Any]) -> int:
-    """63 bits of a description."""
-    text = json.dumps(description, sort_keys=True).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, int]:
     """The first Bloom block that keys of a shard fall into, and the number of such blocks."""
     first_hash = -(-(shard << 32) // num_shards)
@@ -206,25 +142,18 @@ def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, in
 
 def _rules(spec: GroupSpec, num_shards: int) -> NDArray[np.int64]:
     rules = np.zeros((len(spec.tables), layout.RULE_COLUMNS), np.int64)
-    for number, table in enumerate(spec.tables):
-        rule = rules[number]
+    for rule, table in zip(rules, spec.tables, strict=True):
+        admission, eviction = table.admission, table.eviction
+        rule[layout.ADMISSION] = _ADMISSIONS.get(type(admission), layout.ADMIT_ALL)
+        rule[layout.EVICTION] = _EVICTIONS.get(type(eviction), layout.EVICT_NONE)
         rule[layout.MAX_ROWS] = layout.UNLIMITED
-        match table.admission:
-            case MinCount(count=count):
-                rule[layout.ADMISSION], rule[layout.MIN_COUNT] = layout.ADMIT_MIN_COUNT, count
-            case Probability():
-                rule[layout.ADMISSION] = layout.ADMIT_PROBABILITY
-        match table.eviction:
-            case LRU():
-                rule[layout.EVICTION] = layout.EVICT_LRU
-            case LFU():
-                rule[layout.EVICTION] = layout.EVICT_LFU
-            case TTL(steps=steps, seconds=seconds):
-                rule[layout.EVICTION] = layout.EVICT_TTL
-                rule[layout.TTL] = steps if steps is not None else seconds
-                rule[layout.IN_SECONDS] = seconds is not None
-        if isinstance(table.eviction, LRU | LFU | TTL | Fixed) and table.eviction.max_rows is not None:
-            rule[layout.MAX_ROWS] = -(-table.eviction.max_rows // num_shards)
+        if isinstance(admission, MinCount):
+            rule[layout.MIN_COUNT] = admission.count
+        if isinstance(eviction, TTL):
+            rule[layout.TTL] = eviction.steps or eviction.seconds or 0  # it has one of them
+            rule[layout.IN_SECONDS] = eviction.seconds is not None
+        if eviction is not None and eviction.max_rows is not None:
+            rule[layout.MAX_ROWS] = -(-eviction.max_rows // num_shards)
     return rules
 
 
@@ -239,15 +168,6 @@ def _bloom(spec: GroupSpec, shard: int, num_shards: int) -> tuple[NDArray[np.int
             bloom[number] = start, first, blocks, total, block_cells
             start += blocks * block_cells
     return bloom, start
-
-
-def _seeds(spec: GroupSpec) -> NDArray[np.uint64]:
-    seeds = np.zeros((len(spec.tables), len(spec.segments)), np.uint64)
-    for table in range(len(spec.tables)):
-        for number, segment in enumerate(spec.segments):
-            text = f"{spec.table_seed(table)}/{segment.name}".encode()
-            seeds[table, number] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-    return seeds
 
 
 def _initializer(initializer: Initializer) -> tuple[int, tuple[float, float]]:

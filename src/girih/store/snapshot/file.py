@@ -9,7 +9,9 @@ Shapes: n rows of the snapshot, K rows of a chunk.
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,11 +19,12 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.config import checks
+from girih.errors import CheckpointError
 from girih.store.rows.record import FORMAT_VERSION
-from girih.store.snapshot.columns import Chunk, link_tensors, row_tensors
+from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.snapshot import Snapshot
-from girih.store.snapshot.tensorfile import HEADER, Tensor, TensorFile, TensorHeader, TensorWriter, damaged
+from girih.store.snapshot.tensorfile import DTYPES, HEADER, TensorHeader, TensorWriter, damaged
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
@@ -50,23 +53,33 @@ class SnapshotFile:
 
     def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
         self.where = where
-        self._file = TensorFile(file, where)
         self._checksums = checksums
-        if checksums is not None and checksums.get(HEADER) != self._file.header_crc32:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        text = file.read(TensorHeader.length(start, size, where))
+        header = TensorHeader(text, where)
+        if header.size != size:
+            raise damaged(where, f"{size:,} bytes, expected {header.size:,}")
+        if checksums is not None and checksums.get(HEADER) != zlib.crc32(start + text):
             raise damaged(where, "its header differs, or it is of another checkpoint")
-        self.description = describe_header(self._file.header, where)
+        self.description = describe_header(header, where)
         self.num_rows = int(self.description["num_rows"])
-        expected = {t.name: t for t in self._row_tensors(self.num_rows)}
-        for name, tensor in expected.items():
-            found = self._file.arrays.get(name)
-            if found is None or (self._file.dtypes[name], found.shape) != (tensor.dtype, tensor.shape):
+        self._columns = columns_of(self.description)
+        declared = {tensor.name: tensor for tensor in header.tensors}
+        for expected in (column.tensor(self.num_rows) for column in self._columns):
+            found = declared.get(expected.name)
+            if found != expected:
+                what = "missing" if found is None else f"{found.dtype}{list(found.shape)}"
                 raise damaged(
                     where,
-                    f"column {name!r} is"
-                    f" {'missing' if found is None else f'{self._file.dtypes[name]}{list(found.shape)}'},"
-                    f" expected {tensor.dtype}{list(tensor.shape)}",
+                    f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
                 )
-        self._columns = list(expected)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        position = header.num_bytes
+        for name, dtype, shape in header.tensors:
+            self._arrays[name] = np.ndarray(shape, DTYPES[dtype], mapped, position)
+            position += self._arrays[name].nbytes
 
     def verify(self) -> None:
         """Reads the file once and compares checksums; later calls return at once.
@@ -74,14 +87,18 @@ class SnapshotFile:
         Raises:
             CheckpointError: damaged.
         """
-        if self._checksums is not None:
-            self._file.verify(self._checksums)
-            self._checksums = None
+        if self._checksums is None:
+            return
+        for name, array in self._arrays.items():
+            crc, expected = zlib.crc32(array.data), self._checksums.get(name, "none")
+            if crc != expected:
+                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
+        self._checksums = None
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
-        name = f"bloom.{table}"
-        return self._file.arrays[name].reshape(-1) if self._file.dtypes.get(name) == "U8" else None
+        cells = self._arrays.get(f"bloom.{table}")
+        return None if cells is None or cells.dtype != np.uint8 else cells.reshape(-1)
 
     def column(self, name: str) -> NDArray[Any]:
         """A whole column, mapped, not copied.
@@ -89,7 +106,7 @@ class SnapshotFile:
         Raises:
             KeyError: there is no such column.
         """
-        return self._file.arrays[name]
+        return self._arrays[name]
 
     def chunks(self) -> Iterator[Chunk]:
         """The columns of some rows at a time, mapped, not copied.
@@ -97,21 +114,18 @@ class SnapshotFile:
         Raises:
             CheckpointError: a row's table, number or neighbour is one that none can have.
         """
-        row_bytes = sum(t.num_bytes for t in self._row_tensors(1))
+        row_bytes = sum(column.num_bytes for column in self._columns)
         size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
         limits = {"tables": (0, len(self.description["tables"]))}
         if self.description["linked"]:
             rows_ever = self.description["rows_ever"]
             limits |= {"rows": (0, rows_ever), "newer": (-1, rows_ever)}
         for start in range(0, self.num_rows, size):
-            chunk = {name: self._file.arrays[name][start : start + size] for name in self._columns}
+            chunk = {c.name: self._arrays[c.name][start : start + size] for c in self._columns}
             for name, (least, above) in limits.items():
                 if chunk[name].min() < least or chunk[name].max() >= above:
                     raise damaged(self.where, f"column {name!r} leads out of [{least}, {above})")
             yield chunk
-
-    def _row_tensors(self, num_rows: int) -> list[Tensor]:
-        return row_tensors(self.description, num_rows) + link_tensors(self.description, num_rows)
 
 
 def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
@@ -129,41 +143,36 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
                 f"{where}: format {description['version']}, expected {FORMAT_VERSION}; update girih"
             )
         _check(description)
-        row_tensors(description, 0), link_tensors(description, 0)
+        columns_of(description)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise damaged(where, f"its description lacks {error}") from None
+        told = f"{type(error).__name__}: {error}"
+        raise damaged(where, f"its description is not that of a shard ({told})") from None
     return description
 
 
 def _check(description: Mapping[str, Any]) -> None:
     """Refuses numbers that would lead a reader astray."""
-
-    def count(value: Any, most: int, least: int = 0) -> None:
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"a count from {least} to {most}; it has {value!r}")
-
     num_tables = len(description["tables"])
-    count(description["num_rows"], _MOST_ROWS)
-    count(description["num_shards"], _MOST_ROWS, 1)
-    count(description["shard"], description["num_shards"] - 1)
-    count(description["last_step"], _MOST_ROWS)
+    for name, least in (("num_rows", 0), ("num_shards", 1), ("last_step", 0)):
+        checks.integer(name, description[name], least, _MOST_ROWS)
+    checks.integer("shard", description["shard"], 0, description["num_shards"] - 1)
     for segment in description["segments"]:
-        count(segment["dim"], _MOST_ROWS)
-        for _, width in segment["state"]:
-            count(width, _MOST_ROWS)
+        checks.integer("dim", segment["dim"], 1, _MOST_ROWS)
+        for name, width in segment["state"]:
+            checks.integer(name, width, 1, _MOST_ROWS)
     if len(description["counters"]) != num_tables:
-        raise ValueError("counters of each table")
-    for of_table in description["counters"]:
-        for value in of_table.values():
-            count(value, 1 << 62)
+        raise ValueError("expected counters of each table")
+    for counters in description["counters"]:
+        for name, value in counters.items():
+            checks.integer(name, value, 0, 1 << 62)
     if description["linked"]:
-        count(description["rows_ever"], _MOST_ROWS)
+        checks.integer("rows_ever", description["rows_ever"], 0, _MOST_ROWS)
         if len(description["oldest"]) != num_tables:
-            raise ValueError("the oldest row of each table")
+            raise ValueError("expected the oldest row of each table")
         for row in description["oldest"]:
-            count(row, max(-1, description["rows_ever"] - 1), -1)
+            checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
 def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -174,24 +183,17 @@ def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str
 
     Raises:
         StorageFullError: the disk is full; no file is left behind.
-        MissingFileError, ConfigError: the directory is missing, or cannot be written.
     """
     path = Path(path)
     if not isinstance(source, Snapshot):
         with source.snapshot(path.parent) as snapshot:
             return write_snapshot(snapshot, path)
-    try:
-        file = path.open("wb", buffering=0)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such directory; make it first") from None
-    except PermissionError:
-        raise ConfigError(f"{path}: cannot be written; give a directory that can") from None
-    try:
-        with file:
+    with path.open("wb", buffering=0) as file:
+        try:
             return write_rows(source, file, str(path))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
@@ -218,11 +220,7 @@ def read_snapshot(path: str | os.PathLike[str], checksums: Mapping[str, int] | N
     """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
 
     Raises:
-        MissingFileError: no such file.
         CheckpointError: damaged, or not a shard of girih.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file")
-    with path.open("rb") as file:
-        return SnapshotFile(file, str(path), checksums)
+    with open(path, "rb") as file:
+        return SnapshotFile(file, os.fspath(path), checksums)

@@ -5,7 +5,7 @@ Shapes: n rows of a source, K rows of a chunk, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,6 @@ from girih.store.snapshot.columns import Chunk, value_columns
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
-Keep = Callable[[Longs, Ints], NDArray[np.bool_]]
 
 
 class Source(Protocol):
@@ -47,7 +46,6 @@ class Source(Protocol):
 def restore(
     state: ShardState,
     sources: Sequence[Source],
-    keep: Keep | None,
     optimizer_state: bool,
     elsewhere: frozenset[str] = frozenset(),
 ) -> None:
@@ -58,27 +56,13 @@ def restore(
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
-    for source in sources:
-        _check_source(state, source, optimizer_state, elsewhere)
-    _check_tables(state, sources)
+    _check_sources(state, sources, optimizer_state, elsewhere)
     for source in sources:
         source.verify()
     state.memory.clear()
     num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
-        numbers = _table_numbers(state, source)
-        gave = np.zeros(len(num_givers), np.int64)
-        lists = _Lists(source) if source.description["linked"] else None
-        for chunk in source.chunks():
-            kept, tables, rows = _load_chunk(
-                state, chunk, numbers, keep or _routed_to(state), optimizer_state
-            )
-            gave[tables] = 1
-            if lists is not None:
-                lists.add(chunk, kept, rows)
-        if lists is not None:
-            lists.follow(state, numbers)
-        num_givers += gave if lists is not None else 2 * gave
+        num_givers += _take(state, source, optimizer_state)
     for source in _latest(sources).values():
         _add_bloom(state, source)
     _order_lists(state, num_givers > 1)
@@ -86,55 +70,48 @@ def restore(
     _shrink_to_bounds(state)
 
 
-def _check_source(
-    state: ShardState, source: Source, optimizer_state: bool, elsewhere: frozenset[str]
+def _check_sources(
+    state: ShardState, sources: Sequence[Source], optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
-    """Refuses a source whose rows do not fit, naming its tables.
+    """Refuses sources whose rows do not fit, or that do not cover all tables of the store.
 
     Raises:
-        CheckpointError: another dtype, dim, segment or optimizer, or a table that the store does not have.
+        CheckpointError: another dtype, dim, segment or optimizer, a table that the store does not have or one that
+            no source has; names the tables.
     """
-    theirs, ours = source.description, state.layout.description
-    names = [table["name"] for table in theirs["tables"]]
-    where = f"{source.where}: tables {', '.join(map(repr, names))}"
-    for name in names:
-        known = [table["name"] for table in ours["tables"]]
-        if name not in known and name not in elsewhere:
-            raise CheckpointError(
-                f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
-            )
-    if theirs["dtype"] != ours["dtype"]:
-        raise CheckpointError(
-            f"{where}: dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
-        )
-    for what in ("name", "dim"):
-        found, expected = ([s[what] for s in d["segments"]] for d in (theirs, ours))
-        if found != expected:
-            raise CheckpointError(
-                f"{where}: {what} of segments is {found}, expected {expected}; rows cannot be used"
-            )
-    if optimizer_state:
-        found, expected = (
-            [(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours)
-        )
-        if found != expected:
-            raise CheckpointError(
-                f"{where}: optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
-                " go on with that one, or restore with optimizer_state=False to begin its state anew"
-            )
-
-
-def _check_tables(state: ShardState, sources: Sequence[Source]) -> None:
-    """Refuses sources that do not cover all tables of the store.
-
-    Raises:
-        CheckpointError: names the table that is missing.
-    """
-    found = {table["name"] for source in sources for table in source.description["tables"]}
+    known = {table.name for table in state.spec.tables}
+    found: set[str] = set()
+    for source in sources:
+        names = [table["name"] for table in source.description["tables"]]
+        found.update(names)
+        for name in names:
+            if name not in known | elsewhere:
+                raise CheckpointError(
+                    f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
+                )
+        if misfit := _misfit(source.description, state.layout.description, optimizer_state):
+            raise CheckpointError(f"{source.where}: tables {', '.join(map(repr, names))}: {misfit}")
     for table in state.spec.tables:
         if table.name not in found:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
             raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+
+
+def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool) -> str:
+    """Why rows of one description do not fit another; empty where they do."""
+    if theirs["dtype"] != ours["dtype"]:
+        return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
+    for what in ("name", "dim"):
+        found, expected = ([s[what] for s in d["segments"]] for d in (theirs, ours))
+        if found != expected:
+            return f"{what} of segments is {found}, expected {expected}; rows cannot be used"
+    found, expected = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
+    if optimizer_state and found != expected:
+        return (
+            f"optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
+            " go on with that one, or restore with optimizer_state=False to begin its state anew"
+        )
+    return ""
 
 
 def _optimizers(description: dict[str, Any]) -> str:
@@ -144,11 +121,6 @@ def _optimizers(description: dict[str, Any]) -> str:
     )
 
 
-def _routed_to(state: ShardState) -> Keep:
-    own = state.layout
-    return lambda ids, tables: shard_of(ids, tables, own.num_shards) == own.shard
-
-
 def _table_numbers(state: ShardState, source: Source) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
@@ -156,12 +128,38 @@ def _table_numbers(state: ShardState, source: Source) -> Ints:
     return np.array(found, np.int32)
 
 
+def _take(state: ShardState, source: Source, optimizer_state: bool) -> Longs:
+    """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
+
+    Returns:
+        int64[T]: of each table, 0 where it gave no row, 1 where it gave some; 2 where their order is not known.
+    """
+    description, numbers = source.description, _table_numbers(state, source)
+    linked = description["linked"]
+    # By row numbers as they were.
+    num_rows = int(description["rows_ever"]) if linked else 0
+    newer_of, new_of = (np.full(num_rows, layout.NO_ROW, np.int32) for _ in range(2))
+    gave = np.zeros(len(state.spec.tables), np.int64)
+    for chunk in source.chunks():
+        kept, tables, rows = _load_chunk(state, chunk, numbers, optimizer_state)
+        gave[tables] = 1 if linked else 2
+        if linked:
+            newer_of[chunk["rows"]] = chunk["newer"]
+            new_of[chunk["rows"][kept]] = rows
+    for theirs, ours in enumerate(numbers):
+        if linked and ours != ELSEWHERE and state.layout.listed[ours]:
+            oldest = int(description["oldest"][theirs])
+            transfer.follow(state.memory.arrays, int(ours), oldest, newer_of, new_of)
+    return gave
+
+
 def _load_chunk(
-    state: ShardState, chunk: Chunk, numbers: Ints, keep: Keep, optimizer_state: bool
+    state: ShardState, chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
-    """Takes the rows to keep; returns the place of each in the chunk, its table and its row."""
-    all_tables = numbers[chunk["tables"]]
-    kept = np.flatnonzero(keep(np.ascontiguousarray(chunk["ids"]), all_tables) & (all_tables != ELSEWHERE))
+    """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
+    all_tables, own = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
+    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
@@ -171,37 +169,14 @@ def _load_chunk(
     arrays, kernel = state.memory.arrays, state.layout.kernel
     last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
     transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
-    for column in value_columns(state.layout):
+    for column in value_columns(state.layout.description):
         if optimizer_state or "." not in column.name:
-            words: NDArray[Any] = arrays.values if column.dtype is np.float32 else arrays.halves
+            words: NDArray[Any] = arrays.values if column.dtype == np.float32 else arrays.halves
             first = column.first_byte // words.itemsize
             words[rows, first : first + column.width] = chunk[column.name][kept]
     if not optimizer_state:
         update.begin_states(arrays, kernel, rows, state.layout.first_hyper)
     return kept, tables, rows
-
-
-class _Lists:
-    """The lists of a source whose rows come in another order, by row numbers as they were: int32[R] each."""
-
-    def __init__(self, source: Source) -> None:
-        self._oldest = source.description["oldest"]
-        num_rows = int(source.description["rows_ever"])
-        self._newer_of = np.full(num_rows, layout.NO_ROW, np.int32)
-        self._new_of = np.full(num_rows, layout.NO_ROW, np.int32)
-
-    def add(self, chunk: Chunk, kept: Longs, rows: Ints) -> None:
-        """Notes where the chunk's rows came to be."""
-        numbers = chunk["rows"]
-        self._newer_of[numbers] = chunk["newer"]
-        self._new_of[numbers[kept]] = rows
-
-    def follow(self, state: ShardState, numbers: Ints) -> None:
-        """Makes the rows the newest of their tables in the order that they had."""
-        for theirs, ours in enumerate(numbers):
-            oldest = int(self._oldest[theirs])
-            if ours != ELSEWHERE and state.layout.listed[ours]:
-                transfer.follow(state.memory.arrays, int(ours), oldest, self._newer_of, self._new_of)
 
 
 def _add_bloom(state: ShardState, source: Source) -> None:
@@ -236,10 +211,10 @@ def _order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
 
 
 def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
-    arrays, shard = state.memory.arrays, state.layout.shard
+    arrays, shard = state.memory.arrays, state.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
-    latest = _latest(sources)
-    own = [s for place, s in latest.items() if place[:2] == (state.layout.num_shards, shard)]
+    latest, num_shards = _latest(sources), state.layout.description["num_shards"]
+    own = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
     if not own and shard:
         return
     for source in own or latest.values():

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout, saving
 from girih.store.arrays import Ints, Longs
-from girih.store.snapshot.columns import Chunk, bloom_tensors, file_columns, link_tensors, row_tensors
+from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
 from girih.store.snapshot.spill import SpillFile
 from girih.store.snapshot.tensorfile import Tensor
 from girih.store.state import ShardState
@@ -98,8 +98,7 @@ class Snapshot:
     def tensors(self) -> list[Tensor]:
         """All columns and Bloom filters."""
         return [
-            *row_tensors(self.description, self.num_rows),
-            *link_tensors(self.description, self.num_rows),
+            *(column.tensor(self.num_rows) for column in columns_of(self.description)),
             *bloom_tensors(self._layout),
         ]
 
@@ -114,7 +113,7 @@ class Snapshot:
         rows = np.empty(len(records) + 1, np.int32)
         halves = self.description["dtype"] != "float32"
         unit, split = (np.uint16, saving.split_halves) if halves else (np.float32, saving.split_words)
-        columns = file_columns(self._layout, linked=self.description["linked"])
+        columns = columns_of(self.description)
         places = np.array([(c.first_byte, c.num_bytes) for c in columns], np.int64) // np.dtype(unit).itemsize
         out = np.empty((1, len(records) * int(places[:, 1].sum())), unit)
         for chunk in range(self._row_chunks):
@@ -130,7 +129,7 @@ class Snapshot:
             yield {
                 column.name: out[0, first : first + len(live) * width]
                 .view(column.dtype)
-                .reshape(column.shape(len(live)))
+                .reshape(column.tensor(len(live)).shape)
                 for column, first, width in zip(columns, starts, places[:, 1], strict=True)
             }
 

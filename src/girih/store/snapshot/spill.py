@@ -40,12 +40,13 @@ class SpillFile:
     def __init__(self, directory: str | os.PathLike[str], most_records: int, num_words: int) -> None:
         self.num_bytes = 0
         self._directory = directory
-        self._shape = (most_records, 1 + num_words)
+        self._num_words = 1 + num_words
         self._spills: list[_Spill] = []
         self._file: IO[bytes] | None = None
-        self._writer: ThreadPoolExecutor | None = None
-        self._free: queue.SimpleQueue[Ints] = queue.SimpleQueue()
-        self._num_buffers = 0
+        self._writer = ThreadPoolExecutor(1, "girih-spill")
+        self._buffers: queue.LifoQueue[Ints] = queue.LifoQueue()  # the last one is in memory already
+        for buffer in np.empty((_MOST_BUFFERS, most_records, 1 + num_words), np.int32):
+            self._buffers.put(buffer)
 
     def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
         """Spills what ``gather`` writes to int32[L, 1 + V], chunk by chunk; it sets their ends, int64[num_chunks].
@@ -55,10 +56,9 @@ class SpillFile:
         Raises:
             OSError: the file cannot be made. What goes wrong later is raised in :meth:`of_chunk`.
         """
-        if self._file is None or self._writer is None:
+        if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
-            self._writer = ThreadPoolExecutor(1, "girih-spill")
-        buffer, ends = self._buffer(), np.empty(num_chunks, np.int64)
+        buffer, ends = self._buffers.get(), np.empty(num_chunks, np.int64)
         count = gather(buffer, ends)
         written = self._writer.submit(self._write, self._file.fileno(), buffer, count, self.num_bytes)
         self._spills.append(_Spill(self.num_bytes, ends, written))
@@ -74,22 +74,17 @@ class SpillFile:
             first = int(ends[chunk - 1]) if chunk else 0
             if first < ends[chunk] and self._file is not None:
                 written.result()
-                records = np.empty((int(ends[chunk]) - first, self._shape[1]), np.int32)
-                _read(self._file.fileno(), records, start + first * records.itemsize * self._shape[1])
+                records = np.empty((int(ends[chunk]) - first, self._num_words), np.int32)
+                at = start + first * records.itemsize * self._num_words
+                if os.preadv(self._file.fileno(), [records.data], at) < records.nbytes:
+                    raise OSError(errno.EIO, "records that were kept for a checkpoint cannot be read back")
                 yield records
 
     def close(self) -> None:
         """Lets go of the file."""
-        if self._writer is not None:
-            self._writer.shutdown()
+        self._writer.shutdown()
         if self._file is not None:
             self._file.close()
-
-    def _buffer(self) -> Ints:
-        if self._num_buffers < _MOST_BUFFERS and self._free.empty():
-            self._num_buffers += 1
-            return np.empty(self._shape, np.int32)
-        return self._free.get()
 
     def _write(self, descriptor: int, buffer: Ints, count: int, position: int) -> None:
         try:
@@ -98,13 +93,4 @@ class SpillFile:
                 written = os.pwrite(descriptor, data, position)
                 data, position = data[written:], position + written
         finally:
-            self._free.put(buffer)
-
-
-def _read(descriptor: int, out: Ints, position: int) -> None:
-    data = memoryview(out.reshape(-1).view(np.uint8).data)
-    while len(data):
-        count = os.preadv(descriptor, [data], position)
-        if count == 0:
-            raise OSError(errno.EIO, "records that were kept for a checkpoint cannot be read back")
-        data, position = data[count:], position + count
+            self._buffers.put(buffer)

@@ -10,14 +10,13 @@ file to remember: no byte of the file is written twice.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from girih.errors import CheckpointError, StorageFullError
 HEADER = ""
 """The header's name among the checksums."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "F32": np.dtype(np.float32),
@@ -50,7 +49,7 @@ class Tensor(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Its size."""
-        return _DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 class TensorWriter:
@@ -71,30 +70,28 @@ class TensorWriter:
     ) -> None:
         self._file, self._where = file.fileno(), where
         # Widest first, so that every tensor is aligned to its own size.
-        tensors = sorted(tensors, key=lambda t: (-_DTYPES[t.dtype].itemsize, t.name))
-        header = _header(tensors, metadata)
-        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys((t.name for t in tensors), 0)}
-        self._left = {t.name: t.num_bytes for t in tensors}
-        self._at, position = {}, len(header)
-        for tensor in tensors:
-            self._at[tensor.name] = position
-            position += tensor.num_bytes
-        self.num_bytes = position
+        tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
+        bounds = np.cumsum([0, *(t.num_bytes for t in tensors)]).tolist()
+        content: dict[str, Any] = {"__metadata__": dict(metadata)}
+        for tensor, offsets in zip(tensors, itertools.pairwise(bounds), strict=True):
+            content[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        header = struct.pack("<Q", len(text)) + text
+        self.num_bytes = len(header) + bounds[-1]
+        self._at = {t.name: len(header) + start for t, start in zip(tensors, bounds[:-1], strict=True)}
+        self._ends = {t.name: len(header) + end for t, end in zip(tensors, bounds[1:], strict=True)}
+        self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys(self._at, 0)}
         self._flusher = ThreadPoolExecutor(1, "girih-flush")
         self._flushed: Future[None] | None = None
         self._unflushed_bytes = 0
-        try:
-            self._write(header, 0)
-        except BaseException:
-            self._flusher.shutdown()
-            raise
+        self._write(header, 0)
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
         """Appends rows to one tensor."""
         data = _bytes_of(rows)
         self._write(data, self._at[name])
         self._at[name] += len(data)
-        self._left[name] -= len(data)
         self._crc[name] = zlib.crc32(data, self._crc[name])
 
     def finish(self) -> dict[str, int]:
@@ -103,7 +100,7 @@ class TensorWriter:
         Raises:
             CheckpointError: fewer or more rows were written than declared.
         """
-        wrong = [name for name, left in self._left.items() if left]
+        wrong = [name for name, end in self._ends.items() if self._at[name] != end]
         if wrong:
             raise CheckpointError(
                 f"{self._where}: tensors {wrong} were not written as declared; the rows changed meanwhile"
@@ -117,9 +114,7 @@ class TensorWriter:
     def __enter__(self) -> TensorWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._flusher.shutdown()
 
     def _write(self, data: bytes | memoryview, position: int) -> None:
@@ -186,76 +181,12 @@ class TensorHeader:
         return length
 
 
-class TensorFile:
-    """The tensors of a file, mapped into memory.
-
-    Args:
-        file: from its beginning; may be closed afterwards.
-        where: its name in errors.
-
-    Attributes:
-        header: what it says of itself.
-        arrays: by name; 16-bit floats are uint16.
-        dtypes: as the format spells them, by name.
-
-    Raises:
-        CheckpointError: damaged, cut short or of another kind.
-    """
-
-    def __init__(self, file: IO[bytes], where: str) -> None:
-        self.where = where
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        text = file.read(TensorHeader.length(start, size, where))
-        self.header_crc32 = zlib.crc32(start + text)
-        self.header = TensorHeader(text, where)
-        if self.header.size != size:
-            raise damaged(where, f"{size:,} bytes, expected {self.header.size:,}")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.arrays: dict[str, NDArray[Any]] = {}
-        self.dtypes: dict[str, str] = {}
-        position = self.header.num_bytes
-        for tensor in self.header.tensors:
-            dtype = _DTYPES[tensor.dtype]
-            flat = np.frombuffer(mapped, dtype, tensor.num_bytes // dtype.itemsize, position)
-            self.arrays[tensor.name] = flat.reshape(tensor.shape)
-            self.dtypes[tensor.name] = tensor.dtype
-            position += tensor.num_bytes
-
-    def verify(self, checksums: Mapping[str, int]) -> None:
-        """Reads everything and compares it with the checksums that :meth:`TensorWriter.finish` gave.
-
-        Raises:
-            CheckpointError: a tensor is not what was written.
-        """
-        for name, array in self.arrays.items():
-            crc = 0
-            data = _bytes_of(array)
-            for start in range(0, len(data), _PIECE):
-                crc = zlib.crc32(data[start : start + _PIECE], crc)
-            if checksums.get(name) != crc:
-                expected = checksums.get(name, "none")
-                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
-
-
 def damaged(where: str, what: str) -> CheckpointError:
     """The error that says so."""
     return CheckpointError(f"{where}: damaged: {what}; use another checkpoint")
 
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
-
-
-def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
-    content: dict[str, Any] = {"__metadata__": dict(metadata)}
-    position = 0
-    for tensor in tensors:
-        offsets = [position, position + tensor.num_bytes]
-        content[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
-        position = offsets[1]
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
