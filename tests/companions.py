@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
+from girih.comm.registry import LocalRegistry, RegistryServer
+from girih.comm.registry.remote import RemoteRegistry
 
 ALL_S = 120
 SECRET = b"of these companions"

@@ -12,7 +12,8 @@ import pytest
 
 from girih.cluster import cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS, Cluster
-from girih.comm.registry import LocalRegistry, RemoteRegistry, resolve
+from girih.comm.registry import LocalRegistry, find
+from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 from girih.testing.acting import Acting
@@ -112,6 +113,6 @@ def test_roles_can_be_given_the_registry_and_find_each_other_in_it(alone):
 
     alone.start("loader", roles)
     assert isinstance(given[0], RemoteRegistry)
-    assert resolve(given[0], "loader", 0, 1.0).address == "a"
-    assert resolve(given[0], "trainer", 0, 1.0).pid == os.getpid()
+    assert find(given[0], "loader", 0).address == "a"
+    assert find(given[0], "trainer", 0).pid == os.getpid()
     given[0].close()

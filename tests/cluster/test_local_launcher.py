@@ -13,7 +13,7 @@ from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import RoleName, title
 from girih.cluster.supervisor import Supervisor
-from girih.comm.registry import Entry, LocalRegistry, resolve
+from girih.comm.registry import Entry, LocalRegistry, find
 from girih.errors import ConfigError, RoleError
 from girih.testing.acting import Acting
 from girih.testing.launcher_suite import LauncherSuite
@@ -73,7 +73,7 @@ def test_roles_run_side_by_side_each_in_its_place_and_are_ended_by_name(supervis
     assert titles(supervisor) == ["loader 0", "loader 1", "embedding-worker 0"]
     assert supervisor.handles[0] is prepared
     *loaders, deaf = supervisor.handles
-    found = resolve(supervisor._registry, "loader", 1, 0.0)
+    found = find(supervisor._registry, "loader", 1)
     assert found == Entry(told_where[1], 0, loaders[1].pid, loaders[1].host)
     supervisor.end("loader")
     assert [handle.status() for handle in loaders] == [0, 0]

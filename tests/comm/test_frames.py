@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.comm.rpc import Frame, Limits
+from girih.comm.rpc import Frame, frames
 from girih.comm.rpc.frames import Header, Packed, unpack
 from girih.errors import WireError
 
@@ -17,7 +17,7 @@ ARRAYS = (np.arange(7, dtype=np.int16), np.ones((2, 3, 4), np.float32), np.zeros
 
 
 def message(arrays=ARRAYS):
-    parts = Packed(Frame(12, (1, -2), tuple(arrays)), Limits()).parts(HEADER)
+    parts = Packed(Frame(12, (1, -2), tuple(arrays))).parts(HEADER)
     return [part.copy() for part in parts]
 
 
@@ -27,7 +27,7 @@ def resealed(first, num_fields, num_arrays):
 
 
 def test_what_is_packed_is_unpacked():
-    header, frame = unpack(message(), Limits())
+    header, frame = unpack(message())
     assert header == HEADER
     assert (frame.kind, frame.fields) == (12, (1, -2))
     for got, want in zip(frame.arrays, ARRAYS, strict=True):
@@ -40,7 +40,7 @@ def test_any_changed_byte_of_the_header_is_found():
         parts = message()
         parts[0][position] ^= 0x40
         with pytest.raises(WireError):
-            unpack(parts, Limits())
+            unpack(parts)
 
 
 LYING_SHAPES = [
@@ -57,7 +57,7 @@ LYING_SHAPES = [
 
 def described(dtype=10, ndim=3, own=0, shape=(1, 1, 4), *, fields=2, content=b""):
     """A message that describes one array as it likes."""
-    first = struct.pack("<4sHHHBxH2xQQQ", b"GRIH", 2, 12, 0, fields, 1, 1, 1, 1) + bytes(8 * fields)
+    first = struct.pack("<4sHHHBxH2xQQQ", b"GRIH", 3, 12, 0, fields, 1, 1, 1, 1) + bytes(8 * fields)
     first += struct.pack("<BBB5x3Q", dtype, ndim, own, *shape)
     first += struct.pack("<I4x", zlib.crc32(first)) + content
     return np.frombuffer(first, np.uint8)
@@ -71,15 +71,15 @@ def test_shapes_that_lie(shape, own):
     parts[0][40 + 16 + 8 : 40 + 16 + 32] = np.frombuffer(struct.pack("<3Q", *shape), np.uint8)
     resealed(parts[0], 2, 1)
     with pytest.raises(WireError):
-        unpack(parts, Limits())
+        unpack(parts)
 
 
 def test_a_shape_that_no_array_can_have_is_refused_though_its_bytes_agree():
     """136 bytes of a stranger ended any server: numpy cannot reshape nothing to (0, 2**63)."""
     with pytest.raises(WireError, match="none that is sent"):
-        unpack([described(0, 2, 0, (0, 2**63, 1), fields=0)], Limits())
+        unpack([described(0, 2, 0, (0, 2**63, 1), fields=0)])
     with pytest.raises(WireError, match="C-contiguous"):
-        Packed(Frame(1, (), (np.empty((0, 1 << 41), np.int8),)), Limits())
+        Packed(Frame(1, (), (np.empty((0, 1 << 41), np.int8),)))
 
 
 DIMS = st.sampled_from([0, 1, 2, 3, 7, 2**16, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
@@ -93,7 +93,7 @@ DIMS = st.sampled_from([0, 1, 2, 3, 7, 2**16, 2**31, 2**32 - 1, 2**61, 2**62, 2*
 def test_descriptions_that_disagree_with_themselves_raise_nothing_else(dtype, ndim, own, shape, size, parts):
     first = described(dtype, ndim, own, shape, content=bytes(size))
     try:
-        _, frame = unpack([first, *(np.zeros(n, np.uint8) for n in parts)], Limits())
+        _, frame = unpack([first, *(np.zeros(n, np.uint8) for n in parts)])
     except WireError:
         return
     assert frame.arrays[0].shape == shape[:ndim]
@@ -113,17 +113,27 @@ def test_counts_and_parts_that_lie():
         parts = message()
         change(parts)
         with pytest.raises(WireError):
-            unpack(parts, Limits())
-    with pytest.raises(WireError, match="at most 12, 3"):
-        unpack(message(), Limits(most_arrays=3))
-    with pytest.raises(WireError, match="at most 1,000"):
-        unpack(message(), Limits(most_bytes=1000))
+            unpack(parts)
+
+
+def test_what_is_beyond_the_limits_is_neither_sent_nor_read(monkeypatch):
+    parts = message()
+    for name, most, read, sent in (
+        ("MOST_ARRAYS", 3, "at most 12, 3", "4 arrays, at most 3"),
+        ("MOST_BYTES", 1000, "at most 1,000", "bytes of arrays, at most 1,000"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(frames, name, most)
+            with pytest.raises(WireError, match=read):
+                unpack(parts)
+            with pytest.raises(WireError, match=sent):
+                message()
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
 def test_garbage_raises_nothing_else(parts, with_sign):
     if with_sign and parts:
-        parts[0] = b"GRIH\x02\x00" + parts[0]
+        parts[0] = b"GRIH\x03\x00" + parts[0]
     with pytest.raises(WireError):
-        unpack([np.frombuffer(part, np.uint8) for part in parts], Limits())
+        unpack([np.frombuffer(part, np.uint8) for part in parts])

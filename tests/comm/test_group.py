@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from companions import together
 from girih.comm.group import TrainerGroup, process_group
-from girih.comm.group.votes import SynchronousVotes
 
 SIZE = 3
 ARRAYS = {"scores": np.float64, "labels": np.int8, "nothing": np.float32}
@@ -114,7 +113,7 @@ def meet(ranks):
     ranks.barrier()
     ranks.poll_stop()
     seen = [*seen, ranks.stopping]
-    ranks.votes = SynchronousVotes(ranks)
+    ranks.step_apart(False)
     return seen
 
 

@@ -173,4 +173,4 @@ def test_any_sizes_raise_or_are_true(sizes, seed, length):
         return
     assert got.offsets[0] == 0
     assert (np.diff(got.offsets) >= 0).all()
-    assert got.offsets[-1] == len(got.ids) == len(got.order)
+    assert got.offsets[-1] == len(got.ids)

@@ -100,7 +100,7 @@ def test_a_killed_server_is_noticed_long_before_the_timeout(child, address):
         client.call(0, (1,)).wait(10)
         calls = [client.call(1, (n,), (np.zeros(200_000),)) for n in range(3)]
         client.call(0).wait(10)
-        waiting = threading.Thread(target=calls[0]._done.wait, args=(10,))
+        waiting = threading.Thread(target=calls[0].exception, args=(10,))
         waiting.start()
         process.send_signal(signal.SIGKILL)
         began = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_server_that_comes_back_is_found_again():
         client = connect(address, secret=SECRET)
         assert client.call(0, (1,)).wait(10).fields == (1,)
     with client:
-        until(lambda: client._connection is None)
+        until(lambda: client._session.connection is None)
         call = client.call(0, (2,))
         with listen(lambda r: r.reply(r.frame.fields), address=address, secret=SECRET):
             assert call.wait(10).fields == (2,)
@@ -167,7 +167,7 @@ def test_a_server_that_comes_late():
 
 
 def test_a_killed_client_of_tcp_is_forgotten(child, monkeypatch):
-    monkeypatch.setattr(server_module, "_IDLE_S", 0.02)
+    monkeypatch.setattr(server_module, "_TIDY_S", 0.02)
     monkeypatch.setattr(server_module, "_SESSION_S", 0.1)
     with listen(lambda r: r.reply((), r.frame.arrays), secret=SECRET) as server:
         process, said = child(CLIENT, server.address)
@@ -191,7 +191,7 @@ def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
         def fail():
             raise RuntimeError("of this test")
 
-        monkeypatch.setattr(client._connection, "receive", fail)
+        monkeypatch.setattr(client._session.connection, "receive", fail)
         if waits:
             timer = threading.Timer(0.05, requests[1].reply)
             timer.start()
@@ -228,7 +228,7 @@ def test_a_server_that_fails_closes_and_its_clients_notice(address, monkeypatch,
 
 
 def test_a_killed_client_is_forgotten_and_leaves_nothing(child, monkeypatch):
-    monkeypatch.setattr(server_module, "_IDLE_S", 0.02)
+    monkeypatch.setattr(server_module, "_TIDY_S", 0.02)
     monkeypatch.setattr(server_module, "_SESSION_S", 0.1)
     with listen(lambda r: r.reply((), r.frame.arrays), address="shm://", secret=SECRET) as server:
         process, said = child(CLIENT, server.address)
@@ -292,10 +292,10 @@ class TestLanes:
     def lane(self):
         made = lanes.LaneFile.make(1 << 20)
         other = lanes.LaneFile(os.dup(made.file))
-        outward, inward = lanes.OutLane(made), lanes.InLane(other)
-        yield outward, inward
+        outward = lanes.OutLane(made)
+        yield outward, other
         outward.close()
-        inward.close()
+        other.close()
 
     def test_room_comes_back_in_any_order(self, lane):
         outward, inward = lane
@@ -315,13 +315,13 @@ class TestLanes:
 
     def test_room_stays_while_either_side_sees_it(self, lane):
         outward, inward = lane
-        array = outward.buffer(np.dtype(np.int64), (1 << 16,), 1 << 19)
+        array = outward.buffer(np.dtype(np.int64), (1 << 16,))
         array[:] = 5
         sent = outward.send(array[8:].view(np.uint8))
         part = inward.view(*sent, (1 << 19) - 64)[100:]
         assert (part[4:].view(np.int64) == 5).all()
         del array
-        assert outward.buffer(np.dtype(np.int64), (1 << 16,), 1 << 19) is not None
+        assert outward.buffer(np.dtype(np.int64), (1 << 16,)) is not None
         assert outward.send(np.zeros((1 << 19) + 1, np.uint8)) is None
         del part
         assert outward.send(np.zeros((1 << 19) + 1, np.uint8)) is not None
@@ -332,7 +332,7 @@ class TestLanes:
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
         assert lane[0].send(np.zeros(1 << 16, np.uint8)) is None
-        assert lane[0].buffer(np.dtype(np.int8), (1 << 16,), 1 << 16) is None
+        assert lane[0].buffer(np.dtype(np.int8), (1 << 16,)) is None
 
     def test_a_file_that_is_no_lane_is_refused(self, tmp_path):
         with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="no lane"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from girih.data import read_csv, read_parquet
 from girih.data.decode import batches as batches_module
-from girih.data.decode.batches import batch_of, cut
+from girih.data.decode.batches import cut, joined
 from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.position import permutation, sorted_places
 from girih.errors import DataError
@@ -43,7 +43,7 @@ def drawn_parts(draw, features):
             bags.append(Bags(flat, offsets if "bags" in kind else None, weights if weighted else None))
         matrix = np.stack([numbers, -numbers], axis=1)
         kept = pa.table({"row": numbers})
-        parts.append(DecodedRows(num_rows, bags, matrix, numbers[:, None].copy(), numbers / 2, kept))
+        parts.append(DecodedRows(bags, matrix, numbers[:, None].copy(), numbers / 2, kept))
     return table, parts
 
 
@@ -76,23 +76,22 @@ def test_batches_are_those_of_the_plain_twin(features, data):
     table, parts = drawn_parts(data.draw, features)
     order = np.array(data.draw(st.permutations(range(len(table)))))
     size, first = data.draw(st.integers(1, 5)), data.draw(st.integers(0, len(table)))
-    before, batches, after = cut(parts, order, first, size, Buffers())
-    found = [batch_of([rows], Buffers()) for rows in (before,) if rows is not None] + batches
-    found += [batch_of([rows], Buffers()) for rows in (after,) if rows is not None]
+    found = cut(parts, order, first, size, Buffers())
     last = first + (len(table) - first) // size * size
     bounds = sorted({0, *range(first, last + 1, size), len(table)})
     want = [order[a:b].tolist() for a, b in pairwise(bounds)]
     assert [shown(batch) for batch in found] == [plain(table, rows, len(features)) for rows in want]
+    assert shown(joined(found, Buffers())) == plain(table, order.tolist(), len(features))
 
 
 def test_groups_of_any_size_give_the_same_batches(monkeypatch):
     def batches():
         column = Bags(np.arange(50), np.arange(0, 51, 2))
         rows = DecodedRows(
-            25, [column, Bags(np.arange(25))], np.zeros((25, 0), np.float32), np.zeros((25, 1), np.float32)
+            [column, Bags(np.arange(25))], np.zeros((25, 0), np.float32), np.zeros((25, 1), np.float32)
         )
         return [
-            (b.ids.tolist(), b.offsets.tolist()) for b in cut([rows], permutation(25, 1), 3, 4, Buffers())[1]
+            (b.ids.tolist(), b.offsets.tolist()) for b in cut([rows], permutation(25, 1), 3, 4, Buffers())
         ]
 
     want = batches()
@@ -105,10 +104,13 @@ def test_too_many_ids_are_refused(monkeypatch):
     monkeypatch.setattr(batches_module, "MAX_IDS", 7)
     for offsets in (None, np.arange(9)):
         rows = DecodedRows(
-            8, [Bags(np.arange(8), offsets)], np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32)
+            [Bags(np.arange(8), offsets)], np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32)
         )
         with pytest.raises(DataError, match=r"batch of 8 rows has more than 2³¹ ids; lower batch_size"):
             cut([rows], np.arange(8), 0, 8, Buffers())
+        rows.bags = [Bags(np.arange(8), offsets)]
+        with pytest.raises(DataError, match=r"batch of 8 rows has more than 2³¹ ids; lower batch_size"):
+            joined(cut([rows], np.arange(8), 4, 8, Buffers()), Buffers())
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=30), st.integers(0, 63))

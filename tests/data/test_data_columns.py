@@ -13,14 +13,14 @@ from reference import split_string
 @example(["||", "", "a||b|"], "|")
 @example(["aaab", "aab", "ab"], "aab")
 def test_splitting_leaves_out_empty_pieces(texts: list[str], separator: str) -> None:
-    pieces, offsets = columns.split(pa.array(texts, type=pa.string()), separator)
+    pieces, offsets = columns.pieces(pa.array(texts, type=pa.string()), separator)
     words = [word.decode() for word in pieces.to_pylist()]
     want = [split_string(text, separator) for text in texts]
     assert [words[offsets[r] : offsets[r + 1]] for r in range(len(texts))] == want
 
 
 def test_a_missing_string_has_no_pieces() -> None:
-    pieces, offsets = columns.split(pa.array(["a|b", None, "c"]).dictionary_encode(), "|")
+    pieces, offsets = columns.pieces(pa.array(["a|b", None, "c"]).dictionary_encode(), "|")
     assert (pieces.to_pylist(), offsets.tolist()) == ([b"a", b"b", b"c"], [0, 2, 2, 3])
 
 
@@ -30,8 +30,8 @@ def test_a_missing_string_has_no_pieces() -> None:
 )
 def test_numbers_are_correctly_rounded(number: object) -> None:
     for spaced in (str(number), f"  {number}\t"):
-        values, empty, unreadable = columns.string_numbers(pa.array([spaced.encode()]))
-        assert (values.tolist(), empty.tolist(), unreadable) == ([float(str(number))], [False], None)
+        values, null = columns.string_numbers(pa.array([spaced.encode()]))
+        assert (values.tolist(), null) == ([float(str(number))], None)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,17 @@ def test_plain_numbers_are_read(text: str, value: float) -> None:
 )
 def test_of_other_strings_it_is_said_that_they_are_no_numbers(text: str) -> None:
     words = [b"7", text.encode("latin-1", "replace"), b"", b" 8", text.encode(), b"nan"]
-    values, empty, unreadable = columns.string_numbers(pa.array(words))
-    assert unreadable is not None
-    assert unreadable.tolist() == [False, True, False, False, True, False]
-    assert empty.tolist() == [False, False, True, False, False, False]
-    np.testing.assert_array_equal(values, [7, 0, 0, 8, 0, np.nan])
+    values, null = columns.string_numbers(pa.array(words))
+    assert null is not None
+    assert null.tolist() == [False, False, True, False, False, False]
+    np.testing.assert_array_equal(values, [7, np.nan, np.nan, 8, np.nan, np.nan])
 
 
-@pytest.mark.parametrize("words", [[], [b""], [b" "], [b"", b"5 "]])
-def test_empty_strings_are_told(words: list[bytes]) -> None:
-    values, empty, unreadable = columns.string_numbers(pa.array(words, type=pa.binary()))
-    assert values.tolist() == [float(word or 0) if word.strip() else 0.0 for word in words]
-    assert empty.tolist() == [not word.strip() for word in words]
-    assert unreadable is None
+@pytest.mark.parametrize("words", [[], [None], [b""], [b" "], [b"", None, b"5 "], [None, b"5"], [b"", b"x"]])
+def test_missing_and_blank_strings_are_told(words: list[bytes | None]) -> None:
+    values, null = columns.string_numbers(pa.array(words, type=pa.binary()))
+    blank = [not (word or b"").strip() for word in words]
+    assert (null.tolist() if any(blank) else null) == (blank if any(blank) else None)
+    assert np.isnan(values).tolist() == [
+        none or word == b"x" for none, word in zip(blank, words, strict=True)
+    ]

@@ -13,14 +13,15 @@ from girih.data.read_plan import make_read_plan
 from girih.data.unit import Unit
 from reference import split_pairs
 
-PLAN = make_read_plan(as_columns(Schema([Categorical(name="a"), Categorical(name="b")], "y")), (), True)
+SCHEMA = Schema([Categorical(name="a"), Categorical(name="b")], "y")
+PLAN = make_read_plan(as_columns(SCHEMA), (), True)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> LibsvmSource:
     path: Path = tmp_path_factory.mktemp("libsvm") / "a.txt"
     path.write_text("1 1:1 2:1\n")
-    return LibsvmSource(find_files(path), num_pairs=2, label="y", block_bytes=100)
+    return LibsvmSource(find_files(path), SCHEMA, 100)
 
 
 def split(source: LibsvmSource, text: bytes) -> Unit:
@@ -36,7 +37,7 @@ def rows(unit: Unit) -> list[tuple]:
 def test_pairs_are_split_at_spaces_and_colons(source: LibsvmSource) -> None:
     unit = split(source, b"1 12:1 -3:0.5 # note 9:9\r\n  0\t7:2  8:3 \n\n0.5 5:1 6:1")
     assert rows(unit) == [(1, 12, 1, -3, 0.5), (0, 7, 2, 8, 3), (0.5, 5, 1, 6, 1)]
-    assert [unit.number(row) for row in range(3)] == [1, 2, 4]
+    assert list(unit.numbers) == [1, 2, 4]
     assert unit.bad == []
 
 

@@ -25,8 +25,8 @@ import torch
 
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
-from girih.comm.group.votes import SynchronousVotes
-from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry
+from girih.comm.registry import LocalRegistry, RegistryServer
+from girih.comm.registry.remote import RemoteRegistry
 from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log
@@ -382,7 +382,8 @@ def main():
         asked = json.loads(line)
         directory, summaries = Path(asked["directory"]), {}
         for scene in asked["scenes"]:
-            ranks.votes = SynchronousVotes(ranks)
+            ranks.forget_stop()
+            ranks.step_apart(False)
             print("playing", scene, flush=True)
             summaries[scene["name"]] = play(directory, scene, ranks)
             summaries[scene["name"]]["stopped"] = ranks.stopping

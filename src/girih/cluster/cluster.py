@@ -26,7 +26,8 @@ from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor
 from girih.comm.group import TrainerGroup
-from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, RemoteRegistry, register
+from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
+from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import abort_clients
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
 
@@ -44,7 +45,7 @@ class Cluster:
 
     Attributes:
         ranks: this trainer among all.
-        registry: where roles are found, see :func:`girih.comm.registry.resolve`.
+        registry: where roles are found, see :func:`girih.comm.registry.find`.
         secret: what every connection proves to know.
         segment: begins the names of the shared memory of all roles of the run.
     """

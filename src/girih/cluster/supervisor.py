@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
 from girih.cluster.roles import POLICIES, RestartPolicy, RoleName, title
-from girih.comm.registry import Entry, Registry, key_of, register
+from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.runs.files import write_whole
 
@@ -176,9 +177,9 @@ class Supervisor:
         keys += [(h.name, h.index) for h in list(self.handles) if h.name != RoleName.TRAINER and h.address]
         processes = []
         for name, index in keys:
-            entry = self._registry.get(key_of(name, index))
+            entry = find(self._registry, name, index)
             if entry is not None:
-                known = json.loads(entry)
+                known = asdict(entry)
                 endpoint = known.pop("address")
                 processes.append({"role": str(name), "index": index, "endpoint": endpoint, **known})
         write_whole(self._file, json.dumps(processes, indent=1) + "\n")

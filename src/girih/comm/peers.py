@@ -18,10 +18,6 @@ def connect_all(
         registry: asked for the address of one whose connection broke; without it a process that is gone stays gone.
     """
     return [
-        connect(
-            address,
-            secret=secret,
-            resolve=None if registry is None else resolver(registry, role, index),
-        )
+        connect(address, secret=secret, resolve=None if registry is None else resolver(registry, role, index))
         for index, address in enumerate(addresses)
     ]

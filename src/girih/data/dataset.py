@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from girih.config import checks
 from girih.data.batch import Batch
-from girih.data.epoch import EpochSpec, SkippedRows, read_epoch
+from girih.data.epoch import SkippedRows, read_epoch
 from girih.data.position import Position
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
@@ -25,14 +25,19 @@ BATCH_SIZE = 4096
 SHUFFLE_ROWS = 1_000_000
 
 
-class ReadOptions(TypedDict, total=False):
-    """Options of every reader; see :func:`girih.read_parquet`."""
+class OrderOptions(TypedDict, total=False):
+    """Options of every dataset: see :class:`Dataset`."""
 
     batch_size: int
     shuffle: bool
     shuffle_rows: int
     seed: int
     on_bad_row: str
+
+
+class ReadOptions(OrderOptions, total=False):
+    """Options of every reader; see :func:`girih.read_parquet`."""
+
     keep: Iterable[str]
     with_labels: bool
 
@@ -49,18 +54,28 @@ class Dataset:
         seed: together with the epoch's number it decides the order.
         on_bad_row: ``error`` or ``skip``.
         read_ahead: batches that are read before they are needed.
+        source: the files. plan: what is read of them.
+        skipped: the bad rows dropped so far in the pass begun last.
     """
 
     schema: Schema
-    batch_size: int
-    shuffle: bool
-    shuffle_rows: int
-    seed: int
-    on_bad_row: str
+    batch_size: int = BATCH_SIZE
+    shuffle: bool = False
+    shuffle_rows: int = SHUFFLE_ROWS
+    seed: int = 0
+    on_bad_row: str = "error"
     read_ahead: int = 4
-    _source: Source
-    _plan: ReadPlan
-    _skipped: SkippedRows = field(default_factory=SkippedRows, compare=False)
+    source: Source
+    plan: ReadPlan
+    skipped: SkippedRows = field(default_factory=SkippedRows, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.integer("batch_size", self.batch_size)
+        checks.integer("shuffle_rows", self.shuffle_rows)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed = {self.seed!r}: expected an integer")
+        checks.choice("on_bad_row", self.on_bad_row, ("error", "skip"))
+        checks.flag("shuffle", self.shuffle)
 
     def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
         """Yields the batches of an epoch, each with the position at which the next one starts.
@@ -85,16 +100,7 @@ class Dataset:
                 "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row;"
                 " start the epoch anew"
             )
-        spec = EpochSpec(
-            self._source,
-            self._plan,
-            self.batch_size,
-            self.seed if self.shuffle else None,
-            self.shuffle_rows if self.shuffle else 1,
-            self.on_bad_row == "error",
-            self._skipped,
-        )
-        return read_epoch(spec, replace(position, order=order))
+        return read_epoch(self, replace(position, order=order))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches of epoch 0."""
@@ -103,36 +109,30 @@ class Dataset:
     @property
     def num_examples(self) -> int | None:
         """Rows in all files, bad ones included, where that is cheap to know (Parquet); else None."""
-        return self._source.num_rows
+        return self.source.num_rows
 
     @property
     def with_labels(self) -> bool:
         """Whether batches hold labels."""
-        return self._plan.with_labels
+        return bool(self.plan.labels)
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The files that are read, as paths or fsspec addresses."""
-        return tuple(file.address for file in self._source.files)
-
-    @property
-    def skipped(self) -> SkippedRows:
-        """The bad rows dropped so far in the pass begun last."""
-        return self._skipped
+        return tuple(file.address for file in self.source.files)
 
     @property
     def num_skipped(self) -> int:
         """The number of bad rows dropped so far in the pass begun last."""
-        return self._skipped.count
+        return self.skipped.count
 
     def with_batch_size(self, batch_size: int) -> Dataset:
         """The same rows in the same order, cut differently."""
-        checks.integer("batch_size", batch_size)
-        return replace(self, batch_size=batch_size, _skipped=SkippedRows())
+        return replace(self, batch_size=batch_size)
 
     def in_order(self) -> Dataset:
         """The same rows, not shuffled; itself, where that is so already."""
-        return self if not self.shuffle else replace(self, shuffle=False, _skipped=SkippedRows())
+        return self if not self.shuffle else replace(self, shuffle=False)
 
     def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
         """The same rows in file order, without labels, with other columns carried along: for prediction.
@@ -140,9 +140,9 @@ class Dataset:
         Raises:
             DataError: a column to keep that the files do not have.
         """
-        plan = replace(self._plan, keep=tuple(dict.fromkeys(keep)), with_labels=False)
-        self._source.check(plan)
-        return replace(self, shuffle=False, _plan=plan, _skipped=SkippedRows())
+        plan = self.plan.without_labels(tuple(dict.fromkeys(keep)))
+        self.source.check(plan)
+        return replace(self, shuffle=False, plan=plan)
 
     def select(self, features: Iterable[str], *, labels: bool = False) -> Dataset:
         """The same rows with some of the features only: other columns are not read.
@@ -154,18 +154,15 @@ class Dataset:
             ConfigError: a feature that the schema does not have.
         """
         wanted = set(features)
-        for name in wanted:
-            names = [feature.name for feature in self.schema.features]
-            if name not in names:
-                raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
-
-        plan = replace(self._plan, schema=self._plan.schema.narrowed(wanted))
-        if not labels:
-            plan = replace(plan, keep=(), with_labels=False)
-        return replace(self, schema=self.schema.narrowed(wanted), _plan=plan, _skipped=SkippedRows())
+        names = [feature.name for feature in self.schema.features]
+        for name in wanted.difference(names):
+            raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
+        plan = replace(self.plan, schema=self.plan.schema.narrowed(wanted))
+        plan = plan if labels else plan.without_labels()
+        return replace(self, schema=self.schema.narrowed(wanted), plan=plan)
 
     def _order_digest(self) -> str:
-        parts = [self._source.identity, self.shuffle, self.on_bad_row]
+        parts = [self.source.identity, self.shuffle, self.on_bad_row]
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -175,13 +172,9 @@ def make_dataset(
     schema: Schema,
     columns: Schema | None = None,
     *,
-    batch_size: int = BATCH_SIZE,
-    shuffle: bool = False,
-    shuffle_rows: int = SHUFFLE_ROWS,
-    seed: int = 0,
-    on_bad_row: str = "error",
     keep: Iterable[str] = (),
     with_labels: bool = True,
+    **options: Unpack[OrderOptions],
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
 
@@ -189,24 +182,9 @@ def make_dataset(
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
-    checks.integer("batch_size", batch_size)
-    checks.integer("shuffle_rows", shuffle_rows)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed = {seed!r}: expected an integer")
-    checks.choice("on_bad_row", on_bad_row, ("error", "skip"))
-    checks.flag("shuffle", shuffle)
     plan = make_read_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
     source.check(plan)
-    return Dataset(
-        schema=schema,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffle_rows=shuffle_rows,
-        seed=seed,
-        on_bad_row=on_bad_row,
-        _source=source,
-        _plan=plan,
-    )
+    return Dataset(schema=schema, source=source, plan=plan, **options)
 
 
 def check_schema(schema: object) -> None:

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.batches import batch_of, cut
+from girih.data.decode.batches import cut, joined
 from girih.data.decode.decoder import decode
-from girih.data.decode.rows import DecodedRows
+from girih.data.decode.rows import DecodedRows, good_rows
 from girih.data.position import Cursor, Position, permutation
-from girih.data.read_plan import ReadPlan
-from girih.data.unit import Source
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
+
+if TYPE_CHECKING:
+    from girih.data.dataset import Dataset
 
 _LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them is not to be kept too
 
@@ -36,24 +37,6 @@ class SkippedRows:
     first: str | None = None
 
 
-class EpochSpec(NamedTuple):
-    """One epoch of some files.
-
-    Attributes:
-        seed: of the order, together with the epoch's number; None keeps the order of the files.
-        least_rows: fewest rows of a window.
-        stops: whether a bad row is an error; else it is noted in ``skipped``.
-    """
-
-    source: Source
-    plan: ReadPlan
-    batch_size: int
-    seed: int | None
-    least_rows: int
-    stops: bool
-    skipped: SkippedRows
-
-
 class _Window(NamedTuple):
     """Rows that were permuted together, and the batches that end among them.
 
@@ -65,16 +48,16 @@ class _Window(NamedTuple):
     batches: deque[tuple[Batch, int]]
 
 
-def read_epoch(spec: EpochSpec, start: Position) -> Iterator[tuple[Batch, Position]]:
+def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position]]:
     """Yields the batches of an epoch from a position on, each with the position of the next one.
 
     Raises:
         DataError: a bad row, a damaged file, or a position that the files do not have, while iterating.
     """
-    windows = _Windows(spec, start)
+    windows = _Windows(data, start)
     window = windows.next(start.row)
     if window is None and start.cursor == Cursor():
-        first = spec.skipped.first
+        first = data.skipped.first
         raise DataError("no rows in the files" if first is None else f"every row is bad; the first: {first}")
     end = Position(epoch=start.epoch + 1, order=start.order)
     while window is not None:
@@ -97,29 +80,28 @@ def read_epoch(spec: EpochSpec, start: Position) -> Iterator[tuple[Batch, Positi
 class _Windows:
     """The windows of an epoch, one after the other."""
 
-    def __init__(self, spec: EpochSpec, start: Position) -> None:
-        self._spec = spec
-        self._epoch = start.epoch
+    def __init__(self, data: Dataset, start: Position) -> None:
+        self._data = data
+        self._least_rows = data.shuffle_rows if data.shuffle else 1
         self._num_skipped = start.skipped
-        parts = self._order(spec.source.num_parts, "parts")
-        self._units = spec.source.read(spec.plan, parts, start.cursor)
         self._next = replace(start, row=0)  # where the window that is being filled begins
         self._cursor = start.cursor
+        parts = self._order(data.source.num_parts, "parts")
+        self._units = data.source.read(data.plan, parts, start.cursor)
         self._rows: list[DecodedRows] = []
-        self._num_rows = 0
+        self._num_rows = 0  # that can be used
         self._buffers = Buffers(_LEAST_BYTES)
-        self._open: list[DecodedRows] = []  # of a batch that ends in a later window
-        skipped = spec.skipped
-        skipped.count, skipped.by_reason, skipped.first = start.skipped, {}, None
+        self._open: list[Batch] = []  # the parts of a batch that ends in a later window
+        data.skipped.count, data.skipped.by_reason, data.skipped.first = start.skipped, {}, None
 
     def _order(self, size: int, key: int | str) -> NDArray[np.int64]:
-        if self._spec.seed is None:
+        if not self._data.shuffle:
             return np.arange(size)
-        return permutation(size, self._spec.seed, self._epoch, key)
+        return permutation(size, self._data.seed, self._next.epoch, key)
 
     def fill(self, share: float) -> None:
         """Decodes units until the next window has this share of its rows, or there are no more units."""
-        while self._num_rows < share * self._spec.least_rows and self._decode_unit():
+        while self._num_rows < share * self._least_rows and self._decode_unit():
             pass
 
     def next(self, row: int = 0) -> _Window | None:
@@ -131,32 +113,28 @@ class _Windows:
             return None
         parts, num_rows, start = self._rows, self._num_rows, self._next
         self._rows, self._num_rows = [], 0
-        part, byte, line = self._cursor
         self._next = replace(
-            start, window=start.window + 1, part=part, byte=byte, line=line, skipped=self._num_skipped
+            start, window=start.window + 1, skipped=self._num_skipped, **self._cursor._asdict()
         )
-        return _Window(start, num_rows, self._cut(parts, self._order(num_rows, start.window), row))
+        order, good = self._order(num_rows, start.window)[row:], good_rows(parts)
+        return _Window(start, num_rows, self._cut(parts, order if good is None else good[order], row))
 
     def rest(self) -> Batch | None:
         """The rows after the last whole batch of the epoch."""
-        return batch_of(self._open, self._buffers) if self._open else None
+        return joined(self._open, self._buffers) if self._open else None
 
     def _cut(self, parts: list[DecodedRows], order: NDArray[np.int64], row: int) -> deque[tuple[Batch, int]]:
-        size = self._spec.batch_size
-        missing = size - sum(rows.num_rows for rows in self._open) if self._open else 0
-        before, batches, after = cut(parts, order[row:], min(missing, len(order) - row), size, self._buffers)
+        size = self._data.batch_size
+        num_open = sum(batch.num_examples for batch in self._open)
+        first = min(size - num_open, len(order)) if num_open else 0
         ready: deque[tuple[Batch, int]] = deque()
-        if before is not None:
-            self._open.append(before)
-            row += before.num_rows
-            if before.num_rows == missing:
-                ready.append((batch_of(self._open, self._buffers), row))
-                self._open = []
-        for batch in batches:
-            row += size
-            ready.append((batch, row))
-        if after is not None:
-            self._open.append(after)
+        for batch in cut(parts, order, first, size, self._buffers):
+            self._open.append(batch)
+            row += batch.num_examples
+            num_open += batch.num_examples
+            if num_open == size:
+                ready.append((joined(self._open, self._buffers), row))
+                self._open, num_open = [], 0
         return ready
 
     def _decode_unit(self) -> bool:
@@ -164,17 +142,17 @@ class _Windows:
         unit = next(self._units, None)
         if unit is None:
             return False
-        rows, bad = decode(unit, self._spec.plan, self._buffers)
-        if bad and self._spec.stops:
-            raise DataError(unit.locate(min(bad, key=lambda row: row.number)))
-        skipped = self._spec.skipped
+        rows, bad = decode(unit, self._data.plan, self._buffers)
+        if bad and self._data.on_bad_row == "error":
+            raise DataError(unit.locate(bad[0]))
+        skipped = self._data.skipped
         self._num_skipped += len(bad)
         skipped.count = self._num_skipped
         for row in bad:
             skipped.by_reason[row.reason] = skipped.by_reason.get(row.reason, 0) + 1
             skipped.first = skipped.first or unit.locate(row)
-        if rows.num_rows:
+        if rows.num_good:
             self._rows.append(rows)
-            self._num_rows += rows.num_rows
+            self._num_rows += rows.num_good
         self._cursor = unit.after
         return True

@@ -36,11 +36,10 @@ class NormalizationStats:
     @classmethod
     def empty(cls, schema: Schema) -> NormalizationStats:
         """Statistics of an empty dataset."""
-        chosen = [(place, f.name) for place, f in enumerate(schema.numeric) if "standardize" in f.transform]
-        zeros = np.zeros(len(chosen))
-        return cls(
-            tuple(name for _, name in chosen), tuple(place for place, _ in chosen), zeros, zeros, zeros
-        )
+        features = schema.numeric
+        places = tuple(place for place, f in enumerate(features) if "standardize" in f.transform)
+        zeros = np.zeros(len(places))
+        return cls(tuple(features[place].name for place in places), places, zeros, zeros, zeros)
 
     @classmethod
     def of(
@@ -52,17 +51,16 @@ class NormalizationStats:
             DataError: a bad row, unless the dataset skips them.
             KeyboardInterrupt: ``stop_requested`` said so, between two batches.
         """
-        stats = cls.empty(dataset.schema)
-        if not stats.features:
-            return stats
-        columns = dataset.select(stats.features).in_order().with_batch_size(1 << 16)
-        places = stats.places
-        stats = replace(stats, places=tuple(range(len(places))))
+        empty = cls.empty(dataset.schema)
+        if not empty.features:
+            return empty
+        columns = dataset.select(empty.features).in_order().with_batch_size(1 << 16)
+        stats = cls.empty(columns.schema)
         for batch in columns:
             if stop_requested():
                 raise KeyboardInterrupt
             stats = stats.merge(stats.measured(batch))
-        return replace(stats, places=places)
+        return replace(stats, places=empty.places)
 
     def narrowed(self, schema: Schema) -> NormalizationStats:
         """Statistics of the features that a smaller schema has, as its batches hold them."""

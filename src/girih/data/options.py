@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from girih.config.bounds import Count
@@ -16,6 +16,7 @@ from girih.errors import ConfigError
 from girih.schema import Schema
 
 Split = Literal["train", "valid", "test"]
+_OF_CSV = ("separator", "quote", "columns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,10 @@ class DataOptions(Options):
             if paths is not None and (not paths or not all(paths)):
                 raise ConfigError(f"{split} = {paths!r}: expected a path, or a list of paths")
         if self.format != "csv":
-            for name, default in (("separator", ","), ("quote", '"'), ("columns", None)):
-                if getattr(self, name) != default:
+            for option in fields(self):
+                if option.name in _OF_CSV and getattr(self, option.name) != option.default:
                     raise ConfigError(
-                        f"{name}: only format csv has it, and format is {self.format!r}; drop one"
+                        f"{option.name}: only format csv has it, and format is {self.format!r}; drop one"
                     )
 
 
@@ -90,9 +91,6 @@ def open_dataset(
     if shuffle is None:
         shuffle = options.shuffle and split == "train" and paths is None
     read = getattr(readers, f"read_{options.format}")
-    special: dict[str, Any] = {}
-    if options.format == "csv":
-        special = {"separator": options.separator, "quote": options.quote, "columns": options.columns}
     dataset: Dataset = read(
         [relative_to(base_dir, os.fspath(path)) for path in listed],
         schema,
@@ -103,6 +101,6 @@ def open_dataset(
         on_bad_row=options.on_bad_row,
         keep=keep,
         with_labels=with_labels,
-        **special,
+        **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
     )
     return replace(dataset, read_ahead=options.read_ahead)

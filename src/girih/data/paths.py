@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,24 +25,20 @@ class File:
     address: str
     size: int
 
-    def open(self) -> Any:
+    def open(self, *, in_arrow: bool = False) -> Any:
         """Opens the file for reading bytes.
+
+        Args:
+            in_arrow: whether Arrow itself reads what is on this machine, without Python's lock.
 
         Raises:
             MissingFileError: it has gone.
             DataError: it cannot be opened.
         """
-        return self._opened(lambda: self.filesystem.open(self.path, "rb"))
-
-    def open_in_arrow(self) -> Any:
-        """As :meth:`open`, but what is on this machine is read by Arrow itself, without Python's lock."""
-        if not isinstance(self.filesystem, LocalFileSystem):
-            return self.open()
-        return self._opened(lambda: pa.OSFile(self.path))
-
-    def _opened(self, opener: Callable[[], Any]) -> Any:
         try:
-            return opener()
+            if in_arrow and isinstance(self.filesystem, LocalFileSystem):
+                return pa.OSFile(self.path)
+            return self.filesystem.open(self.path, "rb")
         except FileNotFoundError:
             raise MissingFileError(f"{self.address}: the file has gone since it was listed") from None
         except OSError as error:

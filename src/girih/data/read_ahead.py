@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 JOIN_S = 10.0
-_END = object()
 
 
 class ReadAhead(Iterator[T], Generic[T]):
@@ -41,9 +40,6 @@ class ReadAhead(Iterator[T], Generic[T]):
         if error is not None:
             self.close()
             raise error
-        if item is _END:
-            self.close()
-            raise StopIteration
         return item  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -53,12 +49,7 @@ class ReadAhead(Iterator[T], Generic[T]):
     def __enter__(self) -> ReadAhead[T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -80,7 +71,7 @@ def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event)
             out.put((item, None))
             if stop.is_set():
                 return
-        out.put((_END, None))
+        out.put((None, StopIteration()))
     except BaseException as error:  # whatever it is, it belongs to the consumer
         out.put((None, error))
     finally:
@@ -91,10 +82,8 @@ def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event)
 
 def _shut(out: queue.Queue[Any], stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    while True:  # makes room, so that a producer waiting for it sees the stop
-        try:
+    with contextlib.suppress(queue.Empty):
+        while True:  # makes room, so that a producer waiting for it sees the stop
             out.get_nowait()
-        except queue.Empty:
-            break
     if thread is not threading.current_thread():
         thread.join(JOIN_S)

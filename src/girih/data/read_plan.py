@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from girih.data.decode.columns import is_list, kind_of
@@ -10,7 +11,7 @@ from girih.data.decode.conditions import Condition, parse_condition
 from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Categorical, Numeric, Schema
 
-_NUMBERS = ("integers", "floats", "booleans", "nulls")
+_STRINGS = ("strings", "nulls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +19,17 @@ class ReadPlan:
     """Which columns become what.
 
     Attributes:
-        schema: its features and labels are decoded, in order.
+        schema: its features are decoded, in order.
+        labels: those that are decoded, in order. weight: the column of example weights, if any.
         conditions: the derived labels, parsed.
         keep: columns carried along as they are.
-        with_labels: False leaves out labels and example weights.
     """
 
     schema: Schema
+    labels: tuple[str, ...]
+    weight: str | None
     conditions: dict[str, Condition]
     keep: tuple[str, ...]
-    with_labels: bool
 
     @property
     def columns(self) -> dict[str, str]:
@@ -37,15 +39,17 @@ class ReadPlan:
             uses.setdefault(feature.source, f"feature {feature.name!r}")
             if isinstance(feature, Categorical) and feature.weights:
                 uses.setdefault(feature.weights, f"weights of feature {feature.name!r}")
-        if self.with_labels:
-            for name in self.schema.labels.names:
-                column = self.conditions[name].column if name in self.conditions else name
-                uses.setdefault(column, f"label {name!r}")
-            if self.schema.labels.weight:
-                uses.setdefault(self.schema.labels.weight, "labels: weight")
+        for name in self.labels:
+            uses.setdefault(self._label_column(name), f"label {name!r}")
+        if self.weight:
+            uses.setdefault(self.weight, "labels: weight")
         for column in self.keep:
             uses.setdefault(column, "keep")
         return uses
+
+    def without_labels(self, keep: tuple[str, ...] = ()) -> ReadPlan:
+        """The same features alone, with other columns carried along."""
+        return replace(self, labels=(), weight=None, keep=keep)
 
     def check_names(self, present: list[str], where: str) -> None:
         """Refuses a file that lacks a column, or has one twice.
@@ -67,58 +71,58 @@ class ReadPlan:
         Raises:
             DataError: it names the column, its type, and how to mend it.
         """
+        for trouble in self._troubles(types):
+            raise DataError(f"{where}: column {trouble}")
+
+    def _troubles(self, types: dict[str, Any]) -> Iterator[str]:
+        """Which column does not serve, and why, one after the other."""
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
-            what = f"{where}: column {feature.source!r} ({types[feature.source]}) of feature {feature.name!r}"
+            what = f"{feature.source!r} ({types[feature.source]}) of feature {feature.name!r}"
             if isinstance(feature, Numeric):
                 if not _is_number(kind):
-                    raise DataError(
-                        f"{what}: expected numbers; cast the column, or make the feature categorical"
-                    )
-            elif isinstance(feature, Categorical) and feature.bucketize:
+                    yield f"{what}: expected numbers; cast the column, or make the feature categorical"
+                continue
+            if isinstance(feature, Categorical) and feature.bucketize:
                 if not _is_number(kind):
-                    raise DataError(f"{what}: bucketize expects one number a row")
-            else:
-                _check_ids(kind, what, feature.separator)
+                    yield f"{what}: bucketize expects one number a row"
+                continue
+            values = kind.removeprefix("lists of ")
+            if feature.separator and kind not in _STRINGS:
+                yield f"{what}: separator {feature.separator!r} splits strings; drop it"
+            if values == "floats":
+                yield f"{what}: ids are integers or strings; cast the column, or use kind numeric, or bucketize"
+            if values not in ("integers", "booleans", *_STRINGS):
+                yield f"{what}: ids are integers or strings, or lists of them; cast the column"
             if isinstance(feature, Categorical) and feature.weights:
-                self._check_weights(feature, types, where)
-        if self.with_labels:
-            self._check_labels(types, where)
-
-    def _check_weights(self, feature: Categorical, types: dict[str, Any], where: str) -> None:
-        kind = types[str(feature.weights)]
-        what = f"{where}: column {feature.weights!r} ({kind}), weights of feature {feature.name!r}"
-        if feature.separator:
-            if kind_of(kind) not in ("strings", "nulls"):
-                raise DataError(f"{what}: expected strings to split at {feature.separator!r}, as in the ids")
-            return
-        inner = kind.value_type if is_list(kind) else kind
-        if not _is_number(kind_of(inner)):
-            raise DataError(f"{what}: expected lists of numbers, one weight an id")
-        if is_list(kind) != is_list(types[feature.source]):
-            raise DataError(f"{what}: expected lists where the ids are lists ({types[feature.source]})")
-
-    def _check_labels(self, types: dict[str, Any], where: str) -> None:
-        labels = self.schema.labels
-        for name in labels.names:
-            condition = self.conditions.get(name)
-            column = condition.column if condition else name
-            kind, what = (
-                kind_of(types[column]),
-                f"{where}: column {column!r} ({types[column]}) of label {name!r}",
-            )
+                yield from _weight_troubles(feature, types[feature.weights], types[feature.source])
+        for name in self.labels:
+            condition, column = self.conditions.get(name), self._label_column(name)
+            kind, what = kind_of(types[column]), f"{column!r} ({types[column]}) of label {name!r}"
             if condition and condition.on_strings:
-                if kind not in ("strings", "nulls"):
-                    raise DataError(
-                        f"{what}: compared with text {condition.literal!r}; drop the inner quotes"
-                    )
+                if kind not in _STRINGS:
+                    yield f"{what}: compared with text {condition.literal!r}; drop the inner quotes"
             elif not _is_number(kind):
                 mend = "put the value in quotes" if condition else 'derive the label, as in "rating >= 4"'
-                raise DataError(f"{what}: expected numbers; {mend}")
-        if labels.weight and not _is_number(kind_of(types[labels.weight])):
-            raise DataError(
-                f"{where}: column {labels.weight!r} ({types[labels.weight]}): example weights are numbers"
-            )
+                yield f"{what}: expected numbers; {mend}"
+        if self.weight and not _is_number(kind_of(types[self.weight])):
+            yield f"{self.weight!r} ({types[self.weight]}): example weights are numbers"
+
+    def _label_column(self, name: str) -> str:
+        return self.conditions[name].column if name in self.conditions else name
+
+
+def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[str]:
+    """What is wrong with the type of a feature's weights, beside that of its ids."""
+    what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
+    kind = kind_of(weights)
+    if feature.separator:
+        if kind not in _STRINGS:
+            yield f"{what}: expected strings to split at {feature.separator!r}, as in the ids"
+    elif not _is_number(kind.removeprefix("lists of ")):
+        yield f"{what}: expected lists of numbers, one weight an id"
+    elif is_list(weights) != is_list(ids):
+        yield f"{what}: expected lists where the ids are lists ({ids})"
 
 
 def make_read_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> ReadPlan:
@@ -135,20 +139,9 @@ def make_read_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> 
                     f"feature {feature.name!r} reads {condition.column!r}, which label {name!r} is derived from:"
                     " the model would see the answer"
                 )
-    return ReadPlan(schema, conditions, tuple(dict.fromkeys(keep)), with_labels)
+    plan = ReadPlan(schema, schema.labels.names, schema.labels.weight, conditions, tuple(dict.fromkeys(keep)))
+    return plan if with_labels else plan.without_labels(plan.keep)
 
 
 def _is_number(kind: str) -> bool:
-    return kind in _NUMBERS or kind.startswith("decimal")
-
-
-def _check_ids(kind: str, what: str, separator: str | None) -> None:
-    if separator and kind not in ("strings", "nulls"):
-        raise DataError(f"{what}: separator {separator!r} splits strings; drop it")
-    inner = kind.removeprefix("lists of ")
-    if inner == "floats":
-        raise DataError(
-            f"{what}: ids are integers or strings; cast the column, or use kind numeric, or bucketize"
-        )
-    if inner not in ("integers", "strings", "booleans", "nulls"):
-        raise DataError(f"{what}: ids are integers or strings, or lists of them; cast the column")
+    return kind in ("integers", "floats", "booleans", "nulls") or kind.startswith("decimal")

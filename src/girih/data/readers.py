@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from girih.config import checks
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
@@ -69,7 +68,7 @@ def read_csv(
         if not options.get("with_labels", True):
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    source = _delimited(paths, separator, quote, lists, block_bytes)
+    source = DelimitedSource(find_files(paths), separator, quote, lists, block_bytes)
     return make_dataset(source, schema, **options)
 
 
@@ -81,7 +80,7 @@ def read_criteo(
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    return make_dataset(_delimited(paths, "\t", "", lists, block_bytes), schema, **options)
+    return make_dataset(DelimitedSource(find_files(paths), "\t", "", lists, block_bytes), schema, **options)
 
 
 def read_libsvm(
@@ -96,21 +95,4 @@ def read_libsvm(
     """
     check_schema(schema)
     columns = as_columns(schema)
-    named = [name for name in schema.labels.names if name not in schema.labels.derive]
-    checks.integer("block_bytes", block_bytes)
-    source = LibsvmSource(
-        find_files(paths),
-        num_pairs=len(schema.features),
-        label=named[0] if named else "label",
-        block_bytes=block_bytes,
-    )
-    return make_dataset(source, schema, columns, **options)
-
-
-def _delimited(
-    paths: Paths, separator: str, quote: str, lists: Sequence[Sequence[str]] | None, block_bytes: int
-) -> DelimitedSource:
-    checks.integer("block_bytes", block_bytes)
-    return DelimitedSource(
-        find_files(paths), separator=separator, quote=quote, columns=lists, block_bytes=block_bytes
-    )
+    return make_dataset(LibsvmSource(find_files(paths), schema, block_bytes), schema, columns, **options)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc import Client, Limits, Request, Server
+from girih.comm.rpc import Client, Request, Server
 from girih.comm.rpc.frames import Part
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
@@ -27,11 +27,10 @@ def listen(
     *,
     address: str = "inproc://*",
     secret: bytes,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
     incarnation: int = 0,
 ) -> Server:
     """See :func:`girih.comm.rpc.listen`; ``inproc://*`` draws a name."""
-    return Server(_Listener(address), handler, secret=secret, limits=limits, incarnation=incarnation)
+    return Server(_Listener(address), handler, secret=secret, incarnation=incarnation)
 
 
 def connect(
@@ -111,16 +110,18 @@ class _Stranger:
         self.left = False
         self.inbox.put(True)
 
-    def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
+    def hear(self, secret: bytes) -> Hello | None:
         if self.left or not hmac.compare_digest(secret, self.secret):
             raise WireError("a stranger who left, or does not know the secret")
         self.inbox.take()
-        welcome = greet(self.hello)
+        return self.hello
+
+    def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
         here, there = _Connection(self.inbox), _Connection(_Inbox())
         here.other, there.other = there, here
         self.answer = there, welcome
         self.answered.set()
-        return here, self.hello, welcome.session
+        return here
 
     def close(self) -> None:
         self.answered.set()

@@ -20,7 +20,8 @@ import pytest
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
 from girih.cluster.roles import RoleName
 from girih.cluster.supervisor import Supervisor
-from girih.comm.registry import LocalRegistry, RegistryServer, RemoteRegistry, resolve
+from girih.comm.registry import Entry, LocalRegistry, RegistryServer, find
+from girih.comm.registry.remote import RemoteRegistry
 from girih.errors import RoleError
 from girih.testing.acting import Acting
 
@@ -123,13 +124,7 @@ class LauncherSuite:
         supervisor = Supervisor(self.make(), registry, failures.put)
         supervisor.start("loader", [pickle.dumps(Acting("deaf")), pickle.dumps(Acting(index=1))])
         other, victim = supervisor.handles
-        entry = resolve(registry, "loader", 1, 0.0)
-        assert (entry.address, entry.incarnation, entry.pid, entry.host) == (
-            "there",
-            0,
-            victim.pid,
-            victim.host,
-        )
+        assert find(registry, "loader", 1) == Entry("there", 0, victim.pid, victim.host)
         victim.kill()
         error = failures.get(timeout=TOLD_S)
         assert supervisor.failure() is error

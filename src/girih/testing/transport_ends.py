@@ -81,7 +81,7 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
 
 def break_connection(client: Client) -> None:
     """Breaks the connection that a client has."""
-    connection: Any = client._connection
+    connection: Any = client._session.connection
     stream = getattr(connection, "stream", connection)
     if hasattr(stream, "socket"):
         stream.socket.shutdown(socket.SHUT_RDWR)

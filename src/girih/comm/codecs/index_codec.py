@@ -28,13 +28,11 @@ class Unpacked(NamedTuple):
     Attributes:
         ids: int64[N]; offsets: int32[F·B+1]: as in ``Batch``; each bag has the ids it had, pooled ones maybe in
             another order.
-        order: int32[N]; where in the packed order each id stood.
         weights: float32[N], or None.
     """
 
     ids: NDArray[np.int64]
     offsets: NDArray[np.int32]
-    order: NDArray[np.int32]
     weights: NDArray[np.float32] | None
 
 
@@ -98,7 +96,7 @@ def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
         sizes[2:], num_examples, packed_ids, counts, samples, places, ids, offsets, order
     ):
         raise WireError("packed ids: counts that do not add up, or an example beyond the batch")
-    return Unpacked(ids, offsets, order, weights[order] if has_weights else None)
+    return Unpacked(ids, offsets, weights[order] if has_weights else None)
 
 
 def _checked(arrays: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:

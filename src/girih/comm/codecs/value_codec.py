@@ -1,13 +1,13 @@
 """Embeddings and gradients in half the bytes, with a small loss (Persia §4.2.3).
 
-A block v, by default one vector, is scaled by κ/‖v‖∞ and rounded to float16; ‖v‖∞ goes with it as float32. So the
-range of float16 lies where the block's numbers are, however large or small they are.
+A vector v is scaled by κ/‖v‖∞ and rounded to float16; ‖v‖∞ goes with it as float32. So the range of float16 lies
+where the vector's numbers are, however large or small they are.
 
-κ = 2¹⁵: a power of two, so that the largest number of a block comes back exactly, and the largest one that leaves
+κ = 2¹⁵: a power of two, so that the largest number of a vector comes back exactly, and the largest one that leaves
 room to round below float16's 65,504. The upper half of float16's range, from 2¹⁵ to 65,504, has twice the spacing of
-the range below, so that a larger κ would gain nothing at the top of a block.
+the range below, so that a larger κ would gain nothing at the top of a vector.
 
-Shapes: D the last dim, W ≤ D the numbers of a block.
+Shapes: D the last dim.
 """
 
 from __future__ import annotations
@@ -20,73 +20,58 @@ from girih.kernels.cpu import wire_codecs
 
 KAPPA = wire_codecs.KAPPA
 BOUND = 2.0**-12 * (1 + 2.0**-9)
-"""The largest error of a number, relative to ‖v‖∞ of its block."""
+"""The largest error of a number, relative to ‖v‖∞ of its vector."""
 
 
-def shrink(
-    values: NDArray[np.float32], block: int | None = None
-) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     """Halves of float32[..., D].
 
     What comes back differs by at most ``BOUND``·‖v‖∞ (about 2⁻¹²‖v‖∞), and, of a number of at least 2⁻²⁹‖v‖∞, by at
     most about 2⁻¹¹ of itself; for denormal results, by at most half the spacing of denormal float32 more. Zeros stay
-    zeros with their sign. NaN stays NaN and infinities stay themselves; ‖v‖∞ is then that of the block's finite
+    zeros with their sign. NaN stays NaN and infinities stay themselves; ‖v‖∞ is then that of the vector's finite
     numbers, which are coded as ever.
 
-    Args:
-        block: how many consecutive numbers of the last dim share a scale; must divide D; None: all D.
-
     Returns:
-        float16[..., D] and ‖v‖∞ of each block, float32[..., D/block].
-
-    Raises:
-        WireError: ``block`` does not divide D.
+        float16[..., D] and ‖v‖∞ of each vector, float32[..., 1]; [..., 0] where D is 0.
     """
     dim = values.shape[-1]
-    width = dim if block is None else block
-    if dim and (width <= 0 or dim % width):
-        raise WireError(f"blocks of {block} in vectors of {dim}; expected a divisor of {dim}")
-    num_blocks = dim // width if dim else 0
     halves = np.empty(values.shape, np.uint16)
-    scales = np.empty((*values.shape[:-1], num_blocks), np.float32)
+    scales = np.empty((*values.shape[:-1], min(dim, 1)), np.float32)
     if values.size:
-        rows = np.ascontiguousarray(values, np.float32).reshape(-1, width)
-        scaled = np.empty(width, np.float32)
+        rows = np.ascontiguousarray(values, np.float32).reshape(-1, dim)
+        scaled = np.empty(dim, np.float32)
         wire_codecs.shrink_blocks(
             rows,
             rows.view(np.uint32),
             scaled,
             scaled.view(np.uint32),
-            halves.reshape(-1, width),
+            halves.reshape(-1, dim),
             scales.reshape(-1),
         )
     return halves.view(np.float16), scales
 
 
 def grow(halves: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Undoes ``shrink``: float16[..., D], float32[..., D/block] → float32[..., D].
+    """Undoes ``shrink``: float16[..., D], float32[..., 1] → float32[..., D].
 
     Raises:
         WireError: the two do not fit together.
     """
     fits = halves.dtype == np.float16 and scales.dtype == np.float32 and halves.ndim == scales.ndim > 0
-    if fits and halves.size:
-        fits = halves.shape[:-1] == scales.shape[:-1] and 0 < scales.shape[-1] <= halves.shape[-1]
-        fits = fits and halves.shape[-1] % scales.shape[-1] == 0
-    if not fits:
+    if not fits or (halves.size and scales.shape != (*halves.shape[:-1], 1)):
         raise WireError(
             f"{halves.dtype}{list(halves.shape)} with scales {scales.dtype}{list(scales.shape)}; expected"
-            " float16[..., D] and float32[..., D/block]"
+            " float16[..., D] and float32[..., 1]"
         )
     bits = np.ascontiguousarray(halves)
     values: NDArray[np.float32] = bits.astype(np.float32)
     if not halves.size:
         return values
-    width = halves.shape[-1] // scales.shape[-1]
-    rows, scale = values.reshape(-1, width), np.ascontiguousarray(scales).reshape(-1, 1)
+    dim = halves.shape[-1]
+    rows, scale = values.reshape(-1, dim), np.ascontiguousarray(scales).reshape(-1, 1)
     wide = ~(scale[:, 0] >= wire_codecs.SMALL)  # the factor is beyond float32
     with np.errstate(invalid="ignore", over="ignore"):
         rows *= scale * np.float32(1 / KAPPA)
         if wide.any():
-            rows[wide] = bits.reshape(-1, width)[wide] * (scale[wide].astype(np.float64) / KAPPA)
+            rows[wide] = bits.reshape(-1, dim)[wide] * (scale[wide].astype(np.float64) / KAPPA)
     return values

@@ -19,7 +19,6 @@ class RegistryStore(Store):
     def __init__(self, registry: Registry, prefix: str) -> None:
         super().__init__()
         self._registry, self._prefix = registry, prefix
-        self._timeout = datetime.timedelta(seconds=WAIT_S)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Sets a key."""
@@ -30,15 +29,6 @@ class RegistryStore(Store):
         """The value of a key, once it is there."""
         self.wait([key])
         return (self._registry.get(self._key(key)) or "").encode("latin-1")
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """Sets several keys."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
 
     def add(self, key: str, value: int) -> int:
         """Adds to a number."""
@@ -51,24 +41,16 @@ class RegistryStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
         """Returns once all keys are there."""
-        seconds = (timeout or self._timeout).total_seconds()
-        self._registry.wait([self._key(key) for key in keys], seconds)
+        timeout_s = WAIT_S if timeout is None else timeout.total_seconds()
+        self._registry.wait([self._key(key) for key in keys], timeout_s)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
         return self._registry.check([self._key(key) for key in keys])
 
-    def delete_key(self, key: str) -> bool:
-        """Removes a key."""
+    def deleteKey(self, key: str) -> bool:
+        """Removes a key. By this name ``torch`` finds it; what it does not find here it does by the others."""
         return self._registry.delete(self._key(key))
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Sets how long a key is waited for."""
-        self._timeout = timeout
-
-    def has_extended_api(self) -> bool:
-        """Whether it has queues and the like."""
-        return False
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"

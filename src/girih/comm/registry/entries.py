@@ -34,11 +34,9 @@ class Registry(Protocol):
 
     def set(self, key: str, value: str) -> None:
         """Sets a key."""
-        ...
 
     def get(self, key: str) -> str | None:
         """The value of a key; None where there is none."""
-        ...
 
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
         """Returns once all keys are there.
@@ -46,27 +44,21 @@ class Registry(Protocol):
         Raises:
             WireTimeout: one is still missing.
         """
-        ...
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        ...
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a number, which starts at 0; returns the sum."""
-        ...
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """Sets a key that has the expected value ("": or none); returns the value that it has then."""
-        ...
 
     def delete(self, key: str) -> bool:
         """Removes a key; whether it was there."""
-        ...
 
     def close(self) -> None:
         """Gives back what it holds."""
-        ...
 
 
 class LocalRegistry:
@@ -91,7 +83,7 @@ class LocalRegistry:
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
         """See :class:`Registry`."""
         with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or self._has(keys), timeout_s)
+            there = self._changed.wait_for(lambda: self._closed or self.check(keys), timeout_s)
             if self._closed:
                 raise WireError("the registry is closed")
             if not there:
@@ -101,7 +93,7 @@ class LocalRegistry:
     def check(self, keys: Sequence[str]) -> bool:
         """See :class:`Registry`."""
         with self._changed:
-            return self._has(keys)
+            return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
         """See :class:`Registry`."""
@@ -133,9 +125,6 @@ class LocalRegistry:
             self._closed = True
             self._changed.notify_all()
 
-    def _has(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
-
 
 def key_of(role: str, index: int) -> str:
     """The key under which a process of a role is found."""
@@ -147,15 +136,10 @@ def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
     registry.set(key_of(role, index), json.dumps(asdict(entry)))
 
 
-def resolve(registry: Registry, role: str, index: int, timeout_s: float = WAIT_S) -> Entry:
-    """Finds the entry of a process, with the address at which it listens now; waits until it is there.
-
-    Raises:
-        WireTimeout: it did not come.
-    """
-    key = key_of(role, index)
-    registry.wait([key], timeout_s)
-    return Entry(**json.loads(registry.get(key) or "{}"))
+def find(registry: Registry, role: str, index: int) -> Entry | None:
+    """The entry of a process, with the address at which it listens now; None where there is none."""
+    text = registry.get(key_of(role, index))
+    return None if text is None else Entry(**json.loads(text))
 
 
 def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
@@ -165,9 +149,9 @@ def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
     """
 
     def address() -> str:
-        text = registry.get(key_of(role, index))
-        if text is None:
+        entry = find(registry, role, index)
+        if entry is None:
             raise LookupError(f"{role} {index} is not in the registry")
-        return Entry(**json.loads(text)).address
+        return entry.address
 
     return address

@@ -7,14 +7,12 @@ import weakref
 from collections.abc import Callable
 
 from girih.comm.rpc.client import Client
-from girih.comm.rpc.frames import Limits
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.server import Server
-from girih.comm.rpc.transport import Dialer, Listener
-from girih.comm.transports.addresses import TCP, Local
-from girih.comm.transports.shared import SharedDialer, SharedListener
+from girih.comm.rpc.transport import Dialer
+from girih.comm.transports.addresses import place_of
 from girih.comm.transports.sockets import SocketDialer, SocketListener
-from girih.errors import GirihError, WireError
+from girih.errors import GirihError
 
 _SECRETS: weakref.WeakKeyDictionary[Client, bytes] = weakref.WeakKeyDictionary()
 
@@ -24,7 +22,6 @@ def listen(
     *,
     address: str = "tcp://127.0.0.1:*",
     secret: bytes,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
     incarnation: int = 0,
 ) -> Server:
     """Answers requests with ``handler`` until the server is closed.
@@ -35,28 +32,18 @@ def listen(
         address: ``tcp://HOST:PORT`` (``*``: any free port), or ``shm://`` for this host. Loopback unless another host
             is named: data travel in the clear; the secret does not travel.
         secret: what clients must know.
-        limits: also for what clients send and receive.
         incarnation: the how-manieth life of this process it is; clients are told.
 
     Raises:
         WireError: the address cannot be listened at.
     """
-    listener: Listener
-    if address.startswith("tcp://"):
-        listener = SocketListener(TCP(address), limits)
-    elif address == "shm://":
-        listener = SharedListener(limits)
-    else:
-        raise _unknown(address)
-    return Server(listener, handler, secret=secret, limits=limits, incarnation=incarnation)
+    place = place_of(address)
+    listener = SocketListener(place, *place.listen())
+    return Server(listener, handler, secret=secret, incarnation=incarnation)
 
 
 def connect(
-    address: str,
-    *,
-    secret: bytes,
-    timeout_s: float = 40.0,
-    resolve: Callable[[], str] | None = None,
+    address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
     """Connects to a server; returns at once, whether it is there or not.
 
@@ -93,12 +80,4 @@ def dialer(address: str) -> Dialer:
     Raises:
         WireError: it is none.
     """
-    if address.startswith("tcp://"):
-        return SocketDialer(TCP(address))
-    if address.startswith("shm://"):
-        return SharedDialer(Local(address.removeprefix("shm://")))
-    raise _unknown(address)
-
-
-def _unknown(address: str) -> WireError:
-    return WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")
+    return SocketDialer(place_of(address))

@@ -18,7 +18,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,12 @@ Part = NDArray[np.uint8]
 
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
+MOST_ARRAYS: Final = 256
+MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; beyond, it is refused before it takes memory
 MOST_DIMS: Final = 3
 MOST_EXTENT: Final = 1 << 40  # numpy cannot have (0, 2⁶³), though it has no elements
 MAGIC: Final = b"GRIH"
-LAYOUT: Final = 2
-
-REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
-"""A message's status: what it is to the session."""
+LAYOUT: Final = 3
 
 _HEADER: Final = struct.Struct("<4sHHHBxH2xQQQ")
 _ARRAY: Final = struct.Struct("<BBB5x3Q")
@@ -50,6 +50,12 @@ _DTYPES: Final = tuple(
 _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
+class Status(IntEnum):
+    """What a message is to the session."""
+
+    REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """A request or an answer.
@@ -57,7 +63,7 @@ class Frame:
     Attributes:
         kind: 0 to 65,535; what is asked.
         fields: up to 12 integers, each an int64.
-        arrays: C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
+        arrays: up to 256, of 1 GiB together; C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
             dims; those of a frame received are read-only views of its memory.
     """
 
@@ -66,27 +72,11 @@ class Frame:
     arrays: tuple[NDArray[Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits beyond which frames are refused before they take memory. A server's hold for its clients too.
-
-    Attributes:
-        most_arrays: in one frame.
-        most_bytes: of all arrays of one frame together.
-        lane_bytes: of shared memory per direction and connection, for ``shm://``.
-    """
-
-    most_arrays: int = 256
-    most_bytes: int = 1 << 30
-    lane_bytes: int = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Facts that the session tells about a message.
 
     Attributes:
-        status: ``REQUEST``, ``REPLY``, …
+        status: a :class:`Status`; any number, as it comes.
         number: the message's own, counted from 1 by its sender in the order of sending; 0: it is not counted.
         request: the number of the request that a reply answers; else 0.
         acknowledged: the sender has received the other side's messages up to this number.
@@ -105,18 +95,21 @@ class Packed:
         WireError: the frame breaks the layout or the limits.
     """
 
-    __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
+    __slots__ = ("_counts", "_described", "_kind", "_large", "_small")
 
-    def __init__(self, frame: Frame, limits: Limits) -> None:
-        if not 0 <= frame.kind < 1 << 16:
-            raise WireError(f"kind {frame.kind}: a kind is from 0 to 65535")
+    def __init__(self, frame: Frame) -> None:
         if len(frame.fields) > MOST_FIELDS:
             raise WireError(
                 f"kind {frame.kind}: {len(frame.fields)} fields; at most {MOST_FIELDS}; use an array"
             )
-        self.num_bytes = sum(array.nbytes for array in frame.arrays)
-        self._kind, self._counts = frame.kind, (len(frame.fields), len(frame.arrays))
-        self.check(limits)
+        num_arrays, num_bytes = len(frame.arrays), sum(array.nbytes for array in frame.arrays)
+        if num_arrays > MOST_ARRAYS:
+            raise WireError(f"kind {frame.kind}: {num_arrays} arrays, at most {MOST_ARRAYS}; join some")
+        if num_bytes > MOST_BYTES:
+            raise WireError(
+                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less at once"
+            )
+        self._kind, self._counts = frame.kind, (len(frame.fields), num_arrays)
         try:
             described = [struct.pack(f"<{len(frame.fields)}q", *frame.fields)]
         except struct.error as error:
@@ -126,24 +119,6 @@ class Packed:
         for number, array in enumerate(frame.arrays):
             described.append(self._lay(array, f"kind {frame.kind}: array {number}"))
         self._described = b"".join(described)
-
-    def check(self, limits: Limits) -> None:
-        """Whether the other side takes it.
-
-        Raises:
-            WireError: it does not.
-        """
-        num_arrays = self._counts[1]
-        if num_arrays > limits.most_arrays:
-            raise WireError(
-                f"kind {self._kind}: {num_arrays} arrays, at most {limits.most_arrays}; join some,"
-                " or raise the server's Limits.most_arrays"
-            )
-        if self.num_bytes > limits.most_bytes:
-            raise WireError(
-                f"kind {self._kind}: {self.num_bytes:,} bytes of arrays, at most {limits.most_bytes:,};"
-                " send less at once, or raise the server's Limits.most_bytes"
-            )
 
     def _lay(self, array: NDArray[Any], what: str) -> bytes:
         code = _CODES.get(array.dtype)
@@ -164,8 +139,8 @@ class Packed:
 
     def parts(self, header: Header) -> list[Part]:
         """The message's parts; to be called as often as it is sent."""
-        numbers = (header.number, header.request, header.acknowledged)
-        head = _HEADER.pack(MAGIC, LAYOUT, self._kind, header.status, *self._counts, *numbers)
+        status, *numbers = header
+        head = _HEADER.pack(MAGIC, LAYOUT, self._kind, status, *self._counts, *numbers)
         crc = zlib.crc32(self._described, zlib.crc32(head))
         first = b"".join((head, self._described, _CRC.pack(crc), b"\0\0\0\0", *self._small))
         return [np.frombuffer(first, np.uint8), *self._large]
@@ -176,12 +151,7 @@ def _extent(shape: Sequence[int]) -> int:
     return math.prod(dim or 1 for dim in shape)
 
 
-def total_bytes(parts: Sequence[Part]) -> int:
-    """The size of a message."""
-    return sum(len(part) for part in parts)
-
-
-def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
+def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
     """Reads a message; arrays are views of its parts.
 
     Raises:
@@ -194,9 +164,9 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
     magic, layout, kind, status, num_fields, num_arrays, *numbers = _HEADER.unpack_from(head)
     if magic != MAGIC or layout != LAYOUT:
         raise WireError(f"a message of {magic!r}, layout {layout}; expected {MAGIC!r}, layout {LAYOUT}")
-    if num_fields > MOST_FIELDS or num_arrays > limits.most_arrays:
+    if num_fields > MOST_FIELDS or num_arrays > MOST_ARRAYS:
         raise WireError(
-            f"a message of {num_fields} fields, {num_arrays} arrays; at most {MOST_FIELDS}, {limits.most_arrays}"
+            f"a message of {num_fields} fields, {num_arrays} arrays; at most {MOST_FIELDS}, {MOST_ARRAYS}"
         )
     arrays_at = _HEADER.size + 8 * num_fields
     end = arrays_at + _ARRAY.size * num_arrays
@@ -206,13 +176,11 @@ def unpack(parts: Sequence[Part], limits: Limits) -> tuple[Header, Frame]:
         raise WireError("a message whose header is damaged: its CRC-32 differs")
     fields = struct.unpack_from(f"<{num_fields}q", head, _HEADER.size)
     described = list(_ARRAY.iter_unpack(head[arrays_at:end]))
-    arrays = _views(described, parts, end + 8, limits)
+    arrays = _views(described, parts, end + 8)
     return Header(status, *numbers), Frame(kind, fields, arrays)
 
 
-def _views(
-    described: list[Any], parts: Sequence[Part], start: int, limits: Limits
-) -> tuple[NDArray[Any], ...]:
+def _views(described: list[Any], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
     """The arrays as described, if they fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1
@@ -224,8 +192,8 @@ def _views(
         count = math.prod(shape[:ndim])
         size = count * _DTYPES[code].itemsize
         num_bytes += size
-        if num_bytes > limits.most_bytes:
-            raise WireError(f"a message of {num_bytes:,} bytes or more; at most {limits.most_bytes:,}")
+        if num_bytes > MOST_BYTES:
+            raise WireError(f"a message of {num_bytes:,} bytes or more; at most {MOST_BYTES:,}")
         if own:
             data = parts[next_part] if next_part < len(parts) else parts[0][:0]
             next_part += 1

@@ -2,7 +2,7 @@
 
     server → client   challenge   sign, 32 random bytes
     client → server   hello       sign, 32 random bytes, the session to go on with, proof
-    server → client   welcome     what comes of the session, limits, proof
+    server → client   welcome     what comes of the session, proof
 
 A proof is the HMAC-SHA256, under the secret, of who speaks and all that both have said so far, what it ends included.
 The client proves itself first, so that a stranger gets nothing to try secrets on. All three have fixed sizes.
@@ -13,24 +13,22 @@ from __future__ import annotations
 import hmac
 import os
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from girih.comm.rpc.frames import LAYOUT, Limits
+from girih.comm.rpc.frames import LAYOUT
 from girih.errors import WireError
 
 _SIGN: Final = b"girih" + struct.pack("<HB", LAYOUT, 0)
 _RANDOM_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _HELLO: Final = struct.Struct("<QQ")
-_WELCOME: Final = struct.Struct("<QQQIQ")
+_WELCOME: Final = struct.Struct("<QQQ")
 CHALLENGE_BYTES: Final = len(_SIGN) + _RANDOM_BYTES
 HELLO_BYTES: Final = CHALLENGE_BYTES + _HELLO.size + _PROOF_BYTES
 WELCOME_BYTES: Final = _WELCOME.size + _PROOF_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """The message with which a client begins.
 
     Attributes:
@@ -42,21 +40,18 @@ class Hello:
     received: int
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     """The server's answer to a client.
 
     Attributes:
         incarnation: the server's.
         session: the client's own, or a new one where the server does not know that.
         received: messages of the session that the server has.
-        limits: the server's; ``lane_bytes`` is not told.
     """
 
     incarnation: int
     session: int
     received: int
-    limits: Limits
 
 
 def challenge() -> bytes:
@@ -71,7 +66,7 @@ def pack_hello(secret: bytes, challenged: bytes, hello: Hello) -> bytes:
         WireError: it is none.
     """
     _check_sign(challenged)
-    said = challenge() + _HELLO.pack(hello.session, hello.received)
+    said = challenge() + _HELLO.pack(*hello)
     return said + _proof(secret, b"client", challenged, said)
 
 
@@ -90,9 +85,7 @@ def unpack_hello(secret: bytes, challenged: bytes, said: bytes) -> Hello:
 
 def pack_welcome(secret: bytes, challenged: bytes, hello: bytes, welcome: Welcome) -> bytes:
     """The server's answer to a hello."""
-    limits = welcome.limits
-    numbers = (welcome.incarnation, welcome.session, welcome.received)
-    said = _WELCOME.pack(*numbers, limits.most_arrays, limits.most_bytes)
+    said = _WELCOME.pack(*welcome)
     return said + _proof(secret, b"server", challenged, hello, said)
 
 
@@ -105,9 +98,7 @@ def unpack_welcome(secret: bytes, challenged: bytes, hello: bytes, said: bytes) 
     content, proof = said[:-_PROOF_BYTES], said[-_PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"server", challenged, hello, content)):
         raise WireError("who listens there does not know the secret")
-    incarnation, session, received, most_arrays, most_bytes = _WELCOME.unpack(content)
-    limits = Limits(most_arrays=most_arrays, most_bytes=most_bytes)
-    return Welcome(incarnation, session, received, limits)
+    return Welcome(*_WELCOME.unpack(content))
 
 
 def _check_sign(said: bytes) -> None:

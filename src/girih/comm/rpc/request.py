@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import FAILED, REPLY, Frame, Limits, Packed
+from girih.comm.rpc.frames import Frame, Packed, Status
 from girih.errors import WireError
 from girih.kernels.buffers import Take
 
@@ -24,13 +24,13 @@ class Request:
         buffer: ``buffer(dtype, *shape)`` gives an array to fill that ``reply`` sends without a copy.
     """
 
-    __slots__ = ("_answer", "_limits", "_open", "buffer", "client", "frame")
+    __slots__ = ("_answer", "_open", "buffer", "client", "frame")
 
     def __init__(
-        self, frame: Frame, client: int, limits: Limits, answer: Callable[[int, Packed], None], buffer: Take
+        self, frame: Frame, client: int, answer: Callable[[int, Packed], None], buffer: Take
     ) -> None:
         self.frame, self.client, self.buffer = frame, client, buffer
-        self._limits, self._answer = limits, answer
+        self._answer = answer
         self._open = [True]
 
     def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
@@ -40,11 +40,11 @@ class Request:
             WireError: it was answered before, or the frame is beyond the limits (which fails the request).
         """
         try:
-            packed = Packed(Frame(self.frame.kind, tuple(fields), tuple(arrays)), self._limits)
+            packed = Packed(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
         except WireError as error:
             self.fail(error)
             raise
-        self._finish(REPLY, packed)
+        self._finish(Status.REPLY, packed)
 
     def fail(self, error: str | Exception) -> None:
         """Answers that it went wrong: ``RemoteError`` at the client.
@@ -54,7 +54,7 @@ class Request:
         """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
-        self._finish(FAILED, Packed(Frame(self.frame.kind, (), (data,)), Limits()))
+        self._finish(Status.FAILED, Packed(Frame(self.frame.kind, (), (data,))))
 
     def _finish(self, status: int, packed: Packed) -> None:
         try:

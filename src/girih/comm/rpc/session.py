@@ -7,47 +7,55 @@ connection broke each side sends again what the other has not got, and drops wha
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
-from girih.comm.rpc.frames import Header, Packed, Part
+from girih.comm.rpc.frames import Frame, Header, Packed
+from girih.comm.rpc.transport import Connection, ConnectionLost
 
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    status: int
-    number: int
-    request: int
-    packed: Packed
+_NO_FRAME: Final = Packed(Frame(0))
 
 
 class Session:
-    """One side of it. To be called under a lock.
+    """One side of it, and the connection that it has. Methods are called under its lock.
+
+    Args:
+        stuck: called with it when a message did not go at once.
 
     Attributes:
+        number: what the server calls it; 0 before it does.
+        connection: None while it is broken, since ``lost_s``.
         received: number of the other side's last message.
-        num_kept: messages that the other side may not have.
     """
 
-    def __init__(self) -> None:
-        self.received = 0
-        self._last = 0
-        self._kept: deque[_Sent] = deque()
+    def __init__(self, number: int, stuck: Callable[[Session], None]) -> None:
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        self.lost_s = time.monotonic()
+        self._stuck = stuck
+        self.restart(number)
 
-    @property
-    def num_kept(self) -> int:
-        return len(self._kept)
+    def restart(self, number: int) -> None:
+        """Begins another one; what was kept is dropped."""
+        self.number = number
+        self.received = self._last = 0
+        self._kept: deque[tuple[Header, Packed]] = deque()
 
-    def message(self, status: int, request: int, packed: Packed) -> tuple[int, list[Part]]:
-        """Counts and keeps a message; returns its number and its parts, to be sent now."""
+    def send(self, status: int, request: int, packed: Packed) -> int:
+        """Counts and keeps a message, and sends it where there is a connection; returns its number."""
         self._last += 1
-        sent = _Sent(status, self._last, request, packed)
-        self._kept.append(sent)
-        return self._last, self._parts(sent)
+        header = Header(status, self._last, request, 0)
+        self._kept.append((header, packed))
+        self._put(header, packed)
+        return self._last
 
-    def uncounted(self, status: int, packed: Packed) -> list[Part]:
-        """A message that may get lost."""
-        return packed.parts(Header(status, 0, 0, self.received))
+    def say(self, status: int) -> None:
+        """Sends a message without content, which may get lost."""
+        self._put(Header(status, 0, 0, 0), _NO_FRAME)
 
     def hear(self, header: Header) -> bool:
         """Takes note of a message from the other side; False if it came before."""
@@ -57,14 +65,27 @@ class Session:
         self.received = max(self.received, header.number)
         return True
 
-    def resume(self, received: int) -> list[list[Part]]:
-        """The messages to be sent again to a side that has received so many."""
+    def resume(self, connection: Connection, received: int) -> None:
+        """Goes on over a connection to a side that has received so many."""
+        self.connection = connection
         self._forget(received)
-        return [self._parts(sent) for sent in self._kept]
+        for header, packed in self._kept:
+            self._put(header, packed)
+
+    def flush(self) -> bool:
+        """Sends on; whether nothing is left."""
+        with suppress(ConnectionLost):
+            return self.connection is None or self.connection.flush()
+        return True
+
+    def _put(self, header: Header, packed: Packed) -> None:
+        if self.connection is None:
+            return
+        parts = packed.parts(header._replace(acknowledged=self.received))
+        with suppress(ConnectionLost):  # the thread that receives sees it too
+            if not self.connection.send(parts):
+                self._stuck(self)
 
     def _forget(self, received: int) -> None:
-        while self._kept and self._kept[0].number <= received:
+        while self._kept and self._kept[0][0].number <= received:
             self._kept.popleft()
-
-    def _parts(self, sent: _Sent) -> list[Part]:
-        return sent.packed.parts(Header(sent.status, sent.number, sent.request, self.received))

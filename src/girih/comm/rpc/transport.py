@@ -6,7 +6,7 @@ for ``dial``; who waits does so for the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,12 +61,18 @@ class Stranger(Protocol):
     def fileno(self) -> int:
         """A file to wait for until it is readable."""
 
-    def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
-        """Reads on; once he proved that he knows the secret: a connection, and the number of the session that
-        ``greet`` gave.
+    def hear(self, secret: bytes) -> Hello | None:
+        """Reads on; once he proved that he knows the secret, what he said.
 
         Raises:
             WireError, OSError: he did not, or left.
+        """
+
+    def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
+        """Answers the hello that was heard; he is no stranger any more.
+
+        Raises:
+            OSError: he left.
         """
 
     def close(self) -> None:

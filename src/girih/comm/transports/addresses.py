@@ -19,39 +19,22 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """``tcp://HOST:PORT``; ``[HOST]`` for IPv6; port ``*`` for any, host ``*`` for all, where it is listened at.
+    """A host and a port; port 0 for any, where it is listened at."""
 
-    Raises:
-        WireError: it is no such address.
-    """
+    host: str
+    port: int
 
-    address: str
-
-    def __post_init__(self) -> None:
-        host, port = self.parts()
-        if not host or not (port == "*" or (port.isascii() and port.isdigit() and int(port) < 1 << 16)):
-            raise WireError(f"address {self.address!r}; expected tcp://HOST:PORT")
-
-    def parts(self) -> tuple[str, str]:
-        """Host and port."""
-        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), port
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     def listen(self) -> tuple[socket.socket, str]:
         """A socket that listens there, and an address that others can connect to."""
-        host, port = self.parts()
-        everywhere = host in ("*", "0.0.0.0", "::")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            place = ("0.0.0.0" if host == "*" else host, 0 if port == "*" else int(port))
-            listener = socket.create_server(place, family=family, backlog=_BACKLOG)
+            listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise WireError(
-                f"cannot listen at {self.address!r}: {error}; expected tcp://HOST:PORT"
-            ) from error
-        named = socket.gethostname() if everywhere else host
-        bound = f"[{named}]" if ":" in named else named
-        return listener, f"tcp://{bound}:{listener.getsockname()[1]}"
+            raise WireError(f"cannot listen at {str(self)!r}: {error}; expected tcp://HOST:PORT") from error
+        return listener, str(TCP(self.host, listener.getsockname()[1]))
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to.
@@ -59,8 +42,8 @@ class TCP:
         Raises:
             OSError: the host is not known.
         """
-        host, port = self.parts()
-        family, kind, proto, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, place = found[0]
         return socket.socket(family, kind, proto), place
 
     def prepare(self, connection: socket.socket) -> None:
@@ -94,7 +77,7 @@ class Local:
         return "\0" + self.name[1:] if self.name.startswith("@") else self.name
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A socket that listens there, and its name."""
+        """A socket that listens there, and an address that others can connect to."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.place())
@@ -102,7 +85,7 @@ class Local:
         except OSError as error:
             listener.close()
             raise WireError(f"cannot listen at {self.name!r}: {error}") from error
-        return listener, self.name
+        return listener, f"shm://{self.name}"
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to."""
@@ -117,3 +100,19 @@ class Local:
             with suppress(OSError):
                 Path(self.name).unlink()
                 Path(self.name).parent.rmdir()
+
+
+def place_of(address: str) -> TCP | Local:
+    """The place that an address names; ``shm://`` draws a new one, port ``*`` is any.
+
+    Raises:
+        WireError: it is no address.
+    """
+    kind, _, name = address.partition("://")
+    host, _, port = name.rpartition(":")
+    port = "0" if port == "*" else port
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return TCP(host.removeprefix("[").removesuffix("]"), int(port))
+    if kind == "shm":
+        return Local(name) if name else Local.drawn()
+    raise WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")

@@ -11,23 +11,25 @@ would need a barrier, which the interpreter's own locks give in practice.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 import threading
 import weakref
 from bisect import bisect_right, insort
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import Part
+from girih.comm.rpc.frames import OWN_PART_BYTES, Part
 from girih.errors import WireError
 
 NUM_SLOTS: Final = 4096
+LANE_BYTES: Final = 64 << 20
 _LINE: Final = 64
 _GROWTH: Final = 1 << 20
 
@@ -74,6 +76,18 @@ class LaneFile:
             os.close(file)
             raise
 
+    def view(self, slot: int, start: int, size: int) -> Part:
+        """For the receiver: what was sent, in place; its room is free again when the last view of it is gone.
+
+        Raises:
+            WireError: there is no such place.
+        """
+        if slot >= NUM_SLOTS or start + size > self.num_bytes:
+            raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self.num_bytes:,}")
+        array = np.frombuffer(self.data[start : start + size], np.uint8)
+        _when_dropped(array, self.slots.__setitem__, slot, 0)
+        return array
+
     def close(self) -> None:
         """Views of it stay; the mapping goes with the last."""
         if self.file >= 0:
@@ -89,14 +103,6 @@ class _Chunk:
     slots: list[int] = field(compare=False, default_factory=list)  # under which it was sent
 
 
-class _Array(weakref.ref[NDArray[Any]]):
-    """An array of a lane that somebody has."""
-
-    __slots__ = ("chunk", "slot")
-    chunk: _Chunk
-    slot: int
-
-
 class OutLane:
     """The sender's end. Any thread may take arrays; one thread sends."""
 
@@ -107,17 +113,15 @@ class OutLane:
         self._free_slots = list(range(NUM_SLOTS))
         self._backed = 0  # so many bytes have memory; beyond, touching could kill the process
         self._most = file.num_bytes
-        self._arrays: dict[int, _Array] = {}
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> NDArray[Any] | None:
-        """An array whose memory is the lane's; None when there is no room."""
-        chunk = self._take(num_bytes)
+    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+        """An array whose memory is the lane's; None when there is no room, or it is a small one."""
+        num_bytes = dtype.itemsize * math.prod(shape)
+        chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None
         if chunk is None:
             return None
         array = np.frombuffer(self._file.data[chunk.start : chunk.start + num_bytes], dtype)
-        seen = _Array(array, self._dropped)
-        seen.chunk = chunk
-        self._arrays[id(seen)] = seen
+        _when_dropped(array, setattr, chunk, "held", False)
         return array.reshape(shape)
 
     def send(self, part: Part) -> tuple[int, int] | None:
@@ -145,10 +149,6 @@ class OutLane:
         with self._lock:
             self._most = 0
             self._file.close()
-
-    def _dropped(self, seen: _Array) -> None:
-        seen.chunk.held = False
-        del self._arrays[id(seen)]
 
     def _find(self, start: int, size: int) -> _Chunk | None:
         with self._lock:
@@ -197,32 +197,6 @@ class OutLane:
         return True
 
 
-class InLane:
-    """The receiver's end."""
-
-    def __init__(self, file: LaneFile) -> None:
-        self._file = file
-        self._arrays: dict[int, _Array] = {}
-
-    def view(self, slot: int, start: int, size: int) -> Part:
-        """A view of what was sent, in place; its room is free again when the last view of it is gone.
-
-        Raises:
-            WireError: there is no such place.
-        """
-        if slot >= NUM_SLOTS or start + size > self._file.num_bytes:
-            raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self._file.num_bytes:,}")
-        array = np.frombuffer(self._file.data[start : start + size], np.uint8)
-        seen = _Array(array, self._dropped)
-        seen.slot = slot
-        self._arrays[id(seen)] = seen
-        return array
-
-    def close(self) -> None:
-        """Views stay."""
-        self._file.close()
-
-    def _dropped(self, seen: _Array) -> None:
-        self._file.slots[seen.slot] = 0
-        with suppress(KeyError):
-            del self._arrays[id(seen)]
+def _when_dropped(array: NDArray[Any], call: Callable[..., None], *arguments: Any) -> None:
+    """Has a function called when an array, and every view of it, is gone; not when the process ends."""
+    weakref.finalize(array, call, *arguments).atexit = False

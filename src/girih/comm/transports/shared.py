@@ -7,27 +7,17 @@ the socket has no file either.
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import struct
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import OWN_PART_BYTES, Limits, Part
-from girih.comm.rpc.handshake import WELCOME_BYTES, Welcome
-from girih.comm.rpc.transport import Connection
-from girih.comm.transports.addresses import Local
-from girih.comm.transports.lanes import InLane, LaneFile, OutLane
-from girih.comm.transports.sockets import SocketDialer, SocketListener, read
+from girih.comm.rpc.frames import OWN_PART_BYTES, Part
+from girih.comm.transports.lanes import LaneFile, OutLane
 from girih.comm.transports.streams import Stream
 from girih.errors import WireError
 
-_LOG = logging.getLogger(__name__)
 _SIGN: Final = b"LANE"
 _PLACE: Final = struct.Struct("<iQQ")  # slot, start, bytes
 _INLINE: Final = -1
@@ -38,8 +28,8 @@ class SharedConnection:
 
     def __init__(self, stream: Stream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream
-        self._outward, self._inward = OutLane(outward), InLane(inward)
-        self.fileno, self.flush = stream.fileno, stream.flush
+        self._outward, self._inward = OutLane(outward), inward
+        self.fileno, self.flush, self.buffer = stream.fileno, stream.flush, self._outward.buffer
 
     def send(self, parts: Sequence[Part]) -> bool:
         places, inline = [], []
@@ -72,48 +62,7 @@ class SharedConnection:
                 raise WireError("a message that lacks a part")
         return found + inline
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        return self._outward.buffer(dtype, shape, num_bytes) if num_bytes >= OWN_PART_BYTES else None
-
     def close(self, linger_s: float = 0.0) -> None:
         self.stream.close(linger_s)
         self._outward.close()
         self._inward.close()
-
-
-class SharedListener(SocketListener):
-    """Listens at a name that it draws."""
-
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(Local.drawn(), limits)
-        self.address = f"shm://{self.address}"
-
-    def welcome(self, connection: socket.socket, said: bytes, limits: Limits) -> Connection:
-        try:
-            inward, outward = LaneFile.make(limits.lane_bytes), LaneFile.make(limits.lane_bytes)
-        except OSError as error:
-            _LOG.warning("%s: all goes through the socket: %s", self.address, error)
-            return super().welcome(connection, said, limits)
-        socket.send_fds(connection, [said], [inward.file, outward.file])
-        return SharedConnection(Stream(connection, limits, self._buffers), outward, inward)
-
-
-class SharedDialer(SocketDialer):
-    """Connects to ``SharedListener.address``."""
-
-    def finish(
-        self, connection: socket.socket, check: Callable[[bytes], Welcome], end_s: float
-    ) -> tuple[Connection, Welcome]:
-        connection.settimeout(max(0.001, end_s - time.monotonic()))
-        said, files, _, _ = socket.recv_fds(connection, WELCOME_BYTES, 2)
-        try:
-            welcome = check(said + read(connection, WELCOME_BYTES - len(said), end_s))
-            stream = Stream(connection, welcome.limits, self._buffers)
-            if len(files) != 2:
-                return stream, welcome
-            outward, inward = (LaneFile(os.dup(file)) for file in files)
-            return SharedConnection(stream, outward, inward), welcome
-        finally:
-            for file in files:
-                os.close(file)

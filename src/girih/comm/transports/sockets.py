@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
-from girih.comm.rpc.frames import Limits
-from girih.comm.rpc.handshake import (
-    CHALLENGE_BYTES,
-    HELLO_BYTES,
-    WELCOME_BYTES,
-    Hello,
-    Welcome,
-    challenge,
-    pack_hello,
-    pack_welcome,
-    unpack_hello,
-    unpack_welcome,
-)
+from girih.comm.rpc import handshake
+from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
 from girih.comm.transports.addresses import TCP, Local
+from girih.comm.transports.lanes import LANE_BYTES, LaneFile
+from girih.comm.transports.shared import SharedConnection
 from girih.comm.transports.streams import Stream
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
+
+_LOG = logging.getLogger(__name__)
 
 
 class SocketListener:
     """Takes connections at an address.
 
-    Raises:
-        WireError: it cannot be listened there.
+    Args:
+        place, listener, address: where, the socket that listens there, and what others connect to.
     """
 
-    def __init__(self, place: TCP | Local, limits: Limits) -> None:
-        self._place, self._limits, self._buffers = place, limits, Buffers()
-        self._listener, self.address = place.listen()
+    def __init__(self, place: TCP | Local, listener: socket.socket, address: str) -> None:
+        self.place, self.address, self.buffers = place, address, Buffers()
+        self._listener = listener
         self._listener.setblocking(False)
 
     def fileno(self) -> int:
@@ -49,27 +43,30 @@ class SocketListener:
             return None
         connection.setblocking(False)
         with suppress(OSError):
-            self._place.prepare(connection)
-        return SocketStranger(connection, self.welcome)
+            self.place.prepare(connection)
+        return SocketStranger(connection, self)
 
-    def welcome(self, connection: socket.socket, said: bytes, limits: Limits) -> Connection:
-        """Says the last word of the handshake; from here on it is a connection."""
-        connection.sendall(said)
-        return Stream(connection, limits, self._buffers)
+    def lanes(self) -> list[LaneFile]:
+        """Memory for both directions of a connection on this host, where there is any."""
+        if isinstance(self.place, TCP):
+            return []
+        try:
+            return [LaneFile.make(LANE_BYTES) for _ in range(2)]
+        except OSError as error:
+            _LOG.warning("%s: all goes through the socket: %s", self.address, error)
+            return []
 
     def close(self) -> None:
         self._listener.close()
-        self._place.leave()
+        self.place.leave()
 
 
 class SocketStranger:
     """Somebody who connected, and is asked for a proof at once."""
 
-    def __init__(
-        self, connection: socket.socket, welcome: Callable[[socket.socket, bytes, Limits], Connection]
-    ) -> None:
-        self._socket, self._welcome = connection, welcome
-        self._challenge = challenge()
+    def __init__(self, connection: socket.socket, listener: SocketListener) -> None:
+        self._socket, self._listener = connection, listener
+        self._challenge = handshake.challenge()
         self._said = b""
         with suppress(OSError):  # he left, as will be read
             connection.send(self._challenge)
@@ -77,7 +74,7 @@ class SocketStranger:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def hear(self, secret: bytes, greet: Callable[[Hello], Welcome]) -> tuple[Connection, Hello, int] | None:
+    def hear(self, secret: bytes) -> Hello | None:
         with suppress(BlockingIOError):
             heard = self._socket.recv(HELLO_BYTES - len(self._said))
             if not heard:
@@ -85,10 +82,18 @@ class SocketStranger:
             self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
-        hello = unpack_hello(secret, self._challenge, self._said)
-        welcome = greet(hello)
-        said = pack_welcome(secret, self._challenge, self._said, welcome)
-        return self._welcome(self._socket, said, welcome.limits), hello, welcome.session
+        return handshake.unpack_hello(secret, self._challenge, self._said)
+
+    def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
+        said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
+        stream = Stream(self._socket, self._listener.buffers)
+        lanes = self._listener.lanes()
+        if not lanes:
+            self._socket.sendall(said)
+            return stream
+        inward, outward = lanes
+        socket.send_fds(self._socket, [said], [inward.file, outward.file])
+        return SharedConnection(stream, outward, inward)
 
     def close(self) -> None:
         self._socket.close()
@@ -106,32 +111,31 @@ class SocketDialer:
         end_s = time.monotonic() + timeout_s
         connection, place = self._place.dial()
         self._socket = connection
+        files: list[int] = []
         try:
             if self._stopped:
                 raise ConnectionLost("stopped")
             connection.settimeout(timeout_s)
             connection.connect(place)
             self._place.prepare(connection)
-            challenged = read(connection, CHALLENGE_BYTES, end_s)
-            said = pack_hello(secret, challenged, hello)
+            challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
+            said = handshake.pack_hello(secret, challenged, hello)
             connection.sendall(said)
-
-            def check(answer: bytes) -> Welcome:
-                return unpack_welcome(secret, challenged, said, answer)
-
-            return self.finish(connection, check, end_s)
+            welcome = handshake.unpack_welcome(
+                secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files)
+            )
+            stream = Stream(connection, self._buffers)
+            if len(files) != 2:
+                return stream, welcome
+            outward, inward = (LaneFile(os.dup(file)) for file in files)
+            return SharedConnection(stream, outward, inward), welcome
         except BaseException:
             connection.close()
             raise
         finally:
             self._socket = None
-
-    def finish(
-        self, connection: socket.socket, check: Callable[[bytes], Welcome], end_s: float
-    ) -> tuple[Connection, Welcome]:
-        """Hears the last word of the handshake."""
-        welcome = check(read(connection, WELCOME_BYTES, end_s))
-        return Stream(connection, welcome.limits, self._buffers), welcome
+            for file in files:
+                os.close(file)
 
     def stop(self) -> None:
         self._stopped = True
@@ -141,12 +145,13 @@ class SocketDialer:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def read(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
-    """So many bytes, waited for until a moment."""
+def _read(connection: socket.socket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
+    """So many bytes, waited for until a moment; the files that come with them are put to the others."""
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
-        heard = connection.recv(num_bytes - len(said))
+        heard, found, _, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
+        files += found
         if not heard:
             raise WireError("the other side closed the connection instead of greeting")
         said += heard

@@ -12,14 +12,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import Limits, Part
+from girih.comm.rpc.frames import MOST_ARRAYS, MOST_BYTES, Part
 from girih.comm.rpc.transport import ConnectionLost
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
@@ -27,10 +27,9 @@ from girih.kernels.buffers import Buffers
 _SIGN: Final = b"GRM1"
 _HEAD: Final = struct.Struct("<4sI")
 _SCRATCH_BYTES: Final = 1 << 16
-_SLACK_BYTES: Final = 1 << 16  # of a first part, beside its small arrays
-_SLACK_PARTS: Final = 2  # the first part; the places of those in shared memory
+_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part; the places of those in shared memory
+_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more than its small arrays
 _MOST_VIEWS: Final = 512  # of one call of the system
-_NOTHING: Final = memoryview(b"")
 
 
 class Stream:
@@ -41,20 +40,15 @@ class Stream:
         buffers: where arrays that arrive get their memory.
     """
 
-    def __init__(self, connection: socket.socket, limits: Limits, buffers: Buffers) -> None:
+    def __init__(self, connection: socket.socket, buffers: Buffers) -> None:
         connection.setblocking(False)
         self.socket = connection
         self._unsent: deque[list[memoryview]] = deque()  # messages, of which the first may have gone in part
-        self._most_parts = limits.most_arrays + _SLACK_PARTS
-        self._most_bytes = limits.most_bytes + _SLACK_BYTES
         self._buffers = buffers
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0  # of what the scratch has
-        self._head = memoryview(bytearray(_HEAD.size))
-        self._wanted = self._head  # what is to be filled next
-        self._sizes: NDArray[np.uint64] | None = None
-        self._num_filled = 0
-        self._parts: list[Part] | None = None
+        self._parts: list[Part] = []  # of the message that comes
+        self._messages = self._read_messages()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -97,57 +91,48 @@ class Stream:
         return True
 
     def receive(self) -> list[Part] | None:
-        while self._fill():
-            if self._parts is not None:
-                self._num_filled += 1
-            elif self._sizes is None:
-                self._read_head()
-                continue
-            else:
-                self._check_sizes()
-            if self._num_filled < len(self._sizes):  # type: ignore[arg-type]
-                part = self._buffers.take(np.uint8, int(self._sizes[self._num_filled]))  # type: ignore[index]
-                self._parts.append(part)  # type: ignore[union-attr]
-                self._wanted = part.data
-            else:
-                parts, self._parts, self._sizes = self._parts, None, None
-                self._wanted, self._num_filled = self._head, 0
-                return parts
-        return None
+        if not next(self._messages):
+            return None
+        parts, self._parts = self._parts, []
+        return parts
 
-    def _read_head(self) -> None:
-        sign, num_parts = _HEAD.unpack(self._head)
-        if sign != _SIGN or num_parts > self._most_parts:
-            raise WireError(
-                f"{sign!r} and {num_parts} parts; expected {_SIGN!r} and at most {self._most_parts} parts"
-            )
-        self._sizes = np.empty(num_parts, "<u8")
-        self._wanted = self._sizes.data.cast("B") if num_parts else _NOTHING
+    def _read_messages(self) -> Iterator[bool]:
+        """Whether ``_parts`` are a whole message, again and again; else nothing more is there."""
+        head = memoryview(bytearray(_HEAD.size))
+        while True:
+            yield from self._fill(head)
+            sign, num_parts = _HEAD.unpack(head)
+            if sign != _SIGN or num_parts > _MOST_PARTS:
+                raise WireError(
+                    f"{sign!r} and {num_parts} parts; expected {_SIGN!r} and at most {_MOST_PARTS} parts"
+                )
+            packed_sizes = bytearray(8 * num_parts)
+            yield from self._fill(memoryview(packed_sizes))
+            sizes = struct.unpack(f"<{num_parts}Q", packed_sizes)
+            if sum(sizes) > _MOST_MESSAGE_BYTES:
+                raise WireError(f"a message of {sum(sizes):,} bytes; at most {_MOST_MESSAGE_BYTES:,}")
+            for size in sizes:
+                self._parts.append(self._buffers.take(np.uint8, size))
+                yield from self._fill(self._parts[-1].data)
+            yield True
 
-    def _check_sizes(self) -> None:
-        num_bytes = sum(self._sizes.tolist())  # type: ignore[union-attr]
-        if num_bytes > self._most_bytes:
-            raise WireError(f"a message of {num_bytes:,} bytes; at most {self._most_bytes:,}")
-        self._parts = []
-
-    def _fill(self) -> bool:
-        """Whether all that is wanted is there."""
-        while self._wanted:
+    def _fill(self, wanted: memoryview) -> Iterator[bool]:
+        """Fills memory with what comes; says False while it does not."""
+        while wanted:
             if self._end > self._start:
-                num_bytes = min(self._end - self._start, len(self._wanted))
-                self._wanted[:num_bytes] = self._scratch[self._start : self._start + num_bytes]
+                num_bytes = min(self._end - self._start, len(wanted))
+                wanted[:num_bytes] = self._scratch[self._start : self._start + num_bytes]
                 self._start += num_bytes
-            elif len(self._wanted) < _SCRATCH_BYTES:
+            elif len(wanted) < _SCRATCH_BYTES:
                 self._start, self._end = 0, self._read(self._scratch)
                 num_bytes = 0
                 if not self._end:
-                    return False
+                    yield False
             else:
-                num_bytes = self._read(self._wanted)
+                num_bytes = self._read(wanted)
                 if not num_bytes:
-                    return False
-            self._wanted = self._wanted[num_bytes:]
-        return True
+                    yield False
+            wanted = wanted[num_bytes:]
 
     def _read(self, into: memoryview) -> int:
         """Reads into a buffer; returns the number of bytes that were there."""

@@ -14,7 +14,6 @@ class Wakeup:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        self._asked = False
         self._open = True
         self._lock = threading.Lock()
 
@@ -23,17 +22,14 @@ class Wakeup:
 
     def ask(self) -> None:
         """From any thread."""
-        if not self._asked:
-            with self._lock, suppress(BlockingIOError):
-                if self._open:
-                    self._asked = True
-                    os.write(self._write, b"!")
+        with self._lock, suppress(BlockingIOError):
+            if self._open:
+                os.write(self._write, b"!")
 
     def heard(self) -> None:
         """Clears what was asked: what is asked from here on makes it readable again."""
         with suppress(BlockingIOError):
-            os.read(self._read, 64)
-        self._asked = False
+            os.read(self._read, 1 << 12)
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""DecodedRows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
+"""Decoded rows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
 
 Shapes: R rows, K batches of B examples each, F features.
 """
@@ -6,14 +6,15 @@ Shapes: R rows, K batches of B examples each, F features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.rows import Bags, DecodedRows, joined_bags, joined_others, sealed, take_rows
+from girih.data.decode.columns import sealed
+from girih.data.decode.rows import Bags, DecodedRows, filled_weights, joined_bags, joined_others
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
@@ -22,18 +23,10 @@ MAX_IDS = 2**31 - 1
 GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
 
 
-class Cut(NamedTuple):
-    """The batches of some rows, and the rows before and after them (None where there are none)."""
-
-    before: DecodedRows | None
-    batches: list[Batch]
-    after: DecodedRows | None
-
-
 def cut(
     parts: Sequence[DecodedRows], order: NDArray[np.int64], first: int, size: int, buffers: Buffers
-) -> Cut:
-    """Cuts rows into batches of ``size``, from row ``first`` on.
+) -> list[Batch]:
+    """Cuts rows into batches: one of ``first`` rows, then batches of ``size``, then one of what is left.
 
     Args:
         parts: rows with the same columns, one part below the other; their ids are taken out, to be freed.
@@ -49,39 +42,58 @@ def cut(
     for f, column in enumerate(columns):
         if any(bags.offsets is not None for bags in column):
             columns[f] = [joined_bags(column, buffers)]
-    groups = _groups(order[first:last].reshape(-1, size), columns, buffers)
-    others = joined_others(parts, buffers)
-    rests = [(others.take(index), index) for index in (order[:first], order[last:])]
+    pieces = (order[None, :first], order[first:last].reshape(-1, size), order[None, last:])
+    num_ids = sum(len(bags.ids) for column in columns for bags in column)
+    ids_per_row = num_ids / sum(part.num_rows for part in parts)
+    weighted = any(bags.weights is not None for column in columns for bags in column)
+    groups = []
+    for index in pieces:
+        step = max(1, int(GROUP_BYTES / (8 * ids_per_row * index.shape[1] + 1)))
+        for start in range(0, len(index) if index.size else 0, step):
+            groups.append(_Group(index[start : start + step], columns, weighted, buffers))
     for f in range(len(columns)):
         bags = joined_bags(columns[f], buffers)
         columns[f] = []
         for group in groups:
             group.fill(f, bags)
-        for rows, index in rests:
-            rows.bags.append(bags.take(index))
-    before, after = (rows if rows.num_rows else None for rows, _ in rests)
-    return Cut(before, [batch for group in groups for batch in group.batches(others)], after)
+    others = joined_others(parts, buffers)
+    return [batch for group in groups for batch in group.batches(others)]
 
 
-def batch_of(parts: Sequence[DecodedRows], buffers: Buffers) -> Batch:
-    """All rows as one batch; their ids are taken out."""
-    size = sum(part.num_rows for part in parts)
-    return cut(parts, np.arange(size), 0, size, buffers).batches[0]
+def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
+    """The examples of several batches in one.
+
+    Raises:
+        DataError: more ids than a batch can hold.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    others = joined_others(parts, buffers)
+    _check_ids(sum(len(part.ids) for part in parts), others.num_rows)
+    lengths = [np.diff(part.offsets).reshape(-1, part.num_examples) for part in parts]
+    offsets = np.zeros(parts[0].num_features * others.num_rows + 1, np.int32)
+    np.cumsum(np.concatenate(lengths, axis=1), out=offsets[1:])
+    weights = filled_weights(parts)
+    return Batch(
+        ids=_by_feature([part.ids for part in parts], parts),
+        offsets=offsets,
+        weights=None if weights is None else _by_feature(weights, parts),
+        numeric=others.numeric,
+        labels=others.labels,
+        example_weights=others.example_weights,
+        kept=others.kept,
+    )
 
 
-def _groups(index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], buffers: Buffers) -> list[_Group]:
-    """Groups of batches of about :data:`GROUP_BYTES`; ``index``, int64[·, B], says which rows each takes."""
-    size = index.shape[1]
-    num_rows = sum(bags.num_rows for bags in columns[0]) if columns else 0
-    ids_per_batch = sum(len(bags.ids) for column in columns for bags in column) * size / max(1, num_rows)
-    step = max(1, int(GROUP_BYTES / (8 * ids_per_batch + 1)))
-    weighted = any(bags.weights is not None for column in columns for bags in column)
-    bounds = None
-    if all(bags.offsets is None for column in columns for bags in column):
-        _check_ids(len(columns) * size, size)
-        bounds = np.arange(len(columns) * size + 1, dtype=np.int32)
-    starts = range(0, len(index), step)
-    return [_Group(index[start : start + step], columns, weighted, bounds, buffers) for start in starts]
+def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch]) -> NDArray[Any]:
+    """What the batches hold for each id, in the order in which one batch holds it: by feature, then by part."""
+    ends = [part.offsets[:: part.num_examples] for part in parts]
+    pieces = [
+        own[end[f] : end[f + 1]]
+        for f in range(parts[0].num_features)
+        for own, end in zip(values, ends, strict=True)
+    ]
+    return np.concatenate([values[0][:0], *pieces])
 
 
 def _check_ids(num_ids: int, size: int) -> None:
@@ -90,19 +102,15 @@ def _check_ids(num_ids: int, size: int) -> None:
 
 
 class _Group:
-    """K batches whose ids lie in one array, a batch after the other.
+    """K batches of about :data:`GROUP_BYTES`, whose ids lie in one array, a batch after the other.
 
     Args:
-        index: int64[K, B]. bounds: int32[F·B+1], the offsets of all batches where every bag holds one id; else None.
+        index: int64[K, B], the rows that each batch takes.
+        weighted: whether any feature has weights.
     """
 
     def __init__(
-        self,
-        index: NDArray[np.int64],
-        columns: Sequence[Sequence[Bags]],
-        weighted: bool,
-        bounds: NDArray[np.int32] | None,
-        buffers: Buffers,
+        self, index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], weighted: bool, buffers: Buffers
     ) -> None:
         self._buffers = buffers
         self._index = index
@@ -121,11 +129,12 @@ class _Group:
         if weighted:
             self._weights = buffers.take(np.float32, len(self._ids))
             self._weights[:] = 1.0
-        self._has_bags = bounds is None
-        if bounds is None:
-            bounds = buffers.take(np.int32, num_batches, len(columns) * size + 1)
-            bounds[:, 0] = 0
-        self._offsets = bounds  # int32[K, F·B+1], or one for all
+        self._has_bags = any(column[0].offsets is not None for column in columns)
+        if self._has_bags:
+            self._offsets = buffers.take(np.int32, num_batches, len(columns) * size + 1)
+            self._offsets[:, 0] = 0
+        else:  # the same for all batches
+            self._offsets = np.arange(len(columns) * size + 1, dtype=np.int32)
 
     def fill(self, f: int, bags: Bags) -> None:
         """Copies what feature ``f`` holds to its place in each batch."""
@@ -148,8 +157,7 @@ class _Group:
         """The batches, with what rows hold besides ids."""
         size = self._index.shape[1]
         rows = self._index.reshape(-1)
-        numeric = take_rows(others.numeric, rows, self._buffers)
-        labels = take_rows(others.labels, rows, self._buffers)
+        numeric, labels = self._taken(others.numeric, rows), self._taken(others.labels, rows)
         weights = None if others.example_weights is None else others.example_weights[rows]
         begin = 0
         for k, end in enumerate(self._ends):
@@ -164,3 +172,8 @@ class _Group:
                 kept=None if others.kept is None else others.kept.take(pa.array(self._index[k])),
             )
             begin = end
+
+    def _taken(self, values: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        out = self._buffers.take(np.float32, len(rows), values.shape[1])
+        kernels.take_rows(sealed(values), rows, out)
+        return out

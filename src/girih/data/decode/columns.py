@@ -8,26 +8,20 @@ Shapes: R rows of a column, M values in its lists.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from girih.errors import DataError
 from girih.kernels.cpu import strings, take
 
 NULL_ID: Final = 3308892442114646408
 """The id of a missing value: XXH64 of ``girih.null``."""
 
-
-class Numbers(NamedTuple):
-    """A column of numbers: float[R] (0 where null), and bool[R] masks, None where nothing is set."""
-
-    values: NDArray[Any]
-    null: NDArray[np.bool_] | None
-    unreadable: NDArray[np.bool_] | None
+_TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
+_BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
 
 def kind_of(kind: Any) -> str:
@@ -55,24 +49,14 @@ def is_list(kind: Any) -> bool:
 
 def is_string(kind: Any) -> bool:
     """True for columns of text or bytes."""
-    types = pa.types
-    tests = (
-        types.is_string,
-        types.is_large_string,
-        types.is_binary,
-        types.is_large_binary,
-        types.is_fixed_size_binary,
-        types.is_string_view,
-        types.is_binary_view,
-    )
-    return any(test(kind) for test in tests)
+    return kind.id in _TEXT | _BYTES
 
 
 def flat(column: Any) -> Any:
     """The one array that a table's column consists of."""
-    if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1:
+    if column.num_chunks == 1:
         return column.chunk(0)  # combine_chunks would copy it
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # too large for 32-bit offsets: stays in chunks
         large = pa.large_list(array.type.value_type) if is_list(array.type) else pa.large_binary()
         array = array.cast(large).combine_chunks()
@@ -87,15 +71,11 @@ def null_mask(array: Any) -> NDArray[np.bool_] | None:
     return mask
 
 
-def scalar_ids(array: Any, *, empty_is_null: bool) -> NDArray[np.int64]:
-    """One id a row: int64[R]; null, and where told so the empty string, is :data:`NULL_ID`.
-
-    Raises:
-        DataError: a type that ids cannot be read from.
-    """
+def scalar_ids(array: Any) -> NDArray[np.int64]:
+    """One id a row, int64[R], of strings, integers or booleans; null is :data:`NULL_ID`."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        words = np.append(scalar_ids(array.dictionary, empty_is_null=empty_is_null), np.int64(NULL_ID))
+        words = np.append(scalar_ids(array.dictionary), np.int64(NULL_ID))
         indices = array.indices.fill_null(len(words) - 1) if array.indices.null_count else array.indices
         ids: NDArray[np.int64] = words[indices.to_numpy(zero_copy_only=False)]
         return ids
@@ -103,40 +83,30 @@ def scalar_ids(array: Any, *, empty_is_null: bool) -> NDArray[np.int64]:
         return np.full(len(array), NULL_ID, dtype=np.int64)
     null = null_mask(array)
     if is_string(kind):
-        data, starts, ends = spans(array)
-        ids = strings.ids_of_strings(data, starts, ends)
-        if empty_is_null:
-            ids[starts == ends] = NULL_ID
-    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        filled = array.fill_null(False if pa.types.is_boolean(kind) else 0) if null is not None else array
-        ids = filled.to_numpy(zero_copy_only=False)
-        ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
-        ids = ids.copy() if null is not None else ids
+        ids = strings.ids_of_strings(*spans(array))
     else:
-        raise DataError(f"column of type {kind} cannot hold ids")
-    if null is not None:
-        ids[null] = NULL_ID
-    return ids
+        array = array.cast(pa.int8()) if pa.types.is_boolean(kind) else array
+        array = array if null is None else array.fill_null(0)
+        ids = array.to_numpy()
+        ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
+    return ids if null is None else np.where(null, NULL_ID, ids)
 
 
-def list_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A list column as int64[M] and offsets int64[R+1]; a null list is empty, a null element NULL_ID."""
-    return scalar_ids(array.flatten(), empty_is_null=False), list_offsets(array)
-
-
-def split(array: Any, separator: str) -> tuple[Any, NDArray[np.int64]]:
-    """Splits R strings at a separator, leaving out empty pieces.
+def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:
+    """The values of R bags: of lists, or of strings split at a separator, empty pieces left out.
 
     Returns:
-        M strings, and offsets int64[R+1] into them.
+        M values, and offsets int64[R+1] into them; None where each row is one value. A null row is an empty bag.
     """
+    if not separator:
+        return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
     lists = pc.split_pattern(string_values(array), separator)
-    pieces, offsets = lists.flatten(), list_offsets(lists)
-    kept = pc.binary_length(pieces).to_numpy() > 0
+    words, offsets = lists.flatten(), list_offsets(lists)
+    kept = pc.binary_length(words).to_numpy() > 0
     if not kept.all():
-        pieces = pieces.filter(pa.array(kept))
+        words = words.filter(pa.array(kept))
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
-    return pieces, offsets
+    return words, offsets
 
 
 def list_offsets(array: Any) -> NDArray[np.int64]:
@@ -161,78 +131,52 @@ def keep_last(
     return kept, short
 
 
-def numbers(array: Any, *, from_strings: bool = False, keep_float32: bool = False) -> Numbers:
-    """One number a row, as float64 (or float32 where the column is and may stay so).
+def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed.
 
-    Strings are read as numbers only where told so, empty ones being null.
-
-    Raises:
-        DataError: a type that numbers cannot be read from.
+    Returns:
+        float[R], NaN where there is no number; bool[R] where there is nothing, or None if that is nowhere.
     """
     array = _plain(array)
     kind = array.type
-    if pa.types.is_null(kind):
-        return Numbers(np.zeros(len(array)), np.ones(len(array), dtype=np.bool_), None)
-    null = null_mask(array)
-    if is_string(kind) and from_strings:
-        values, empty, unreadable = string_numbers(array)
-        null = empty if null is None else null | empty
-        return Numbers(values, null if null.any() else None, unreadable)
-    if pa.types.is_decimal(kind):
+    if is_string(kind):
+        return string_numbers(array)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):  # booleans, decimals, nulls
         array = array.cast(pa.float64())
-    elif kind_of(kind) not in ("integers", "floats", "booleans"):
-        raise DataError(f"column of type {kind} cannot hold numbers")
-    if null is not None:
-        array = array.fill_null(False if pa.types.is_boolean(kind) else 0)
     values = array.to_numpy(zero_copy_only=False)
     if not (keep_float32 and values.dtype == np.float32):
         values = values.astype(np.float64, copy=False)
-    return Numbers(values, null, None)
+    return values, null_mask(array)
 
 
-def string_numbers(
-    words: Any,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_] | None]:
-    """Decimal numbers, correctly rounded; spaces around them do not count.
-
-    Args:
-        words: R strings, none of them null.
+def string_numbers(words: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    """R strings as decimal numbers, correctly rounded; spaces around them do not count.
 
     Returns:
-        float64[R], 0 where there is no number; bool[R] where a string is empty; bool[R] where it is anything
-        else than a number, None if that is nowhere.
+        float64[R], NaN where there is no number; bool[R] where a string is null or blank, or None if that is nowhere.
     """
     text = words.cast(pa.large_string(), safe=False)  # whatever is no UTF-8 is no number either
     for trim in (False, True):
-        text = pc.ascii_trim(text, " \t\r") if trim else text
-        empty = pc.binary_length(text).to_numpy() == 0
-        filled = pc.if_else(pa.array(empty), "0", text) if empty.any() else text
+        if trim:
+            text = pc.ascii_trim(text, " \t\r")
+            text = pc.if_else(pc.equal(text, ""), None, text)
         try:
-            return filled.cast(pa.float64()).to_numpy(), empty, None
+            return text.cast(pa.float64()).to_numpy(zero_copy_only=False), null_mask(text)
         except pa.ArrowInvalid:
             continue
-    read = [_number(word) for word in filled.cast(pa.large_binary()).to_pylist()]
-    return np.array([number or 0.0 for number in read]), empty, np.array([number is None for number in read])
+    read = [number_of(word) for word in text.cast(pa.large_binary()).to_pylist()]
+    return np.array(read, dtype=np.float64), null_mask(text)
 
 
 def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """The bytes of a string column, and where each row starts and ends: uint8[·], int64[R], int64[R]."""
-    types = pa.types
-    if (
-        types.is_fixed_size_binary(array.type)
-        or types.is_string_view(array.type)
-        or types.is_binary_view(array.type)
-    ):
-        array = array.cast(pa.large_binary())
-    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    array = array.cast(pa.large_binary())
     _, offset_bytes, data_bytes = array.buffers()
-    if len(array) == 0 or offset_bytes is None:
-        nothing = np.zeros(len(array), dtype=np.int64)
-        return _read_only(np.zeros(0, dtype=np.uint8)), _read_only(nothing), _read_only(nothing)
-    offsets = np.frombuffer(offset_bytes, dtype=np.int64 if wide else np.int32)
-    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64, copy=False)
-    data = np.zeros(0, np.uint8) if data_bytes is None else np.frombuffer(data_bytes, dtype=np.uint8)
-    return _read_only(data), _read_only(offsets[:-1]), _read_only(offsets[1:])
+    offsets = np.zeros(1, dtype=np.int64)
+    if len(array):
+        offsets = np.frombuffer(offset_bytes, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    data = np.frombuffer(data_bytes or b"", dtype=np.uint8)
+    return sealed(data), sealed(offsets[:-1]), sealed(offsets[1:])
 
 
 def string_values(array: Any) -> Any:
@@ -244,14 +188,16 @@ def _plain(array: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    array = array.view()
-    array.flags.writeable = False  # so that kernels are compiled once, not for either kind
-    return array
+def sealed(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view, as columns in Arrow's memory are: so kernels are compiled for one kind only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
-def _number(word: bytes) -> float | None:
+def number_of(word: bytes | None) -> float | None:
+    """The number that a word without spaces spells, or None."""
     try:
-        return None if b"_" in word else float(word.decode("ascii"))
+        return None if word is None or b"_" in word else float(word.decode("ascii"))
     except ValueError:
         return None

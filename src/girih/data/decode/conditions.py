@@ -67,30 +67,18 @@ def parse_condition(label: str, text: str) -> Condition:
         )
     column, comparison, written = match[1], match[2] or match[3], match[4]
     try:
-        literal: Any = (
-            {"true": True, "false": False}[written]
-            if written in ("true", "false")
-            else ast.literal_eval(written)
-        )
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        literal: Any = ast.literal_eval({"true": "True", "false": "False"}.get(written, written))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise ConfigError(
             f"{where}: {written!r} is not a value; expected a number, 'text' in quotes, or a list"
         ) from None
+    values: tuple[Any, ...] = (literal,)
     if comparison == "in":
         if not isinstance(literal, list | tuple | set) or not literal:
             raise ConfigError(f"{where}: 'in' needs a list with values, as in 'tab in [1, 2]'")
-        literal = tuple(sorted(literal)) if isinstance(literal, set) else tuple(literal)
-        kinds = {_kind(item) for item in literal}
-    else:
-        kinds = {_kind(literal)}
-    if len(kinds) != 1 or None in kinds:
+        literal = values = tuple(sorted(literal, key=repr) if isinstance(literal, set) else literal)
+    are_strings = all(isinstance(value, str) for value in values)
+    are_numbers = all(isinstance(value, bool | int | float) and value == value for value in values)
+    if not (are_strings or are_numbers):
         raise ConfigError(f"{where}: {written} is neither a number, nor a string, nor a list of one of them")
     return Condition(column, comparison, literal)
-
-
-def _kind(literal: Any) -> str | None:
-    if isinstance(literal, str):
-        return "string"
-    if isinstance(literal, bool | int | float) and literal == literal:
-        return "number"
-    return None

@@ -12,11 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode import columns
-from girih.data.decode.conditions import Condition
 from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import BadRow, Findings, Unit
-from girih.errors import DataError
+from girih.data.unit import BadRow, Unit
 from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Numeric, Sequence
 
@@ -24,58 +22,36 @@ BLOCK_ROWS = 1 << 14
 
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
-    """Decodes a unit; bad rows are left out and returned.
-
-    Raises:
-        DataError: a column whose type does not serve the plan.
-    """
-    findings = Findings(unit)
-    reader = _Reader(unit, findings)
-    bags = [reader.bags(feature) for feature in plan.schema.sparse]
-    numbers = [reader.numeric(feature) for feature in plan.schema.numeric]
-    numeric = _side_by_side(numbers, unit.table.num_rows, buffers)
-    names = plan.schema.labels.names if plan.with_labels else ()
-    conditions = {name: plan.conditions.get(name) for name in names}
-    targets = [reader.derived(how) if how else reader.label(name) for name, how in conditions.items()]
-    labels = _side_by_side(targets, unit.table.num_rows, buffers)
-    weight = plan.schema.labels.weight if plan.with_labels else None
-    example_weights = reader.example_weights(weight) if weight else None
-    kept = reader.kept(plan.keep) if plan.keep else None
-    rows = DecodedRows(unit.table.num_rows, bags, numeric, labels, example_weights, kept)
-    drop, bad = findings.bad_rows()
-    return rows if drop is None else rows.take(np.flatnonzero(~drop)), bad
+    """Decodes a unit, and returns its bad rows, in order."""
+    reader = _Reader(unit, plan)
+    rows = DecodedRows(
+        bags=[reader.bags(feature) for feature in plan.schema.sparse],
+        numeric=reader.side_by_side([reader.numeric(feature) for feature in plan.schema.numeric], buffers),
+        labels=reader.side_by_side([reader.label(name) for name in plan.labels], buffers),
+        example_weights=reader.example_weights(plan.weight) if plan.weight else None,
+        kept=reader.kept() if plan.keep else None,
+    )
+    rows.good, bad = reader.bad_rows()
+    return rows, bad
 
 
 class _Reader:
-    """Reads columns of one unit, noting what is wrong with their values."""
+    """Reads columns of one unit, noting the rows whose values cannot be used."""
 
-    def __init__(self, unit: Unit, findings: Findings) -> None:
+    def __init__(self, unit: Unit, plan: ReadPlan) -> None:
         self._unit = unit
-        self._findings = findings
-        self._is_text = unit.is_text
-
-    def _column(self, name: str) -> Any:
-        return columns.flat(self._unit.table.column(name))
+        self._plan = plan
+        self._found: list[tuple[NDArray[np.int64], str, str]] = []
 
     def bags(self, feature: Categorical | Sequence) -> Bags:
         """The ids of a feature, its weights, cut to its maximum length."""
         if isinstance(feature, Categorical) and feature.bucketize:
             return Bags(self._buckets(feature.source, feature.bucketize))
-        array = self._column(feature.source)
-        offsets = None
-        try:
-            if feature.separator:
-                words, offsets = columns.split(array, feature.separator)
-                ids = columns.scalar_ids(words, empty_is_null=False)
-            elif columns.is_list(array.type):
-                ids, offsets = columns.list_ids(array)
-            else:
-                ids = columns.scalar_ids(array, empty_is_null=self._is_text)
-        except DataError as error:
-            raise DataError(f"{self._unit.file}: {feature.source!r}: {error}") from None
+        values, offsets = columns.pieces(self._column(feature.source), feature.separator)
+        ids = columns.scalar_ids(values)
         weights = None
         if isinstance(feature, Categorical) and feature.weights:
-            weights = self._weights(feature, Bags(ids, offsets).bounds())
+            weights = self._weights(feature, feature.weights, Bags(ids, offsets).bounds())
             if (weights == 1.0).all():
                 weights = None
         if feature.max_length and offsets is not None:
@@ -87,40 +63,25 @@ class _Reader:
     def _buckets(self, column: str, boundaries: tuple[float, ...]) -> NDArray[np.int64]:
         values, null = self._finite(column)
         ids = np.searchsorted(np.array(boundaries), values, side="right").astype(np.int64, copy=False)
-        if null is not None:
-            ids[null] = columns.NULL_ID
-        return ids
+        return ids if null is None else np.where(null, columns.NULL_ID, ids)
 
-    def _weights(self, feature: Categorical, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _weights(self, feature: Categorical, column: str, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
-        name = str(feature.weights)
-        array = self._column(name)
-        if feature.separator:
-            words, offsets = columns.split(array, feature.separator)
-            values, null, unreadable = columns.string_numbers(words)
-            bad = null if unreadable is None else null | unreadable
-        else:
-            inner = array.flatten() if columns.is_list(array.type) else array
-            offsets = (
-                columns.list_offsets(array) if columns.is_list(array.type) else np.arange(len(array) + 1)
-            )
-            numbers = columns.numbers(inner, from_strings=self._is_text)
-            values, bad = numbers.values, np.zeros(len(inner), dtype=np.bool_)
-            for mask in (numbers.null, numbers.unreadable):
-                bad = bad if mask is None else bad | mask
-        weights = _narrow(values)
-        bad = bad | ~np.isfinite(weights)
-        lengths, wanted = np.diff(offsets), np.diff(bounds)
-        rows_bad = np.zeros(len(lengths), dtype=np.bool_)
-        rows_bad[np.repeat(np.arange(len(lengths)), lengths)[bad]] = True
-        self._findings.add(rows_bad, name, "finite numbers as weights")
-        differ = lengths != wanted
-        if differ.any():
-            self._findings.add(differ, name, f"as many weights as {feature.source!r} has ids")
-            aligned = np.ones(bounds[-1], dtype=np.float32)
-            aligned[np.repeat(~differ, wanted)] = weights[np.repeat(~differ, lengths)]
-            return aligned
-        return weights
+        values, offsets = columns.pieces(self._column(column), feature.separator)
+        weights = _narrow(columns.numbers(values)[0])
+        num_rows = len(bounds) - 1
+        lengths = np.ones(num_rows, np.int64) if offsets is None else np.diff(offsets)
+        good = np.ones(num_rows, dtype=np.bool_)
+        good[np.repeat(np.arange(num_rows), lengths)[~np.isfinite(weights)]] = False
+        self._expect(good, column, "finite numbers as weights")
+        wanted = np.diff(bounds)
+        agree = lengths == wanted
+        if agree.all():
+            return weights
+        self._expect(agree, column, f"as many weights as {feature.source!r} has ids")
+        aligned = np.ones(bounds[-1], dtype=np.float32)
+        aligned[np.repeat(agree, wanted)] = weights[np.repeat(agree, lengths)]
+        return aligned
 
     def numeric(self, feature: Numeric) -> NDArray[np.float32]:
         """float32[R], transformed; null is 0, or NaN where it waits to be standardized."""
@@ -130,113 +91,107 @@ class _Reader:
             values = np.log1p(np.maximum(values, 0.0))
         narrow = _narrow(values)
         if narrow is not values:
-            self._findings.add(np.isinf(narrow), feature.source, "a number that float32 can hold")
-        if null is not None:
-            narrow = narrow if narrow.flags.writeable else narrow.copy()
-            narrow[null] = np.nan if "standardize" in feature.transform else 0.0
-        return narrow
+            self._expect(~np.isinf(narrow), feature.source, "a number that float32 can hold")
+        if null is None:
+            return narrow
+        return np.where(null, np.float32(np.nan if "standardize" in feature.transform else 0.0), narrow)
 
-    def label(self, column: str) -> NDArray[np.float32]:
-        """float32[R] in [0, 1]."""
-        values, null = self._numbers(column, "a label in [0, 1]")
-        self._findings.add(null, column, "a label in [0, 1]")
-        self._findings.add(~((values >= 0.0) & (values <= 1.0)), column, "a label in [0, 1]")
-        return _narrow(values)
-
-    def derived(self, condition: Condition) -> NDArray[np.float32]:
-        """float32[R], 1 where the condition holds."""
+    def label(self, name: str) -> NDArray[np.float32]:
+        """float32[R] in [0, 1]; of a derived label, 1 where its condition holds."""
+        condition = self._plan.conditions.get(name)
+        if condition is None:
+            values, _ = columns.numbers(self._column(name))
+            self._expect((values >= 0.0) & (values <= 1.0), name, "a label in [0, 1]")
+            return _narrow(values)
         array = self._column(condition.column)
         if condition.on_strings:
-            words = columns.string_values(array)
-            null = columns.null_mask(words)
-            values = words.fill_null(b"").to_numpy(zero_copy_only=False)
-            if self._is_text:
-                empty = values == b""
-                null = empty if null is None else null | empty
-            self._findings.add(null, condition.column, "a value to derive the label from")
-            return condition.holds(values).astype(np.float32)
-        expected = "a number to derive the label from"
-        if columns.kind_of(array.type) == "integers" and array.null_count == 0:
-            return condition.holds(array.to_numpy(zero_copy_only=False)).astype(
-                np.float32
-            )  # exact beyond 2⁵³
-        numbers, null = self._numbers(condition.column, expected)
-        self._findings.add(np.isnan(numbers), condition.column, expected)
-        self._findings.add(null, condition.column, expected)
-        return condition.holds(numbers).astype(np.float32)
+            array = columns.string_values(array)
+            null = columns.null_mask(array)
+            if null is not None:
+                self._expect(~null, condition.column, "a value to derive the label from")
+            values = array.fill_null(b"").to_numpy(zero_copy_only=False)
+        elif columns.kind_of(array.type) == "integers" and array.null_count == 0:
+            values = array.to_numpy(zero_copy_only=False)  # exact beyond 2⁵³
+        else:
+            values, _ = columns.numbers(array)
+            self._expect(~np.isnan(values), condition.column, "a number to derive the label from")
+        return condition.holds(values).astype(np.float32)
 
     def example_weights(self, column: str) -> NDArray[np.float32]:
         """float32[R], each finite and not negative."""
-        expected = "a finite weight ≥ 0"
-        values, null = self._numbers(column, expected)
-        weights = _narrow(values)
-        self._findings.add(null, column, expected)
-        self._findings.add(~(np.isfinite(weights) & (weights >= 0.0)), column, expected)
+        weights = _narrow(columns.numbers(self._column(column))[0])
+        self._expect(np.isfinite(weights) & (weights >= 0.0), column, "a finite weight ≥ 0")
         return weights
 
-    def kept(self, names: tuple[str, ...]) -> Any:
-        """The columns as they are; those of text files as strings, null where empty."""
-        table = self._unit.table.select(names)
-        if not self._is_text:
-            return table.combine_chunks()
-        return pa.table({name: self._text(name) for name in names})
+    def kept(self) -> Any:
+        """The columns to keep as they are; those of text files as strings."""
+        if not self._unit.is_text:
+            return self._unit.table.select(self._plan.keep).combine_chunks()
+        return pa.table({name: self._text(name) for name in self._plan.keep})
 
     def _text(self, name: str) -> Any:
         array = self._column(name)
         if not columns.is_string(array.type):
             return array
         try:
-            text = array.cast(pa.string())
+            return array.cast(pa.string())
         except pa.ArrowInvalid:
-            words = [_decoded(word) for word in array.to_pylist()]
-            self._findings.add(np.array([word is None for word in words]), name, "UTF-8 text")
-            text = pa.array(words, type=pa.string())
-        empty = np.equal(pa.compute.binary_length(text).fill_null(1).to_numpy(zero_copy_only=False), 0)
-        return (
-            pa.compute.if_else(pa.array(empty), pa.scalar(None, pa.string()), text) if empty.any() else text
-        )
+            words = array.fill_null(b"").to_pylist()
+            text = [word.decode("utf-8", "replace") for word in words]
+            good = [word == read.encode() for word, read in zip(words, text, strict=True)]
+            self._expect(np.array(good), name, "UTF-8 text")
+            return pa.array([read or None for read in text], type=pa.string())
+
+    def side_by_side(self, parts: list[NDArray[np.float32]], buffers: Buffers) -> NDArray[np.float32]:
+        """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
+        if len(parts) == 1:
+            return parts[0][:, None]
+        num_rows = self._unit.table.num_rows
+        matrix = buffers.take(np.float32, num_rows, len(parts))
+        for start in range(0, num_rows if parts else 0, BLOCK_ROWS):
+            block = slice(start, start + BLOCK_ROWS)
+            for place, part in enumerate(parts):
+                matrix[block, place] = part[block]
+        return matrix
+
+    def bad_rows(self) -> tuple[NDArray[np.bool_] | None, list[BadRow]]:
+        """bool[R] of the rows that can be used, None for all; and the bad ones, those not in the table included."""
+        if not self._found:
+            return None, sorted(self._unit.bad)
+        unit, bad = self._unit, list(self._unit.bad)
+        good = np.ones(unit.table.num_rows, dtype=np.bool_)
+        for rows, column, expected in self._found:
+            for row in rows[good[rows]].tolist():
+                reason = f"column {column!r}: expected {expected}"
+                message = f"column {column!r} {self._shown(column, row)}: expected {expected}"
+                bad.append(BadRow(int(unit.numbers[row]), reason, message))
+            good[rows] = False
+        return good, sorted(bad)
+
+    def _shown(self, column: str, row: int) -> str:
+        value = self._unit.table.column(column)[row].as_py()
+        if value is None:
+            return "is missing"
+        text = repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+        return f"= {text if len(text) <= 60 else text[:57] + '...'}"
+
+    def _expect(self, good: NDArray[np.bool_], column: str, expected: str) -> None:
+        """Notes the rows that are not good; ``expected`` says what their ``column`` should have held."""
+        if not good.all():
+            self._found.append((np.flatnonzero(~good), column, expected))
 
     def _finite(
         self, column: str, *, keep_float32: bool = False
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        expected = "a finite number"
-        values, null = self._numbers(column, expected, keep_float32=keep_float32)
+        values, null = columns.numbers(self._column(column), keep_float32=keep_float32)
         finite = np.isfinite(values)
-        if not finite.all():
-            self._findings.add(~finite, column, expected)
+        self._expect(finite if null is None else finite | null, column, "a finite number")
         return values, null
 
-    def _numbers(
-        self, column: str, expected: str, *, keep_float32: bool = False
-    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        try:
-            array = self._column(column)
-            read = columns.numbers(array, from_strings=self._is_text, keep_float32=keep_float32)
-        except DataError as error:
-            raise DataError(f"{self._unit.file}: {column!r}: {error}") from None
-        self._findings.add(read.unreadable, column, expected)
-        return read.values, read.null
+    def _column(self, name: str) -> Any:
+        return columns.flat(self._unit.table.column(name))
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
         return values.astype(np.float32, copy=False)
-
-
-def _side_by_side(parts: list[NDArray[np.float32]], num_rows: int, buffers: Buffers) -> NDArray[np.float32]:
-    """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
-    if len(parts) == 1:
-        return parts[0][:, None]
-    matrix = buffers.take(np.float32, num_rows, len(parts))
-    for start in range(0, num_rows if parts else 0, BLOCK_ROWS):
-        block = slice(start, start + BLOCK_ROWS)
-        for place, part in enumerate(parts):
-            matrix[block, place] = part[block]
-    return matrix
-
-
-def _decoded(word: bytes) -> str | None:
-    try:
-        return word.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from girih.data.formats.text import Block, TextSource, read_head
+from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -25,27 +25,18 @@ from girih.errors import ConfigError, DataError
 _NO_LINE_END = re.compile(rb"[^\r\n]")
 
 
-class _Layout(NamedTuple):
-    """The columns of one file, and where its rows begin."""
-
-    names: tuple[str, ...]
-    byte: int
-    line: int
-
-
 def split_cells(
     data: bytes,
     names: Sequence[str],
-    columns: list[str],
+    columns: Mapping[str, Any],
     separator: str,
     quote: str,
     address: str,
-    types: Mapping[str, Any] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Splits lines into cells: some columns as a table, and the lines with more or fewer cells.
+    """Splits lines into cells: some columns as a table, null where empty, and the lines with more or fewer cells.
 
     Args:
-        types: of columns, where not binary.
+        columns: those to read, and their Arrow types.
 
     Raises:
         DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
@@ -59,7 +50,7 @@ def split_cells(
     # Arrow tells columns apart by name; those that nobody reads may share one
     unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
     if not _NO_LINE_END.search(data):
-        return pa.table({name: pa.array([], type=pa.binary()) for name in columns}), []
+        return pa.schema(columns.items()).empty_table(), []
     try:
         table = pacsv.read_csv(
             pa.BufferReader(data),
@@ -70,10 +61,10 @@ def split_cells(
                 delimiter=separator, quote_char=quote or False, invalid_row_handler=note
             ),
             convert_options=pacsv.ConvertOptions(
-                include_columns=columns,
-                column_types={name: pa.binary() for name in columns} | dict(types or {}),
-                null_values=[],
-                strings_can_be_null=False,
+                include_columns=list(columns),
+                column_types=columns,
+                null_values=[""],
+                strings_can_be_null=True,
             ),
         )
     except pa.ArrowException as error:
@@ -102,7 +93,6 @@ class DelimitedSource(TextSource):
     def __init__(
         self,
         files: tuple[File, ...],
-        *,
         separator: str,
         quote: str,
         columns: Sequence[Sequence[str]] | None,
@@ -119,17 +109,11 @@ class DelimitedSource(TextSource):
         self._separator = separator
         self._quote = quote
         self._has_rows = False
-        self._layouts = [self._layout(file, columns) for file in files]
+        super().__init__(files, [self._start(file, columns) for file in files], block_bytes)
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
-        super().__init__(files, [(layout.byte, layout.line) for layout in self._layouts], block_bytes)
 
-    def check(self, plan: ReadPlan) -> None:
-        """Refuses files that lack a column."""
-        for file, layout in zip(self.files, self._layouts, strict=True):
-            plan.check_names(list(layout.names), file.address)
-
-    def _layout(self, file: File, columns: Sequence[Sequence[str]] | None) -> _Layout:
+    def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
         head = read_head(file)
         try:
             text = head.line.decode("utf-8")
@@ -142,15 +126,13 @@ class DelimitedSource(TextSource):
         except csv.Error:
             trouble = "the first line cannot be split; lines end in \\n or \\r\\n"
             raise DataError(f"{file.address}: {trouble}") from None
-        if columns is None:
+        lists = [cells] if columns is None else [tuple(names) for names in columns]
+        names = next((names for names in lists if len(names) == len(cells)), lists[0])
+        if cells == names:  # a header, maybe in spite of what was said
             self._has_rows |= head.has_rest
-            return _Layout(cells, head.rest_byte, head.rest_number)
-        names = next((tuple(names) for names in columns if len(names) == len(cells)), tuple(columns[0]))
-        if cells == names:  # a header, in spite of what was said
-            self._has_rows |= head.has_rest
-            return _Layout(names, head.rest_byte, head.rest_number)
+            return Start(head.rest_byte, head.rest_number, names)
         self._has_rows = True
-        return _Layout(names, head.byte, head.number)
+        return Start(head.byte, head.number, names)
 
     def _cells(self, line: str) -> tuple[str, ...]:
         if not self._quote:
@@ -159,35 +141,27 @@ class DelimitedSource(TextSource):
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
-        file, layout, columns = self.files[number], self._layouts[number], list(plan.columns)
-        table, broken = self._split(block.data, layout, columns, file)
-        numbers = None
+        address, names = self.files[number].address, self.starts[number].names
+        columns = dict.fromkeys(plan.columns, pa.binary())
+        table, broken = split_cells(block.data, names, columns, self._separator, self._quote, address)
+        numbers: range | NDArray[np.int64] = range(block.line, after.line)
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
             data, lines, bad = self._without_open_quotes(block)
             if bad or table.num_rows + len(broken) != len(lines):
-                table, broken = self._split(data, layout, columns, file)
+                table, broken = split_cells(data, names, columns, self._separator, self._quote, address)
             if table.num_rows + len(broken) != len(lines):
                 raise DataError(
-                    f"{file.address}: lines {block.line} to {after.line - 1} do not all end in \\n or \\r\\n"
+                    f"{address}: lines {block.line} to {after.line - 1} do not all end in \\n or \\r\\n"
                 )
             places = np.array([row.number for row in broken], dtype=np.int64) - 1
-            bad += [
-                BadRow(
-                    int(lines[place]),
-                    "wrong number of cells",
-                    f"{row.actual_columns} cells: {self._expected(layout)}",
+            for place, row in zip(places, broken, strict=True):
+                message = (
+                    f"{row.actual_columns} cells: expected {len(names)}, separated by {self._separator!r}"
                 )
-                for place, row in zip(places, broken, strict=True)
-            ]
+                bad.append(BadRow(int(lines[place]), "wrong number of cells", message))
             numbers = np.delete(lines, places)
-        return Unit(table, file.address, "line", block.line, after, numbers=numbers, is_text=True, bad=bad)
-
-    def _expected(self, layout: _Layout) -> str:
-        return f"expected {len(layout.names)}, separated by {self._separator!r}"
-
-    def _split(self, data: bytes, layout: _Layout, columns: list[str], file: File) -> tuple[Any, list[Any]]:
-        return split_cells(data, layout.names, columns, self._separator, self._quote, file.address)
+        return Unit(table, address, after, numbers, is_text=True, bad=bad)
 
     def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
         """The lines that are not blank and close their quotes, the number of each, and those that do not."""
@@ -197,10 +171,9 @@ class DelimitedSource(TextSource):
             if not line.strip(b"\r"):
                 continue
             if quote and line.count(quote) % 2:
-                bad.append(
-                    BadRow(number, "a quote left open", f"a quote {self._quote} is not closed on its line")
-                )
-                continue
-            lines.append(number)
-            kept.append(line)
+                message = f"a quote {self._quote} is not closed on its line"
+                bad.append(BadRow(number, "a quote left open", message))
+            else:
+                lines.append(number)
+                kept.append(line)
         return b"\n".join(kept) + b"\n", np.array(lines, dtype=np.int64), bad

@@ -7,18 +7,18 @@ Shapes: R lines.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.decode.columns import string_numbers
+from girih.data.decode.columns import number_of
 from girih.data.formats.delimited import split_cells
-from girih.data.formats.text import Block, TextSource, read_head
+from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -29,9 +29,6 @@ from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 _SPACES = bytes.maketrans(b"\t\r", b"  ")
 _NO_MARKS = bytes(set(range(256)) - set(b" :\n"))
 _INTEGER = re.compile(rb"-?[0-9]{1,20}")
-_NO_COLON = "a word without a colon"
-_TWO_COLONS = "a word with several colons"
-_BAD_INDEX = "an index that is not an integer"
 
 
 def as_columns(schema: Schema) -> Schema:
@@ -69,61 +66,42 @@ def _reading(feature: Feature, place: int) -> Feature:
 
 
 class LibsvmSource(TextSource):
-    """libsvm files.
-
-    Args:
-        num_pairs: pairs on each line, one per feature.
-        label: the name that the first column goes by.
-    """
+    """libsvm files whose lines hold one label and a pair per feature of the schema."""
 
     kind = "libsvm"
 
-    def __init__(self, files: tuple[File, ...], *, num_pairs: int, label: str, block_bytes: int) -> None:
+    def __init__(self, files: tuple[File, ...], schema: Schema, block_bytes: int) -> None:
         for file in files:
             read_head(file)
-        super().__init__(files, [(0, 1)] * len(files), block_bytes)
-        self._num_pairs = num_pairs
-        self._indices = [f"{place}:index" for place in range(1, num_pairs + 1)]
-        pairs = zip(self._indices, (f"{place}:value" for place in range(1, num_pairs + 1)), strict=True)
-        self._names = [label, *chain.from_iterable(pairs)]
-
-    def check(self, plan: ReadPlan) -> None:
-        """Refuses columns that libsvm files do not have."""
-        plan.check_names(self._names, self.files[0].address)
+        places = range(1, len(schema.features) + 1)
+        label = next((name for name in schema.labels.names if name not in schema.labels.derive), "label")
+        self._num_pairs = len(places)
+        self._indices = [f"{place}:index" for place in places]
+        self._names = [label, *(f"{place}:{part}" for place in places for part in ("index", "value"))]
+        super().__init__(files, [Start(0, 1, self._names)] * len(files), block_bytes)
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into labels and pairs; lines without as many pairs as features are bad rows."""
         address = self.files[number].address
         text, lines, bad = self._regular(block)
-        columns = list(dict.fromkeys([*self._indices, *plan.columns]))
         cells = text.replace(b":", b" ")
-        may_be_hex = b"x" in text or b"X" in text  # 0x10, which Arrow takes for an integer
-        types = {name: pa.int64() if name in self._indices else pa.float64() for name in columns}
-        try:
-            table, _ = split_cells(cells, self._names, columns, " ", "", address, {} if may_be_hex else types)
-        except DataError:  # a cell is no number: look at each
-            table, _ = split_cells(cells, self._names, columns, " ", "", address)
-        arrays: dict[str, NDArray[Any]] = {}
-        good = np.ones(len(lines), dtype=np.bool_)
-        for column in columns:
-            words = table.column(column).combine_chunks()
-            if words.type == types[column]:
-                arrays[column] = words.to_numpy()
-                continue
-            is_index = column in self._indices
-            arrays[column], wrong = _integers(words) if is_index else _numbers(words)
-            for row in np.flatnonzero(wrong & good).tolist():
-                line, word = int(lines[row]), words[row].as_py()
-                bad.append(
-                    _not_index_value(line, _BAD_INDEX) if is_index else _not_a_number(line, column, word)
-                )
-            good &= ~wrong
-        table = pa.table({name: arrays[name][good] for name in plan.columns})
-        return Unit(table, address, "line", block.line, after, numbers=lines[good], bad=bad)
+        types = dict.fromkeys(self._indices, pa.int64())
+        types |= {name: pa.float64() for name in plan.columns if name not in types}
+        table = None
+        if b"x" not in cells and b"X" not in cells:  # Arrow would take 0x10 for an integer
+            with contextlib.suppress(DataError):  # a cell is no number
+                table, _ = split_cells(cells, self._names, types, " ", "", address)
+        if table is None or any(column.null_count for column in table.columns):
+            words, _ = split_cells(cells, self._names, dict.fromkeys(types, pa.binary()), " ", "", address)
+            table, lines = _checked(words, types, lines, bad)
+        table = table.select(list(plan.columns))
+        return Unit(table, address, after, lines, is_text=True, bad=bad)
 
     def _regular(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
         """The lines that can be split at spaces and colons alone, the number of each, and those that cannot."""
-        text = block.data.translate(_SPACES)
+        text = block.data
+        if b"\t" in text or b"\r" in text:
+            text = text.translate(_SPACES)
         text = text if text.endswith(b"\n") else text + b"\n"
         text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
         for several, one in ((b"  ", b" "), (b" \n", b"\n")):
@@ -146,7 +124,8 @@ class LibsvmSource(TextSource):
             label = b"" if b":" in words[0] else words.pop(0)
             colons = {word.count(b":") for word in words}
             if colons - {1}:
-                bad.append(_not_index_value(number, _NO_COLON if 0 in colons else _TWO_COLONS))
+                trouble = "a word without a colon" if 0 in colons else "a word with several colons"
+                bad.append(_not_index_value(number, trouble))
             elif len(words) != self._num_pairs:
                 message = f"{len(words)} pairs: expected {self._num_pairs}, one for each feature"
                 bad.append(BadRow(number, "wrong number of pairs", message))
@@ -156,25 +135,36 @@ class LibsvmSource(TextSource):
         return b"\n".join(regular) + b"\n", np.array(lines, dtype=np.int64), bad
 
 
-def _numbers(words: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """float64[R], and bool[R] where a word is not a number."""
-    values, empty, unreadable = string_numbers(words)
-    return values, empty if unreadable is None else empty | unreadable
+def _checked(
+    words: Any, types: dict[str, Any], lines: NDArray[np.int64], bad: list[BadRow]
+) -> tuple[Any, NDArray[np.int64]]:
+    """Words read one by one as ``types``: the rows where all can be, and their lines; the others join ``bad``."""
+    arrays, good = {}, np.ones(len(lines), dtype=np.bool_)
+    for column, kind in types.items():
+        is_index = pa.types.is_integer(kind)
+        written = words.column(column).to_pylist()
+        arrays[column] = pa.array(map(_integer if is_index else number_of, written), kind)
+        wrong = arrays[column].is_null().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(wrong & good).tolist():
+            if is_index:
+                bad.append(_not_index_value(int(lines[row]), "an index that is not an integer"))
+            else:
+                bad.append(_not_a_number(int(lines[row]), column, written[row]))
+        good &= ~wrong
+    return pa.table(arrays).filter(pa.array(good)), lines[good]
 
 
-def _integers(words: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """int64[R], and bool[R] where a word is not a decimal integer of 64 bits."""
-    read = [int(word) if _INTEGER.fullmatch(word) else None for word in words.to_pylist()]
-    wrong = [number is None or not -(1 << 63) <= number < 1 << 63 for number in read]
-    integers = [0 if bad else number for number, bad in zip(read, wrong, strict=True)]
-    return np.array(integers, dtype=np.int64), np.array(wrong, dtype=np.bool_)
+def _integer(word: bytes | None) -> int | None:
+    """The decimal integer of 64 bits that a word is."""
+    number = int(word) if word and _INTEGER.fullmatch(word) else 1 << 63
+    return number if -(1 << 63) <= number < 1 << 63 else None
 
 
 def _not_index_value(line: int, trouble: str) -> BadRow:
     return BadRow(line, "not index:value", f"{trouble}: expected label index:value index:value …")
 
 
-def _not_a_number(line: int, column: str, word: bytes) -> BadRow:
+def _not_a_number(line: int, column: str, word: bytes | None) -> BadRow:
     shown = f"= {word.decode('utf-8', 'replace')!r}" if word else "is missing"
     expected = "expected a number"
     return BadRow(line, f"column {column!r}: {expected}", f"column {column!r} {shown}: {expected}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,10 +40,14 @@ class ParquetSource:
 
     def __init__(self, files: tuple[File, ...]) -> None:
         self.files = files
-        self._footers = [self._footer(file) for file in files]
-        self._schemas = [self._arrow_schema(number) for number in range(len(files))]
+        self._footers: list[Any] = []
+        self._schemas: list[Any] = []
         self._groups: list[_RowGroup] = []
-        for number, footer in enumerate(self._footers):
+        for number, file in enumerate(files):
+            footer = _footer(file)
+            with _told(f"{file.address}: its schema is not readable"):
+                self._schemas.append(footer.schema.to_arrow_schema())
+            self._footers.append(footer)
             first = 0
             for group in range(footer.num_row_groups):
                 num_rows = footer.row_group(group).num_rows
@@ -50,7 +55,8 @@ class ParquetSource:
                     self._groups.append(_RowGroup(number, group, first, num_rows))
                 first += num_rows
         if not self._groups:
-            raise DataError(f"{files[0].address}: no rows in {_count(len(files))}; expected at least one")
+            where = "the file" if len(files) == 1 else f"all {len(files)} files"
+            raise DataError(f"{files[0].address}: no rows in {where}; expected at least one")
         self.num_parts = len(self._groups)
         self.num_rows: int | None = sum(group.num_rows for group in self._groups)
         counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
@@ -81,58 +87,29 @@ class ParquetSource:
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
                 file = self.files[group.file]
-                try:
+                with _told(f"{file.address}: row group {group.group + 1} cannot be read"):
                     table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
-                except UserError:
-                    raise
-                except (OSError, pa.ArrowException) as error:
-                    trouble = f"row group {group.group + 1} cannot be read: {one_line(error)}"
-                    raise DataError(f"{file.address}: {trouble}") from None
-                yield Unit(
-                    table,
-                    file.address,
-                    "row",
-                    first=group.first_row + 1,
-                    after=Cursor(part + 1),
-                    suffix=f" (row group {group.group + 1})",
-                )
+                suffix = f" (row group {group.group + 1})"
+                numbers = range(group.first_row + 1, group.first_row + group.num_rows + 1)
+                yield Unit(table, file.address, Cursor(part + 1), numbers, suffix)
         finally:
             for reader in opened.values():
                 reader.close(force=True)
-
-    def _footer(self, file: File) -> Any:
-        if file.size == 0:
-            raise DataError(f"{file.address}: the file is empty; expected Parquet")
-        try:
-            with file.open() as opened:
-                return pq.read_metadata(opened)
-        except UserError:
-            raise
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{file.address}: not a readable Parquet file: {one_line(error)}") from None
-
-    def _arrow_schema(self, number: int) -> Any:
-        try:
-            return self._footers[number].schema.to_arrow_schema()
-        except pa.ArrowException as error:
-            raise DataError(
-                f"{self.files[number].address}: its schema is not readable: {one_line(error)}"
-            ) from None
 
     def _dictionaries(self, group: _RowGroup, plan: ReadPlan) -> tuple[str, ...]:
         """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
         footer = self._footers[group.file].row_group(group.group)
         schema = self._schemas[group.file]
         wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
-        names = []
-        for column in range(footer.num_columns):
-            chunk = footer.column(column)
-            name = chunk.path_in_schema
-            if name not in wanted or not is_string(schema.field(name).type) or not chunk.has_dictionary_page:
-                continue
-            if chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values:
-                names.append(name)
-        return tuple(names)
+        chunks = [footer.column(number) for number in range(footer.num_columns)]
+        return tuple(
+            chunk.path_in_schema
+            for chunk in chunks
+            if chunk.path_in_schema in wanted
+            and is_string(schema.field(chunk.path_in_schema).type)
+            and chunk.has_dictionary_page
+            and chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values
+        )
 
     def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: ReadPlan) -> Any:
         """The reader of a row group's file; the one unused for longest is closed when there are too many."""
@@ -141,7 +118,7 @@ class ParquetSource:
             while len(opened) >= OPEN_FILES:
                 opened.popitem(last=False)[1].close(force=True)
             opened[key] = pq.ParquetFile(
-                self.files[group.file].open_in_arrow(),
+                self.files[group.file].open(in_arrow=True),
                 metadata=self._footers[group.file],
                 read_dictionary=list(key[1]),
                 pre_buffer=True,
@@ -150,5 +127,19 @@ class ParquetSource:
         return opened[key]
 
 
-def _count(files: int) -> str:
-    return "the file" if files == 1 else f"all {files} files"
+def _footer(file: File) -> Any:
+    if file.size == 0:
+        raise DataError(f"{file.address}: the file is empty; expected Parquet")
+    with _told(f"{file.address}: not a readable Parquet file"), file.open() as opened:
+        return pq.read_metadata(opened)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Adds to an error of Arrow ``what`` went wrong."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what}: {one_line(error)}") from None

@@ -9,12 +9,14 @@ import gzip
 import hashlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.config import checks
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -54,48 +56,57 @@ def read_head(file: File) -> Head:
     Raises:
         DataError: the file is empty, blank, not text, or damaged.
     """
-    byte = number = 0
-    with _Text(file) as text:
-        first = text.line()
+    byte, number = 0, 1
+    with _opened(file) as text:
+        first = text.readline()
         if first.startswith(_BYTE_ORDER_MARK):
             byte, first = len(_BYTE_ORDER_MARK), first[len(_BYTE_ORDER_MARK) :]
         if b"\0" in first:
             raise DataError(
                 f"{file.address}: holds zero bytes; expected UTF-8 text (is it UTF-16, or binary?)"
             )
-        number = 1
         while first and not first.strip(b"\r\n"):
-            byte, number, first = byte + len(first), number + 1, text.line()
+            byte, number, first = byte + len(first), number + 1, text.readline()
         if not first:
             raise DataError(f"{file.address}: the file is empty; expected lines of text")
-        rest = text.line()
+        rest = text.readline()
         while rest and not rest.strip(b"\r\n"):
-            rest = text.line()
+            rest = text.readline()
     return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
+
+
+class Start(NamedTuple):
+    """The byte and the line, from 1, where the rows of a file begin, and the names of their columns."""
+
+    byte: int
+    line: int
+    names: Sequence[str]
 
 
 class TextSource(ABC):
     """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
 
     Args:
-        starts: the byte and the line, from 1, where the rows of each file begin.
+        starts: of each file.
         block_bytes: size of a unit.
     """
 
     kind: ClassVar[str]
 
-    def __init__(self, files: tuple[File, ...], starts: list[tuple[int, int]], block_bytes: int) -> None:
+    def __init__(self, files: tuple[File, ...], starts: list[Start], block_bytes: int) -> None:
+        checks.integer("block_bytes", block_bytes)
         self.files = files
         self.num_parts = len(files)
         self.num_rows: int | None = None  # nobody has counted the lines
         sizes = ",".join(str(file.size) for file in files)
         self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
-        self._starts = starts
+        self.starts = starts
         self._block_bytes = block_bytes
 
-    @abstractmethod
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
+        for file, start in zip(self.files, self.starts, strict=True):
+            plan.check_names(list(start.names), file.address)
 
     @abstractmethod
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
@@ -105,7 +116,7 @@ class TextSource(ABC):
         """Yields the blocks of the files in the order given, from ``start`` on."""
         for part in range(start.part, len(order)):
             number = int(order[part])
-            byte, line = self._starts[number]
+            byte, line, _ = self.starts[number]
             if part == start.part and start.line > 0:
                 byte, line = start.byte, start.line
             for block in read_blocks(self.files[number], byte, line, self._block_bytes):
@@ -119,14 +130,15 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
     Raises:
         DataError: the file is damaged, or shorter than ``byte``.
     """
-    with _Text(file) as text:
-        text.skip(byte)
-        data = text.read(block_bytes)
+    with _opened(file) as text:
+        if byte and text.seek(byte) != byte:
+            raise DataError(f"{file.address}: ends before byte {byte}; has it changed since the checkpoint?")
+        data = _read(text, block_bytes)
         while data:
             at_end = len(data) < block_bytes
             cut = len(data) if at_end else data.rfind(b"\n") + 1
             while not cut:  # a line longer than a block
-                more = text.read(block_bytes)
+                more = _read(text, block_bytes)
                 found = more.find(b"\n") + 1
                 if found or not more:
                     cut = len(data) + found
@@ -134,57 +146,34 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
             yield Block(data[:cut], byte, line, num_lines)
             byte, line, data = byte + cut, line + num_lines, data[cut:]
-            data += text.read(block_bytes - len(data))
+            data += _read(text, block_bytes - len(data))
 
 
-class _Text:
-    """A file's decompressed bytes; damage becomes one error that names the file."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        self._raw = file.open()
-        magic = self._guarded(self._raw.read, 2)
-        self._guarded(self._raw.seek, 0)
-        self._is_gzip = magic == _GZIP_MAGIC
-        if file.path.endswith(".gz") and not self._is_gzip:
-            self._raw.close()
-            trouble = "the file is empty" if not magic else "not gzip-compressed in spite of its name"
-            raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
-        self._stream: Any = gzip.GzipFile(fileobj=self._raw) if self._is_gzip else self._raw
-
-    def __enter__(self) -> _Text:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        self._raw.close()
-
-    def line(self) -> bytes:
-        return bytes(self._guarded(self._stream.readline))
-
-    def read(self, size: int) -> bytes:
-        """``size`` bytes, fewer only at the end."""
-        pieces = []
-        while size > 0:
-            piece = self._guarded(self._stream.read, size)
-            if not piece:
-                break
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-    def skip(self, byte: int) -> None:
-        if byte and self._guarded(self._stream.seek, byte) != byte:
-            raise DataError(
-                f"{self._file.address}: ends before byte {byte}; has it changed since the checkpoint?"
-            )
-
-    def _guarded(self, call: Any, *arguments: Any) -> Any:
+@contextmanager
+def _opened(file: File) -> Iterator[Any]:
+    """A file's decompressed bytes; damage that is found while it is open becomes one error that names the file."""
+    with ExitStack() as stack:
+        text = stack.enter_context(file.open())
         try:
-            return call(*arguments)
+            magic = text.read(2)
+            text.seek(0)
+            if magic == _GZIP_MAGIC:
+                text = stack.enter_context(gzip.GzipFile(fileobj=text))
+            elif file.path.endswith(".gz"):
+                trouble = "not gzip-compressed in spite of its name" if magic else "the file is empty"
+                raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
+            yield text
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(
-                f"{self._file.address}: the gzip data is damaged or cut short: {one_line(error)}"
-            ) from None
+            trouble = f"the gzip data is damaged or cut short: {one_line(error)}"
+            raise DataError(f"{file.address}: {trouble}") from None
         except OSError as error:
-            raise DataError(f"{self._file.address}: cannot be read: {one_line(error)}") from None
+            raise DataError(f"{file.address}: cannot be read: {one_line(error)}") from None
+
+
+def _read(text: Any, size: int) -> bytes:
+    """``size`` bytes, fewer only at the end."""
+    pieces = []
+    while size > 0 and (piece := text.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

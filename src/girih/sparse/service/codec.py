@@ -58,7 +58,7 @@ class Codec:
         """
         weights: NDArray[Any] | None
         if self.compress_ids and num_examples:
-            ids, offsets, _, weights = index_codec.unpack(arrays)
+            ids, offsets, weights = index_codec.unpack(arrays)
         else:
             if len(arrays) not in (2, 3) or any(array.ndim != 1 for array in arrays):
                 shapes = [list(array.shape) for array in arrays]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from girih.cluster.roles import RoleName
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Frame, Reply, Request, listen
+from girih.comm.rpc import Client, Frame, Request, listen
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
@@ -224,7 +224,7 @@ class _Work:
         replies = [client.call(verb, fields, arrays(s)) for s, client in enumerate(self._clients)]
         left, lock = [len(replies)], threading.Lock()
 
-        def answered(_: Reply) -> None:
+        def answered(_: object) -> None:
             with lock:
                 left[0] -= 1
                 if left[0]:
@@ -235,4 +235,4 @@ class _Work:
             done([answer(reply) for reply in replies])
 
         for reply in replies:
-            reply.on_done(answered)
+            reply.add_done_callback(answered)

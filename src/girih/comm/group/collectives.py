@@ -1,0 +1,256 @@
+"""The trainers of a run as one of them sees them: who it is, how many there are, what they tell each other.
+
+Tensors go through ``torch.distributed`` on a process group of their own, everything else as JSON in tensors of bytes,
+or as notes in the run's registry: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.group.process_group import AbortableGroup
+from girih.comm.group.store import RegistryStore
+from girih.comm.registry import LocalRegistry, Registry
+from girih.errors import GirihError
+
+LOOPBACK = "127.0.0.1"
+_FOREVER_S = 1e9
+
+
+class Collectives:
+    """This trainer's number among all. Methods that send are called by all trainers, in the same order.
+
+    Args:
+        rank, size: which of how many.
+        registry: where they meet; one that is alone needs none.
+        host: where this one listens for the others; None leaves it to gloo.
+        name: tells groups that meet in the same registry apart; the same on all ranks, used once.
+
+    Attributes:
+        lost: set where a process of the run is gone, so that nothing more is to be waited for.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        registry: Registry | None = None,
+        *,
+        host: str | None = LOOPBACK,
+        name: str = "trainers",
+    ) -> None:
+        self.rank, self.size, self.name = rank, size, name
+        self.registry: Registry = registry or LocalRegistry()
+        self.lost = threading.Event()
+        self._host = host
+        self._number, self._num_splits = 0, 0
+        self._parts: weakref.WeakSet[Collectives] = weakref.WeakSet()
+        self._group: AbortableGroup | None = None
+        if size > 1:
+            store = RegistryStore(self.registry, f"{name}/group")
+            self._group = AbortableGroup(store, rank, size, host=host, name=name)
+            words = (weakref.ref(self), self.registry, f"{name}/abort")
+            threading.Thread(target=_watch, args=words, name="girih-abort", daemon=True).start()
+
+    @property
+    def process_group(self) -> Any:
+        """The group as ``torch.distributed`` takes it for ``group``; None for one that is alone."""
+        return None if self._group is None else self._group.process_group
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes the run's files."""
+        return self.rank == 0
+
+    def split(self, members: Sequence[int]) -> Self | None:
+        """A group of some ranks, in this order; None for who is not of them. All ranks call it, each for its own part.
+
+        Members of a part name the same ranks; parts of one call share none.
+        """
+        self._num_splits += 1
+        if self.rank not in members:
+            return None
+        name = f"{self.name}/{self._num_splits}.{members[0]}"
+        rank = list(members).index(self.rank)
+        part = type(self)(rank, len(members), self.registry, host=self._host, name=name)
+        self._parts.add(part)
+        return part
+
+    def abort(self) -> None:
+        """Has collectives in progress raise on all ranks, and all later ones. Callable from any thread."""
+        self._abort_here()
+        if self.size > 1:
+            with contextlib.suppress(GirihError):  # where the registry is gone, all others learn that too
+                self.registry.set(f"{self.name}/abort", "1")
+
+    def reform(self, generation: int, rank: int, size: int) -> Self:
+        """The group formed anew, after :meth:`abort`: with the same, fewer or more ranks, and new numbers.
+
+        Args:
+            generation: the same on all ranks, larger than any before.
+        """
+        name = f"{self.name.partition('@')[0]}@{generation}"
+        self.close()
+        return type(self)(rank, size, self.registry, host=self._host, name=name)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sum over all ranks of each value, in float64."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        self.all_reduce(total)
+        return total.tolist()
+
+    def sum_by_name(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The sum over all ranks of each count; all have the same names."""
+        names = sorted(counts)
+        return {n: int(v) for n, v in zip(names, self.sum([counts[n] for n in names]), strict=True)}
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest over all ranks of each value."""
+        if self.size == 1:
+            return list(values)
+        most = torch.tensor(values, dtype=torch.float64)
+        self.process_group.allreduce(most, dist.ReduceOp.MAX).wait()
+        return most.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return self.sum([float(flag)])[0] > 0 if self.size > 1 else flag
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of rank 0, on all ranks: anything that JSON can hold."""
+        if self.size == 1:
+            return value
+        text = json.dumps(value).encode() if self.first else b""
+        length = torch.tensor([len(text)])
+        self.broadcast_tensor(length)
+        content = torch.frombuffer(bytearray(text or bytes(int(length))), dtype=torch.uint8)
+        self.broadcast_tensor(content)
+        return json.loads(bytes(content.numpy()))
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """On rank 0, what each rank has (anything that JSON can hold); None on the others."""
+        arrays = self.gather_arrays({"": np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)})
+        return None if arrays is None else [json.loads(bytes(each[""])) for each in arrays]
+
+    def gather_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """On rank 0, the arrays of each rank, its own included; None on the others."""
+        if self.size == 1:
+            return [dict(arrays)]
+        if self.first:
+            return [dict(arrays), *(self._receive(source) for source in range(1, self.size))]
+        described = [(name, array.dtype.str, list(array.shape)) for name, array in arrays.items()]
+        text = json.dumps(described).encode()
+        self._send(torch.tensor([len(text)]))
+        self._send(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        for array in arrays.values():
+            if array.size:
+                self._send(_bytes_of(array))
+        return None
+
+    def exchange(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> Tensor:
+        """AllToAllv: the parts of a flat tensor go to the ranks in turn; returns what they sent here, in turn."""
+        if self.size == 1:
+            return sent
+        received = sent.new_empty(sum(received_sizes))
+        self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes)).wait()
+        return received
+
+    def next_number(self) -> int:
+        """Counts on: the same number on all ranks that call it as often."""
+        self._number += 1
+        return self._number
+
+    def put(self, key: str, text: str) -> None:
+        """Leaves a note for the others, from any thread."""
+        self.registry.set(f"{self.name}/note/{key}", text)
+
+    def has(self, key: str) -> bool:
+        """Whether a note is there."""
+        return self.registry.check([f"{self.name}/note/{key}"])
+
+    def take(self, key: str) -> str | None:
+        """Takes a note away; None while there is none."""
+        key = f"{self.name}/note/{key}"
+        text = self.registry.get(key)
+        if text is not None:
+            self.registry.delete(key)
+        return text
+
+    def all_reduce(self, tensor: Tensor, *, async_op: bool = False) -> Any:
+        """Sums a tensor over all ranks, in place; with ``async_op`` returns the work."""
+        if self.size == 1:
+            return None
+        work = self.process_group.allreduce([tensor])
+        return work if async_op else work.wait()
+
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Overwrites a tensor by rank 0's, in place."""
+        if self.size > 1:
+            self.process_group.broadcast(tensor, 0).wait()
+
+    def barrier(self) -> None:
+        """Returns when all have come here."""
+        if self.size > 1:
+            self.process_group.barrier().wait()
+
+    def close(self) -> None:
+        """Leaves the others.
+
+        Threads of the group end only once nothing refers to it any more; one that is alive when the interpreter ends
+        may abort the process.
+        """
+        for part in list(self._parts):
+            part.close()
+        self._group = None
+        gc.collect()
+
+    def _abort_here(self) -> None:
+        self.lost.set()
+        for part in list(self._parts):
+            part._abort_here()
+        group = self._group
+        if group is not None:
+            group.abort()
+
+    def _send(self, tensor: Tensor) -> None:
+        self.process_group.send([tensor], 0, 0).wait()
+
+    def _receive(self, source: int) -> dict[str, NDArray[Any]]:
+        length = torch.zeros(1, dtype=torch.int64)
+        self.process_group.recv([length], source, 0).wait()
+        text = torch.empty(int(length), dtype=torch.uint8)
+        self.process_group.recv([text], source, 0).wait()
+        arrays = {}
+        for name, dtype, shape in json.loads(bytes(text.numpy())):
+            array = np.empty(shape, np.dtype(dtype))
+            if array.size:
+                self.process_group.recv([_bytes_of(array)], source, 0).wait()
+            arrays[name] = array
+        return arrays
+
+
+def _bytes_of(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(-1).view(np.uint8))
+
+
+def _watch(of: weakref.ref[Collectives], registry: Registry, key: str) -> None:
+    """Aborts here what another rank has aborted, or once the registry is gone, until the group is closed."""
+    with contextlib.suppress(GirihError):
+        registry.wait([key], _FOREVER_S)
+    group = of()
+    if group is not None and group._group is not None:
+        group._abort_here()

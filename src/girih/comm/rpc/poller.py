@@ -1,0 +1,125 @@
+"""The common part of both sides of calls: a thread that waits for files, and sends on what did not go at once."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from girih.comm.rpc.session import Session
+from girih.comm.rpc.transport import Connection
+from girih.comm.transports.wakeup import Wakeup
+from girih.kernels.buffers import Buffers
+
+IN: Final = selectors.EVENT_READ
+OUT: Final = selectors.EVENT_WRITE
+LINGER_S: Final = 0.3
+"""How long a side that ends tries to send what is left."""
+_LOG = logging.getLogger(__name__)
+
+
+class Poller:
+    """One side; a subclass starts its thread, which takes turns until it is closed.
+
+    Attributes:
+        address: the server's.
+        num_damaged: messages that could not be read; each ended its connection.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.num_damaged = 0
+        self._closing = False
+        self._buffers = Buffers()
+        self._blocked: deque[Session] = deque()  # have something left to send
+        self._wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup, IN, lambda _: self._wakeup.heard())
+        self._side = type(self).__name__.lower()
+        self._thread = threading.Thread(target=self._run, name=f"girih {self._side} {address}", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it and its connections. From any thread."""
+        self._closing = True
+        self._wakeup.ask()
+        if threading.current_thread() is not self._thread:  # else it ends after this callback
+            self._thread.join()
+
+    def _turn(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, why: str) -> None:
+        raise NotImplementedError
+
+    def _heard(self, session: Session) -> None:
+        """There may be messages."""
+
+    def _run(self) -> None:
+        why = "the connection was closed on this side"
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception as error:
+            _LOG.exception("%s: the %s failed and is closed", self.address, self._side)
+            why += f": {error!r}"
+        self._closing = True
+        self._end(why)
+        self._selector.close()
+        self._wakeup.close()
+
+    def _wait(self, seconds: float | None) -> None:
+        """For files, or until another thread wants something."""
+        while self._blocked:
+            self._flush(self._blocked.popleft())
+        for key, mask in self._selector.select(seconds):
+            key.data(mask)
+
+    def _handle(self, session: Session, mask: int) -> None:
+        if mask & OUT:
+            self._flush(session)
+        if mask & IN:
+            self._heard(session)
+
+    def _flush(self, session: Session) -> None:
+        """Sends on; waits for the file to be writable while something is left."""
+        with session.lock:
+            flushed = session.flush()
+            if session.connection is not None:
+                wanted = IN if flushed else IN | OUT
+                self._selector.modify(session.connection, wanted, partial(self._handle, session))
+
+    def _stuck(self, session: Session) -> None:
+        self._blocked.append(session)
+        self._wakeup.ask()
+
+    def _attach(self, session: Session, connection: Connection, received: int) -> None:
+        """Goes on with a session over a connection, under its lock."""
+        self._selector.register(connection, IN, partial(self._handle, session))
+        session.resume(connection, received)
+
+    def _detach(self, session: Session, linger_s: float = 0.0) -> None:
+        """Closes the connection that a session has."""
+        with session.lock:
+            connection, session.connection = session.connection, None
+            session.lost_s = time.monotonic()
+        if connection is not None:
+            self._selector.unregister(connection)
+            connection.close(linger_s)
+
+    def _buffer(self, session: Session, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+        connection = session.connection
+        array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
+        return self._buffers.take(dtype, *shape) if array is None else array
