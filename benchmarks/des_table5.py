@@ -26,7 +26,7 @@ import tomli_w
 import wide
 from trainers import train_all
 
-from girih.cluster import HostSpec
+from girih.cluster.hosts import HostSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS, EACH = 4, 1.6

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from girih.cli.train import spelled
-from girih.cluster import Cluster, HostSpec
+from girih.cluster.cluster import Cluster
+from girih.cluster.hosts import HostSpec
 from girih.cluster.roles import title
 from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
@@ -48,7 +48,7 @@ class Plan:
     Attributes:
         config, overrides: as of ``girih train``; the strategy is among the overrides.
         warmup, steps, windows: steps that do not count, then windows of so many steps each.
-        hosts: where processes live; see :class:`girih.cluster.HostSpec`.
+        hosts: where processes live; see :class:`girih.cluster.hosts.HostSpec`.
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
@@ -227,12 +227,11 @@ def _run(plan: Plan) -> dict[str, Any]:
     overrides = [*plan.overrides, *every]
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
     strategy, data = settings.strategy, settings.dataset("train")
-    words = ["train", plan.config, *spelled(overrides, None)]
+    words = ["train", plan.config, *(word for each in overrides for word in ("--set", each))]
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks
-        ranks.broadcast(True)  # there is something to train
-        ranks.broadcast(None)  # and nothing to go on with
+        ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
         meter, talking = _LateMeter(cluster, plan), Talking()
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter], cluster=cluster) as trainer:

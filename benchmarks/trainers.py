@@ -22,7 +22,7 @@ import fleet
 import tomli_w
 import torch
 
-from girih.cluster import HostSpec
+from girih.cluster.hosts import HostSpec
 from girih.config.file import RunConfig
 
 

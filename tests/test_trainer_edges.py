@@ -8,7 +8,7 @@ import torch
 
 import girih
 from girih import checkpoint
-from girih.cluster import Cluster
+from girih.cluster.cluster import Cluster
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError, RoleError, RunDirectoryError, WireError
 from girih.runs.callbacks import Callback

@@ -16,7 +16,7 @@ from torch import nn
 from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
-from girih.cluster import Cluster
+from girih.cluster.cluster import Cluster
 from girih.config.train import Steps, TrainOptions
 from girih.data import Dataset
 from girih.dense.half import DenseHalf

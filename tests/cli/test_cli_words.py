@@ -27,7 +27,7 @@ def spelled(line):
         ("train --set a.b=1 c.d=2 c.toml", "train c.toml --set a.b=1 --set c.d=2"),
         ("train --set a.b=1 c.toml --resume", "train c.toml --set a.b=1 --resume"),
         ("train --set a.b=1 --set c.d=[2] c.toml", "train c.toml --set a.b=1 --set c.d=[2]"),
-        ("train --run r c.toml --strategy local", "train c.toml --run r --strategy local"),
+        ("train --run r c.toml --strategy local", "train c.toml --strategy local --run r"),
         ("train --resume c.toml --run r --set a=1 b=2", "train c.toml --set a=1 --set b=2 --run r --resume"),
         ("predict r --data a b --out o --keep x y", "predict r --data a --data b --out o --keep x --keep y"),
         ("predict --data a r --out o --keep x", "predict r --data a --out o --keep x"),

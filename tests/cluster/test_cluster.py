@@ -9,14 +9,14 @@ import threading
 import time
 
 import pytest
-from acting import PLACE, Acting, kill
 
-from girih.cluster import Cluster, cluster, supervisor
-from girih.cluster.cluster import RENDEZVOUS
+from girih.cluster import cluster, supervisor
+from girih.cluster.cluster import RENDEZVOUS, Cluster
 from girih.comm.registry import LocalRegistry, find
 from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
+from girih.testing.acting import Acting
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(supervisor, "KNOWN_S", 0.1)
     monkeypatch.setattr(cluster, "GRACE_S", 0.1)
-    cluster_alone = Cluster(hosts={"loader": PLACE})
+    cluster_alone = Cluster()
     yield cluster_alone
     cluster_alone.close(failed=True)
 
@@ -55,16 +55,17 @@ def test_processes_are_shown_while_they_run_and_a_killed_one_is_named(alone, tmp
         ("loader", 1, "b", 0),
     ]
     assert set(processes[0]) == {"role", "index", "pid", "host", "endpoint", "incarnation"}
-    children = [handle.process for handle in alone._supervisor.handles]
+    children = list(alone._supervisor.handles)
     assert [each["pid"] for each in processes] == [os.getpid(), *(child.pid for child in children)]
     assert not alone.ranks.lost.is_set()
-    kill(children[1])
+    children[1].kill()
+    children[1].wait()
     with pytest.raises(RoleError, match=r"^loader 1 was killed by signal 9\b"), alone.explaining():
         raise WireTimeout("shm://…: no answer")
     assert alone.ranks.lost.is_set()  # nobody waits for what it was to write
     alone.close(failed=True)
     assert not shown.exists()
-    assert all(child.returncode is not None for child in children)
+    assert all(child.status() is not None for child in children)
 
 
 def test_what_is_no_sign_of_a_lost_process_passes(alone):
@@ -94,7 +95,7 @@ def test_a_call_in_progress_raises_when_a_process_is_gone_and_nothing_of_the_use
 ):
     before = (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT), sys.unraisablehook)
     reply = calling.call(1)
-    threading.Timer(0.2, kill, (alone._supervisor.handles[0].process,)).start()
+    threading.Timer(0.2, alone._supervisor.handles[0].kill).start()
     start = time.monotonic()
     with pytest.raises(RoleError, match=r"^loader 0 was killed by signal 9\b"), alone.explaining():
         reply.wait()

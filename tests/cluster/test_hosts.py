@@ -1,7 +1,6 @@
 """Where processes are to run."""
 
-from girih.cluster import HostSpec
-from girih.cluster.hosts import host_of
+from girih.cluster.hosts import HostSpec, host_of
 
 
 def test_a_process_has_the_place_of_its_title_or_of_its_role_or_is_on_this_host():

@@ -1,26 +1,29 @@
 """Processes that are started, watched and ended; all of them are real."""
 
-import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from acting import PLACE, Acting, kill
 
-from girih.cluster import HostSpec
+from girih.cluster.hosts import HostSpec
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import RoleName, title
 from girih.cluster.supervisor import Supervisor
 from girih.comm.registry import Entry, LocalRegistry, find
 from girih.errors import ConfigError, RoleError
+from girih.testing.acting import Acting
+from girih.testing.launcher_suite import LauncherSuite
 
 TOLD_S = 60
+
+
+class TestLocalLauncher(LauncherSuite):
+    def make(self, segments=""):
+        return LocalLauncher(hello={"segments": segments})
 
 
 def specs(*roles):
@@ -51,8 +54,7 @@ def told():
 
 @pytest.fixture
 def supervisor(told):
-    with_mark = HostSpec(("env", "GIRIH_TEST_PLACE=here"), environment={**PLACE.environment, "RANK": "5"})
-    hosts = {"loader": PLACE, "loader 1": with_mark, "embedding-worker": PLACE}
+    hosts = {"loader 1": HostSpec(("env", "GIRIH_TEST_PLACE=here"), environment={"RANK": "5"})}
     supervisor = Supervisor(LocalLauncher(hosts), LocalRegistry(), told)
     yield supervisor
     supervisor.close(patience_s=0.0)
@@ -80,33 +82,12 @@ def test_roles_run_side_by_side_each_in_its_place_and_are_ended_by_name(supervis
     assert titles(supervisor) == ["embedding-worker 0"]
     supervisor.close(patience_s=0.1)
     assert deaf.status() == -signal.SIGKILL
-    assert supervisor.handles == ()
+    assert supervisor.handles == []
     assert not told.errors
 
 
 def titles(supervisor):
     return [title(handle.name, handle.index) for handle in supervisor.handles]
-
-
-def test_a_process_that_is_prepared_and_never_needed_ends_in_good_order(supervisor, told):
-    supervisor.prepare({"loader": 1})
-    (prepared,) = supervisor.handles
-    supervisor.close(patience_s=TOLD_S)  # it imports what a loader needs meanwhile
-    assert prepared.status() == 0
-    assert not told.errors
-
-
-def test_a_role_that_is_killed_is_named_and_the_others_end(supervisor, told):
-    supervisor.start("loader", specs(Acting("serve"), Acting("deaf", 1)))
-    victim, other = supervisor.handles
-    assert not supervisor._has_failed()
-    kill(victim.process)
-    assert supervisor._has_failed()
-    error = told.error()
-    assert supervisor.failure() is error
-    assert isinstance(error, RoleError)
-    assert str(error) == "loader 0 was killed by signal 9: what anybody prints"
-    assert other.wait(TOLD_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -129,60 +110,15 @@ def test_a_role_that_cannot_begin_says_why(supervisor):
         supervisor.start("loader", specs(Acting("vanish")))
 
 
-STARTS = """
-import pickle, sys, time
-from acting import PLACE, Acting
-from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.supervisor import Supervisor
-from girih.comm.registry import LocalRegistry
-supervisor = Supervisor(LocalLauncher({"loader": PLACE}, segments=PREFIX), LocalRegistry(), print)
-supervisor.start("loader", [pickle.dumps(Acting("serve")), pickle.dumps(Acting("deaf", 1))])
-print(*(handle.pid for handle in supervisor.handles), flush=True)
-time.sleep(600)
-"""
-
-
-def test_roles_end_with_the_one_that_started_them_however_that_ends():
-    """One of them takes too long, and is ended before it has removed its shared memory: its launcher is not there."""
-    segments = f"girih-test-{os.getpid()}-"
-    left = Path("/dev/shm", f"{segments}0-rows")
-    left.write_bytes(b"rows")
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTS.replace("PREFIX", repr(segments))],
-        env={**os.environ, **PLACE.environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with starter:
-        roles = [Path("/proc", pid) for pid in starter.stdout.readline().split()]
-        assert len(roles) == 2
-        assert all(role.exists() for role in roles)
-        kill(starter)
-    until = time.monotonic() + TOLD_S
-    while any(map(runs, roles)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert not left.exists()
-
-
-def runs(process):
-    """Whether a process, as a directory of /proc, is there and no zombie."""
-    try:
-        return "Z" not in (process / "stat").read_text().split()[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def trainers(told, command):
-    launcher = LocalLauncher({"trainer": PLACE}, trainer=["sh", "-c", command], num_trainers=4)
+    launcher = LocalLauncher(trainer=["sh", "-c", command], num_trainers=4)
     return Supervisor(launcher, LocalRegistry(), told, num_trainers=4)
 
 
 @pytest.mark.parametrize("status", [0, 130])
 def test_a_trainer_that_ends_in_good_order_is_no_failure(told, status):
     supervisor = trainers(told, f"exit {status}")
-    supervisor.start_trainer(1)
-    supervisor.wait_for_trainers()
+    assert supervisor.start_trainer(1).wait(TOLD_S) == status
     assert not supervisor._has_failed()
     time.sleep(0.4)
     assert not told.errors
@@ -201,10 +137,8 @@ def test_a_trainers_environment_and_what_it_says_of_the_users_mistake(told):
 def test_a_trainer_that_ends_because_another_was_killed_is_not_the_one_that_is_named(told):
     supervisor = trainers(told, "if [ $RANK = 2 ]; then kill -9 $$; fi; echo the other is gone >&2; exit 1")
     with supervisor._lock:  # both have ended when the first of them is told of
-        supervisor.start_trainer(1)
-        supervisor.wait_for_trainers()
-        supervisor.start_trainer(2)
-        supervisor.wait_for_trainers()
+        supervisor.start_trainer(1).wait(TOLD_S)
+        supervisor.start_trainer(2).wait(TOLD_S)
     assert str(told.error()) == "trainer 2 was killed by signal 9"
     supervisor.close(patience_s=0.0)
 
@@ -213,17 +147,18 @@ def test_an_end_that_is_expected_is_no_failure(told):
     supervisor = trainers(told, "sleep 600")
     handle = supervisor.start_trainer(1)
     supervisor.expect_end()
-    kill(handle.process)
+    handle.kill()
+    handle.wait()
     time.sleep(0.4)
     assert not told.errors
     supervisor.close(patience_s=0.0)
 
 
 def test_only_the_first_trainer_has_the_terminal_and_each_learns_where_the_run_is(capfd):
-    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive()[0], os.getpgid(0) == os.getpgrp())"
+    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive(), os.getpgid(0) == os.getpgrp())"
     launcher = LocalLauncher(trainer=[sys.executable, "-c", say], num_trainers=2, hello={"registry": "here"})
     first, second = (launcher.start(RoleName.TRAINER, index, 0, Resources(None)) for index in (0, 1))
     assert [each.wait(TOLD_S) for each in (first, second)] == [0, 0]
-    assert capfd.readouterr().out == "{'registry': 'here'} True\n"
+    assert capfd.readouterr().out == "{'registry': 'here', 'incarnation': 0} True\n"
     for each in (first, second):
         each.close()

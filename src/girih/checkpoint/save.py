@@ -25,7 +25,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
-from girih.runs.files import named
+from girih.runs.files import disk_full
 from girih.schema import Schema
 
 PATIENCE_S = 1800.0
@@ -218,7 +218,7 @@ def _named_full(root: Storage) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(named(error, root.url), StorageFullError):
+        if disk_full(error, root.url) is not None:
             told = f"{root}: no space left for a checkpoint; free some, then --resume"
             raise StorageFullError(told) from None
         raise

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from girih.cli.words import Group
+from girih.cli.words import Command
 from girih.errors import GirihError, UserError
 
 UNUSABLE = (
@@ -22,8 +22,10 @@ UNUSABLE = (
 COMMANDS = ("bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
 
 
-class LazyGroup(Group):
+class LazyGroup(click.Group):
     """Imports a command when it is named: most of them import torch."""
+
+    command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands."""

@@ -10,6 +10,7 @@ import click
 from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
+from girih.cli.words import PATH
 from girih.config.file import RunConfig
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
@@ -19,7 +20,7 @@ from girih.trainer import Trainer
 
 
 @cli.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out."
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.console import Console
@@ -30,7 +31,14 @@ def inspect(path: str) -> int:
     state = manifest.state["run"]
     summary = read_summary(Path(path)) if Path(path).is_dir() else None
     reader = PartReader(newest, manifest.shards)
-    shards = [_shard(reader, name) for name in reader.parts]
+    groups: dict[str, list[dict[str, Any]]] = {}  # descriptions of their shards
+    bloom_bytes: Counter[str] = Counter()
+    for name in reader.parts:
+        header = reader.header(name)
+        description = describe_header(header, f"{newest}/{name}")
+        groups.setdefault(description["group"], []).append(description)
+        blooms = (tensor for tensor in header.tensors if tensor.name.startswith("bloom."))
+        bloom_bytes[description["group"]] += sum(tensor.num_bytes for tensor in blooms)
     console = Console(highlight=False, markup=False)
     written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)
@@ -42,11 +50,8 @@ def inspect(path: str) -> int:
     if others:
         console.print(f"older checkpoints: {', '.join(map(count, others))}")
     console.print(_tables(schema, manifest.rows))
-    groups: dict[str, list[_Shard]] = {}
-    for shard in shards:
-        groups.setdefault(shard.description["group"], []).append(shard)
-    for name, group in groups.items():
-        console.print(_bytes(name, group))
+    for name, shards in groups.items():
+        console.print(_bytes(name, shards, bloom_bytes[name]))
     files = _table("files", "file", "bytes")
     for name, facts in manifest.parts.items():
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
@@ -62,19 +67,6 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in ("dim", "rows", "bytes") else "left")
     return table
-
-
-class _Shard(NamedTuple):
-    description: dict[str, Any]
-    num_rows: int
-    bloom_bytes: int
-
-
-def _shard(reader: PartReader, name: str) -> _Shard:
-    header = reader.header(name)
-    description = describe_header(header, f"{reader.storage}/{name}")
-    blooms = sum(tensor.num_bytes for tensor in header.tensors if tensor.name.startswith("bloom."))
-    return _Shard(description, description["num_rows"], blooms)
 
 
 def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
@@ -93,41 +85,30 @@ def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
     return shown
 
 
-def _bytes(name: str, shards: list[_Shard]) -> Table:
+def _bytes(name: str, shards: list[dict[str, Any]], bloom_bytes: int) -> Table:
     """Bytes of a group by part: per row, in the files, and in memory once the files are loaded."""
-    description = shards[0].description
-    num_rows = sum(shard.num_rows for shard in shards)
-    row_on_disk, row_in_memory = disk_bytes(description), row_bytes(description)
-    on_disk = {part: taken * num_rows for part, taken in row_on_disk.items()}
-    in_memory = dict.fromkeys(("index", *row_in_memory), 0)
+    num_rows = sum(shard["num_rows"] for shard in shards)
+    row_on_disk, row_in_memory = disk_bytes(shards[0]), row_bytes(shards[0])
+    on_disk = Counter({part: taken * num_rows for part, taken in row_on_disk.items()})
+    in_memory: Counter[str] = Counter()
     for shard in shards:
-        for part, taken in loaded_bytes(description, shard.num_rows).items():
-            in_memory[part] += taken
-    blooms = sum(shard.bloom_bytes for shard in shards)
-    if blooms:
-        on_disk["bloom"] = in_memory["bloom"] = blooms
-    memory, number = sum(in_memory.values()), f" in {len(shards)} shards" if len(shards) > 1 else ""
-    shown = Table(
-        title=f"bytes of {name}: {count(num_rows)} rows of {description['dtype']}{number}",
-        title_justify="left",
-        show_footer=True,
-    )
+        in_memory.update(loaded_bytes(shard, shard["num_rows"]))
+    if bloom_bytes:
+        on_disk["bloom"] = in_memory["bloom"] = bloom_bytes
+    each_in_memory = {part: count(taken) for part, taken in row_in_memory.items()}
+    each_row = DASH
+    if num_rows:
+        each_in_memory["index"] = f"{in_memory['index'] / num_rows:.1f}"
+        each_row = f"{in_memory.total() / num_rows:.1f}"
+    number = f" in {len(shards)} shards" if len(shards) > 1 else ""
+    title = f"bytes of {name}: {count(num_rows)} rows of {shards[0]['dtype']}{number}"
+    shown = Table(title=title, title_justify="left", show_footer=True)
     shown.add_column("part", "all")
-    for column, footer in {
-        "a row on disk": count(sum(row_on_disk.values())),
-        "on disk": count(sum(on_disk.values())),
-        "a row in memory": f"{memory / num_rows:.1f}" if num_rows else DASH,
-        "in memory": count(memory),
-    }.items():
-        shown.add_column(column, footer, justify="right")
+    shown.add_column("a row on disk", count(sum(row_on_disk.values())), justify="right")
+    shown.add_column("on disk", count(on_disk.total()), justify="right")
+    shown.add_column("a row in memory", each_row, justify="right")
+    shown.add_column("in memory", count(in_memory.total()), justify="right")
     for part in {**on_disk, **in_memory}:
-        shown.add_row(
-            part,
-            count(row_on_disk.get(part)),
-            count(on_disk.get(part)),
-            f"{in_memory[part] / num_rows:.1f}"
-            if part == "index" and num_rows
-            else count(row_in_memory.get(part)),
-            count(in_memory.get(part)),
-        )
+        each_on_disk, each = count(row_on_disk.get(part)), each_in_memory.get(part, DASH)
+        shown.add_row(part, each_on_disk, count(on_disk.get(part)), each, count(in_memory.get(part)))
     return shown

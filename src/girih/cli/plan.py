@@ -8,18 +8,15 @@ from pathlib import Path
 import click
 
 from girih.cli import cli
+from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
 from girih.report.text import size
 from girih.runs.files import write_whole
 
 
 @cli.command()
-@click.argument("config_file", metavar="CONFIG.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable."
-)
-@click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Write the plan there instead.")
+@config_options
+@click.option("--out", metavar="FILE", type=PATH, help="Write the plan there instead.")
 def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, out: Path | None) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)

@@ -16,17 +16,18 @@ import pyarrow.parquet as pq
 from girih.cli import cli
 from girih.cli.evaluate import load_trainer, open_config
 from girih.cli.show import skipped
+from girih.cli.words import PATH
 from girih.data import Batch
-from girih.errors import ConfigError, GirihError, StorageFullError
-from girih.runs.files import named
+from girih.errors import ConfigError, GirihError
+from girih.runs.files import disk_full
 
 
 @cli.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable."
 )
-@click.option("--out", metavar="FILE.parquet", type=click.Path(path_type=Path), required=True)
+@click.option("--out", metavar="FILE.parquet", type=PATH, required=True)
 @click.option(
     "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
 )
@@ -56,10 +57,9 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
         except OSError as error:
             if isinstance(error, GirihError):
                 raise
-            if isinstance(named(error, out), StorageFullError):
-                raise named(error, f"--out {out}") from None
             told = os.strerror(error.errno) if error.errno else error
-            raise ConfigError(f"--out {out}: cannot be written ({told}); name another file") from None
+            refused = ConfigError(f"--out {out}: cannot be written ({told}); name another file")
+            raise disk_full(error, f"--out {out}") or refused from None
         finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from girih import config, strategies
 from girih.cli import cli
+from girih.cli.words import PATH, config_options
 from girih.cluster.launch import launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
@@ -17,19 +17,13 @@ from girih.errors import ConfigError
 
 
 @cli.command()
-@click.argument("config_file", metavar="CONFIG.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help="Override one value; repeatable."
-)
-@click.option(
-    "--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="Where the run is written."
-)
+@config_options
+@click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
-@click.option("--strategy", metavar="NAME", help="Replace [strategy] whole.")
-@click.option(
-    "--plan", "plan_file", metavar="FILE", type=click.Path(path_type=Path), help="Hold a plan of girih plan."
-)
+@click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
+@click.pass_obj
 def train(
+    typed: list[str],
     config_file: Path,
     overrides: tuple[str, ...],
     run_path: Path | None,
@@ -50,16 +44,7 @@ def train(
         counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
         if sum(counts.values()) > 1:
             options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
-            words = ["train", str(config_file), *spelled(overrides, strategy)]
-            words += [] if run_path is None else ["--run", str(run_path)]
-            words += [] if plan_file is None else ["--plan", str(plan_file)]
-            return launch([*words, *(["--resume"] if resume else [])], counts, options)
+            return launch(["train", *typed], counts, options)
     from girih.cli import trainer
 
     return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
-
-
-def spelled(overrides: Sequence[str], strategy: str | None) -> list[str]:
-    """Options as they are typed."""
-    words = [] if strategy is None else ["--strategy", strategy]
-    return words + [word for override in overrides for word in ("--set", override)]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
+from rich.console import Console
 
 from girih import checkpoint, config
 from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
-from girih.cluster import Cluster
+from girih.cluster.cluster import Cluster
+from girih.cluster.launch import heeding_signals
 from girih.cluster.pipe import CONTROL
 from girih.config.file import RunConfig
 from girih.data import Dataset
@@ -39,7 +41,7 @@ def train(
     run_path: Path | None,
     resume: bool,
     strategy: str | None,
-    plan_file: Path | None = None,
+    plan_file: Path | None,
 ) -> int:
     """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
     if CONTROL in os.environ:  # the launcher hears signals, and tells
@@ -49,64 +51,47 @@ def train(
     settings = replace(settings, plan=None if plan_file is None else Plan.read(plan_file))
     datasets = _open_data(settings)
     if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
-        return _train_beside(settings, datasets)
+        with _joined(settings) as cluster:
+            told = cluster.ranks.broadcast(None)
+            if told is None:
+                return 0
+            newest = None if told["newest"] is None else Storage(told["newest"])
+            return _train(settings, datasets, None, newest, cluster)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir))
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
-        if why is not None and "RANK" not in os.environ:
-            click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
-            return 0
-        cluster = joined(settings.strategy, settings.cluster)
-        with _closed_on_error(cluster), cluster.explaining():
-            ranks = cluster.ranks
-            if not ranks.broadcast(why is None):
-                cluster.close()
+        with _joined(settings) as cluster:
+            told = {"newest": None if newest is None else newest.absolute().url}
+            if cluster.ranks.broadcast(told if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
                 return 0
-            ranks.broadcast(None if newest is None else newest.absolute().url)
             return _train(settings, datasets, run, newest, cluster)
 
 
 @contextmanager
-def _closed_on_error(cluster: Cluster) -> Iterator[None]:
-    """Ends all processes where something goes wrong."""
+def _joined(settings: RunConfig) -> Iterator[Cluster]:
+    """The trainers that the launcher, or torchrun, started, or this one alone; all processes end with the body."""
+    cluster = joined(settings.strategy, settings.cluster)
     try:
-        yield
+        with cluster.explaining():
+            yield cluster
+        cluster.close()
     except BaseException:
         cluster.close(failed=True)
         raise
 
 
-def _train_beside(settings: RunConfig, datasets: dict[str, Dataset]) -> int:
-    """Does the work of a trainer other than the first: the same, but it writes and says nothing."""
-    cluster = joined(settings.strategy, settings.cluster)
-    with _closed_on_error(cluster), cluster.explaining():
-        ranks = cluster.ranks
-        if not ranks.broadcast(None):
-            cluster.close()
-            return 0
-        newest = ranks.broadcast(None)
-        with settings.trainer(cluster=cluster) as trainer:
-            if newest is not None:
-                trainer.load(newest, train=datasets["train"])
-            trainer.check(datasets["train"], datasets.get("valid"))
-            with stopping(trainer, cluster):
-                metrics, stopped = _fit(settings, datasets, trainer)
-                if not stopped:
-                    trainer.summary(metrics, duration_s=0.0)
-    return 130 if stopped else 0
-
-
-def _fit(settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer) -> tuple[Metrics | None, bool]:
+def _fit(
+    settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer, final: str | None
+) -> tuple[Metrics | None, bool]:
     """Trains what is left and evaluates; returns the final metrics, and whether a signal ended it."""
     left = 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
-    final = datasets.get("test") or datasets.get("valid")
     try:
         trainer.fit(datasets["train"], datasets.get("valid"), epochs=left)
-        metrics = None if final is None or trainer.stopped else trainer.evaluate(final)
+        metrics = None if final is None or trainer.stopped else trainer.evaluate(datasets[final])
     except KeyboardInterrupt:
         return None, True
     return metrics, trainer.stopped
@@ -115,42 +100,47 @@ def _fit(settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer) ->
 def _train(
     settings: RunConfig,
     datasets: dict[str, Dataset],
-    run: RunDirectory,
+    run: RunDirectory | None,
     newest: Storage | None,
     cluster: Cluster,
 ) -> int:
-    start = time.perf_counter()
-    total = datasets["train"].num_examples
+    """Trains; without a ``run``, as trainers other than the first, it writes and says nothing."""
+    start, train, epochs = time.perf_counter(), datasets["train"], settings.train.epochs
+    total = None if run is None or train.num_examples is None else train.num_examples * epochs
+    console = Console(file=io.StringIO()) if run is None else None
     with (
-        Progress(None if total is None else total * settings.train.epochs) as progress,
+        Progress(total, console=console) as progress,
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
-            trainer.load(newest.url, train=datasets["train"])
-        trainer.check(datasets["train"], datasets.get("valid"))
-        changes = [] if newest is None else changed(run, settings)
-        run.remove_summary()  # of what is gone on with
-        config.write_toml(run.config, settings.with_absolute_paths())
+            trainer.load(newest.url, train=train)
+        trainer.check(train, datasets.get("valid"))
         if newest is not None:
             progress.message(f"resumed from {newest.name}")
-            for change in changes:
+        if run is not None:
+            for change in [] if newest is None else changed(run, settings):
                 progress.message(f"changed since: {change}")
+            run.remove_summary()  # of what is gone on with
+            config.write_toml(run.config, settings.with_absolute_paths())
         if not is_compiled():
             progress.message("compiling kernels for this machine: once, about half a minute")
+        if newest is not None and trainer.state.epoch >= epochs:
+            progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
+        final = next((name for name in ("test", "valid") if name in datasets), None)
         with stopping(trainer, cluster):
-            if newest is not None and trainer.state.epoch >= settings.train.epochs:
-                progress.message(f"train.epochs = {settings.train.epochs} are done: nothing is left to train")
-            metrics, stopped = _fit(settings, datasets, trainer)
+            metrics, stopped = _fit(settings, datasets, trainer, final)
         if stopped:
             trainer.end(None)
-            again = f"girih train {run.config} --run {run.path} --resume"
-            progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
+            if run is not None:
+                again = f"girih train {run.config} --run {run.path} --resume"
+                progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
             return 130
         if trainer.state.stopped_early:
             best = f"its weights of step {trainer.state.best_step} are the final ones"
             progress.message(f"stopped early at step {trainer.state.step}; {best}")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
-        final = "test" if "test" in datasets else "valid" if "valid" in datasets else None
+        if run is None:
+            return 0
         summary["evaluated_on"] = final
         summary["skipped_rows"] = {
             name: data.num_skipped for name, data in datasets.items() if data.num_skipped
@@ -212,21 +202,6 @@ def stopping(trainer: Trainer, cluster: Cluster) -> Iterator[None]:
 
     Where there is a launcher, it hears them and tells.
     """
-    previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        trainer.request_stop()
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    with cluster.heeding_stop(trainer.request_stop) as launched:
-        if launched:
-            yield
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    stop = trainer.request_stop
+    with cluster.heeding_stop(stop) as told, nullcontext() if told else heeding_signals(stop, once=True):
+        yield

@@ -1,11 +1,29 @@
-"""Options that take several words: ``--keep user item`` is ``--keep user --keep item``.
+"""Options that commands share, and those that take several words: ``--keep user item`` is ``--keep user --keep item``.
 
 A shell expands ``--data new/*.parquet`` to several words; click takes one value for each option.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
+
+PATH = click.Path(path_type=Path)
+OVERRIDE = "Override one value; repeatable."
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a command that reads a config file: ``config_file, overrides, strategy``."""
+    for option in (
+        click.option("--strategy", metavar="NAME", help="Replace [strategy] whole."),
+        click.option("--set", "overrides", metavar="SECTION.KEY=VALUE", multiple=True, help=OVERRIDE),
+        click.argument("config_file", metavar="CONFIG.toml", type=PATH),
+    ):
+        command = option(command)
+    return command
 
 
 class Command(click.Command):
@@ -16,7 +34,8 @@ class Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See :class:`click.Command`."""
+        """See :class:`click.Command`; the context's ``obj`` is what was typed."""
+        ctx.obj = list(args)
         options = [option for option in self.params if isinstance(option, click.Option)]
         several = {name for option in options if option.multiple for name in option.opts}
         valued = {name for option in options if not option.is_flag for name in option.opts}
@@ -33,9 +52,3 @@ class Command(click.Command):
                 option, named = "", True
             words.append(word)
         return super().parse_args(ctx, words)
-
-
-class Group(click.Group):
-    """A group whose commands are :class:`Command`."""
-
-    command_class = Command

@@ -50,9 +50,9 @@ class Cluster:
         segment: begins the names of the shared memory of all roles of the run.
     """
 
-    def __init__(self, ranks: TrainerGroup | None = None, *, hosts: Hosts | None = None) -> None:
+    def __init__(self, *, hosts: Hosts | None = None) -> None:
         self._hosts = hosts or {}
-        self.ranks = ranks or TrainerGroup()
+        self.ranks = TrainerGroup()
         self.registry: Registry = LocalRegistry()
         self.secret = secrets.token_hex(16).encode()
         self.segment = new_prefix()
@@ -64,7 +64,6 @@ class Cluster:
         self._run: Path | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
-        self._heed_stop: Callable[[], None] | None = None
 
     @classmethod
     def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
@@ -78,7 +77,8 @@ class Cluster:
         """
         cluster = cls()
         pipe = Pipe.inherited()
-        size = int(os.environ.get("WORLD_SIZE", "1")) if pipe is not None or _is_started() else None
+        is_started = pipe is not None or all(name in os.environ for name in RENDEZVOUS)
+        size = int(os.environ["WORLD_SIZE"]) if is_started else None
         if size is None and trainers > 1:
             raise ConfigError(
                 f"strategy: trainers = {trainers}: this is one process; start the script by"
@@ -89,8 +89,8 @@ class Cluster:
                 f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
             )
         cluster._bind = (options or ClusterOptions()).bind
-        if pipe is not None:
-            cluster._join_launcher(pipe)
+        if size is not None and pipe is not None:
+            cluster._join_launcher(pipe, int(os.environ["RANK"]), size)
         elif size is not None and size > 1:
             cluster._join_torchrun(int(os.environ["RANK"]), size)
         return cluster
@@ -111,7 +111,7 @@ class Cluster:
         try:
             for rank in range(1, trainers):
                 supervisor.start_trainer(rank)
-            cluster._meet(0, trainers)
+            cluster._meet(0, trainers, cluster._hello())
         except BaseException:
             cluster.close(failed=True)
             raise
@@ -168,16 +168,11 @@ class Cluster:
         Yields:
             Whether there is a launcher, so that signals are for it.
         """
-        control = self._roles
-        if not isinstance(control, LauncherControl):
+        if isinstance(self._roles, LauncherControl):
+            with self._roles.heeding_stop(stop):
+                yield True
+        else:
             yield False
-            return
-        self._heed_stop = stop
-        control.stoppable(True)
-        try:
-            yield True
-        finally:
-            control.stoppable(False)
 
     def show_in(self, run: Path | None) -> None:
         """Keeps ``processes.json`` in a run's directory while it runs."""
@@ -211,23 +206,18 @@ class Cluster:
                 left = registry.add("left", 0)
         ranks.close()
         if self._supervisor is not None:
-            if not failed:
-                self._supervisor.wait_for_trainers()
             self._supervisor.close(patience_s=0.5 if failed else 10.0)
             remove_segments(self.segment)  # of those that were killed
         registry.close()
         if self._server is not None:
             self._server.close()
 
-    def _join_launcher(self, pipe: Pipe) -> None:
-        control = LauncherControl(pipe, self._lose, self._stop)
-        hello, rank, size = control.hello, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
+        self._roles = control = LauncherControl(pipe, self._lose)
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-        self._roles, self._first, self.segment = control, rank == 0, hello["segments"]
-        self.secret, self._bind = hello["secret"].encode(), hello["bind"]
-        self.registry = RemoteRegistry(hello["registry"], self.secret)
+        self._first, self._bind = rank == 0, control.hello["bind"]
         with self.explaining():
-            self._meet(rank, size)
+            self._meet(rank, size, control.hello)
 
     def _join_torchrun(self, rank: int, size: int) -> None:
         """Rank 0 offers a registry; torchrun's own store tells the others where."""
@@ -246,50 +236,40 @@ class Cluster:
         )  # an earlier trainer of a script left its own
         self._first, self._under_torchrun = rank == 0, True
         if self._first:
-            self._serve_registry()
             store.set("hello", json.dumps(self._hello()))
-        hello = json.loads(store.get("hello"))
-        self.secret = hello["secret"].encode()
-        self.registry = RemoteRegistry(hello["registry"], self.secret)
-        self.segment = hello["segments"]
-        self._meet(rank, size)
+        self._meet(rank, size, json.loads(store.get("hello")))
 
-    def _meet(self, rank: int, size: int) -> None:
-        """Forms the group of all trainers."""
-        register(self.registry, RoleName.TRAINER, rank, Entry("", 0, os.getpid(), socket.gethostname()))
+    def _meet(self, rank: int, size: int, hello: Mapping[str, str]) -> None:
+        """Forms the group of all trainers, by what the one says that offers the registry."""
+        self.secret, self.segment = hello["secret"].encode(), hello["segments"]
+        self.registry = RemoteRegistry(hello["registry"], self.secret)
+        self._register(rank)
         self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
 
-    def _hello(self) -> dict[str, str]:
-        address = "" if self._server is None else self._server.address
-        return {
-            "registry": address,
-            "secret": self.secret.decode(),
-            "segments": self.segment,
-            "bind": self._bind,
-        }
+    def _register(self, rank: int) -> None:
+        entry = Entry("", 0, os.getpid(), socket.gethostname())
+        register(self.registry, RoleName.TRAINER, rank, entry)
 
-    def _serve_registry(self) -> LocalRegistry:
+    def _hello(self) -> dict[str, str]:
+        address, secret = self._serve_registry().address, self.secret.decode()
+        return {"registry": address, "secret": secret, "segments": self.segment, "bind": self._bind}
+
+    def _serve_registry(self) -> RegistryServer:
         if self._server is None:
             self._server = RegistryServer(LocalRegistry(), self.secret, self._bind)
             self.registry = RemoteRegistry(self._server.address, self.secret)
-        return self._server.registry
+        return self._server
 
     def _starter(self) -> Roles:
         return self._roles or self._supervise(self.ranks.size)
 
     def _supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
-        registry = self._serve_registry()
-        launcher = LocalLauncher(
-            self._hosts,
-            segments=self.segment,
-            trainer=trainer,
-            num_trainers=num_trainers,
-            hello=self._hello(),
-        )
+        launcher = LocalLauncher(self._hosts, trainer=trainer, num_trainers=num_trainers, hello=self._hello())
+        registry = self._serve_registry().registry
         supervisor = Supervisor(launcher, registry, self._lose, num_trainers=num_trainers)
         self._roles = self._supervisor = supervisor
         if num_trainers == 1:
-            register(registry, RoleName.TRAINER, 0, Entry("", 0, os.getpid(), socket.gethostname()))
+            self._register(0)
         supervisor.show_in(self._run)
         return supervisor
 
@@ -302,11 +282,3 @@ class Cluster:
             abort_clients(self.secret)
             if self.ranks.size == 1:  # it may wait for the others still
                 self.registry.close()
-
-    def _stop(self) -> None:
-        if self._heed_stop is not None:
-            self._heed_stop()
-
-
-def _is_started() -> bool:
-    return all(name in os.environ for name in RENDEZVOUS)

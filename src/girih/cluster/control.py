@@ -5,60 +5,37 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from girih.cluster.pipe import Pipe
-from girih.cluster.supervisor import START_S, TOLD_S, Supervisor
+from girih.cluster.pipe import Pipe, as_text, from_text
+from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
 LAST_WORDS_S = 10.0
 GONE = "the launcher of this run is gone"
 
 
-class Roles(Protocol):
-    """Starts and ends roles on behalf of a trainer: its own :class:`Supervisor`, or the launcher's."""
-
-    def prepare(self, counts: Mapping[str, int]) -> None:
-        """Has processes started that :meth:`start` will give roles."""
-        ...
-
-    def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
-        """Starts all processes of a role, given as pickled roles; returns where they listen."""
-        ...
-
-    def end(self, name: str) -> None:
-        """Ends all processes of a role."""
-        ...
-
-    def failure(self) -> Exception | None:
-        """Which process failed, if one did."""
-        ...
-
-    def show_in(self, run: Path | None) -> None:
-        """Keeps ``processes.json`` in a run's directory."""
-        ...
-
-
 class LauncherControl:
-    """A trainer's side.
+    """A trainer's side: has the launcher's supervisor do what its own would.
 
     Args:
         lost: called by a thread, with the error to raise, once a process of the run is gone; again, with another, where
             the launcher goes too.
-        stop: called by a thread, where the launcher was told to stop.
 
     Attributes:
         hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``.
     """
 
-    def __init__(self, pipe: Pipe, lost: Callable[[Exception], None], stop: Callable[[], None]) -> None:
-        self._pipe, self._lost, self._stop = pipe, lost, stop
+    def __init__(self, pipe: Pipe, lost: Callable[[Exception], None]) -> None:
+        self._pipe, self._lost = pipe, lost
+        self._stop: Callable[[], None] | None = None
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._asking = threading.Lock()
         try:
-            self.hello, _ = pipe.receive()
+            self.hello = pipe.receive()
         except EOFError:
             raise RoleError(GONE) from None
         threading.Thread(target=self._hear, name="girih-launcher", daemon=True).start()
@@ -68,94 +45,93 @@ class LauncherControl:
         return
 
     def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
-        """See :class:`Roles`."""
-        sizes = [len(spec) for spec in specs]
-        told = self._ask({"do": "start", "role": name, "sizes": sizes}, b"".join(specs), 2 * START_S)
-        addresses: list[str] = told["addresses"]
+        """See :class:`Supervisor`."""
+        addresses: list[str] = self._ask("start", name, [as_text(spec) for spec in specs])
         return addresses
 
     def end(self, name: str) -> None:
-        """See :class:`Roles`."""
-        self._ask({"do": "end", "role": name})
+        """See :class:`Supervisor`."""
+        self._ask("end", name)
 
     def failure(self) -> Exception | None:
-        """See :class:`Roles`."""
+        """See :class:`Supervisor`."""
         try:
-            told = self._ask({"do": "failure"}).get("failure")
+            told = self._ask("failure")
         except GirihError as error:
             return error
         return None if told is None else error_of(told)
 
     def show_in(self, run: Path | None) -> None:
-        """See :class:`Roles`."""
-        self._ask({"do": "show", "run": None if run is None else str(run.resolve())})
+        """See :class:`Supervisor`."""
+        self._ask("show_in", None if run is None else str(run.resolve()))
 
-    def stoppable(self, flag: bool) -> None:
-        """Says whether a stop is heeded now; else the launcher ends the run at once."""
-        self._pipe.send({"do": "stoppable", "flag": flag})
+    @contextmanager
+    def heeding_stop(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Has a thread call ``stop`` where the launcher is told to stop, which ends the run at once otherwise."""
+        self._stop = stop
+        self._pipe.send({"stoppable": True})
+        try:
+            yield
+        finally:
+            self._pipe.send({"stoppable": False})
 
-    def _ask(
-        self, message: dict[str, Any], content: bytes = b"", timeout_s: float = 3 * TOLD_S
-    ) -> dict[str, Any]:
+    def _ask(self, verb: str, *arguments: Any) -> Any:
         with self._asking:
-            self._pipe.send(message, content)
+            self._pipe.send({"do": verb, "with": arguments})
             try:
-                told = self._replies.get(timeout=timeout_s)
+                told = self._replies.get(timeout=2 * START_S)
             except queue.Empty:
-                raise RoleError(f"the launcher does not answer within {timeout_s:.0f} s") from None
+                raise RoleError(f"the launcher does not answer within {2 * START_S:.0f} s") from None
         if "error" in told:
             raise error_of(told["error"])
-        return told
+        return told["is"]
 
     def _hear(self) -> None:
-        while True:
-            try:
-                told, _ = self._pipe.receive()
-            except EOFError:
-                break
-            if "lost" in told:
-                self._lost(error_of(told["lost"]))
-            elif "stop" in told:
-                self._stop()
-            else:
-                self._replies.put(told)
+        with suppress(EOFError):
+            while True:
+                told = self._pipe.receive()
+                if "lost" in told:
+                    self._lost(error_of(told["lost"]))
+                elif "stop" in told and self._stop is not None:
+                    self._stop()
+                else:
+                    self._replies.put(told)
         self._replies.put({"error": f"RoleError: {GONE}"})
         self._lost(RoleError(GONE))
         threading.Event().wait(LAST_WORDS_S)
         os._exit(1)  # something hangs, and nobody is there to end it
 
 
+Roles = Supervisor | LauncherControl
+"""Starts and ends roles on behalf of a trainer."""
+
+
 def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
     """The launcher's side: does what a trainer asks for until it is gone."""
-    while True:
-        try:
-            asked, content = pipe.receive()
-        except EOFError:
-            return
-        if asked["do"] == "stoppable":
-            stoppable(asked["flag"])
-            continue
-        try:
-            pipe.send(_answer(asked, content, supervisor))
-        except Exception as error:
-            pipe.send({"error": text_of(error)})
 
+    def start(name: str, specs: Sequence[str]) -> list[str]:
+        return supervisor.start(name, [from_text(spec) for spec in specs])
 
-def _answer(asked: Mapping[str, Any], content: bytes, supervisor: Supervisor) -> dict[str, Any]:
-    if asked["do"] == "start":
-        specs, first = [], 0
-        for size in asked["sizes"]:
-            specs.append(content[first : first + size])
-            first += size
-        return {"addresses": supervisor.start(asked["role"], specs)}
-    if asked["do"] == "end":
-        supervisor.end(asked["role"])
-    elif asked["do"] == "show":
-        supervisor.show_in(None if asked["run"] is None else Path(asked["run"]))
-    elif asked["do"] == "failure":
+    def failure() -> str | None:
         error = supervisor.failure()
-        return {"failure": None if error is None else text_of(error)}
-    return {}
+        return None if error is None else text_of(error)
+
+    def show_in(run: str | None) -> None:
+        supervisor.show_in(None if run is None else Path(run))
+
+    verbs: dict[str, Callable[..., Any]] = {
+        "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
+    }  # fmt: skip
+    with suppress(EOFError):
+        while True:
+            asked = pipe.receive()
+            if "stoppable" in asked:
+                stoppable(asked["stoppable"])
+                continue
+            try:
+                pipe.send({"is": verbs[asked["do"]](*asked["with"])})
+            except Exception as error:
+                pipe.send({"error": text_of(error)})
 
 
 def text_of(error: Exception) -> str:

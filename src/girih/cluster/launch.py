@@ -6,21 +6,17 @@ Neither torch nor numba is imported here.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from contextlib import contextmanager
 
 from girih.cluster.control import serve, text_of
-from girih.cluster.hosts import Hosts, host_of
-from girih.cluster.launchers.launcher import Handle
-from girih.cluster.launchers.local import LocalLauncher, LocalProcess
+from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
-from girih.cluster.pipe import Pipe
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import STOPPED, Supervisor
@@ -32,9 +28,7 @@ LAST_WORDS_S = 20.0
 POLL_S = 0.2
 
 
-def launch(
-    command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions, hosts: Hosts | None = None
-) -> int:
+def launch(command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions) -> int:
     """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
 
     Args:
@@ -44,35 +38,51 @@ def launch(
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
-    run = _Run([sys.executable, "-m", "girih", *command], counts, options, hosts)
+    run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
     try:
-        with run.heeding_signals():
+        with heeding_signals(run.heed_signal):
             return run.until_trainer_0_ends()
     finally:
         run.close()
 
 
+@contextmanager
+def heeding_signals(heed: Callable[[], None], *, once: bool = False) -> Iterator[None]:
+    """Has SIGINT and SIGTERM call a function: each of them, or the first alone."""
+
+    def handle(number: int, frame: object) -> None:
+        if once:
+            restore()
+        heed()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
+
+
 class _Run:
-    def __init__(
-        self, command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions, hosts: Hosts | None
-    ) -> None:
+    def __init__(self, command: Sequence[str], counts: Mapping[str, int], bind: str) -> None:
         self._segments, secret = new_prefix(), secrets.token_hex(16)
-        bind = host_of(hosts or {}, RoleName.TRAINER, 0).host if hosts else options.bind
         self._server = RegistryServer(LocalRegistry(), secret.encode(), bind)
         hello = {"registry": self._server.address, "secret": secret, "segments": self._segments, "bind": bind}
         num_trainers = counts[RoleName.TRAINER]
-        launcher = LocalLauncher(
-            hosts, segments=self._segments, trainer=command, num_trainers=num_trainers, hello=hello
-        )
+        launcher = LocalLauncher(trainer=command, num_trainers=num_trainers, hello=hello)
         self._supervisor = Supervisor(launcher, self._server.registry, self._fail, num_trainers=num_trainers)
-        self._lock = threading.Lock()
         self._error: Exception | None = None
-        self._failed = threading.Event()
         self._stoppable, self._num_signals = False, 0
         self._order_s = 0.5
-        self._pipe: Pipe | None = None
+        self._first = launcher.start(RoleName.TRAINER, 0, 0, Resources(threads=None))
+        served = (self._first.pipe, self._supervisor, self._set_stoppable)
+        threading.Thread(target=serve, args=served, name="girih-serve", daemon=True).start()
         try:
-            self._first = self._start_first()
             for index in range(1, num_trainers):
                 self._supervisor.start_trainer(index)
             self._supervisor.prepare({n: count for n, count in counts.items() if n != RoleName.TRAINER})
@@ -86,59 +96,36 @@ class _Run:
         while (status := self._first.wait(POLL_S)) is None:
             if self._num_signals > 1 or (self._num_signals and not self._stoppable):
                 return STOPPED
-            waited_s += POLL_S if self._failed.is_set() else 0.0
-            if waited_s > LAST_WORDS_S and self._error is not None:
-                raise self._error
+            if self._error is not None:
+                waited_s += POLL_S
+                if waited_s > LAST_WORDS_S:
+                    raise self._error
         if status < 0:
             raise self._error or RoleError(f"trainer 0 was killed by signal {-status}")
         if status in (0, STOPPED):
             self._order_s = 10.0
         return status
 
-    @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after the step under way, where it trains; the second one at once."""
-        previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-
-        def heed(number: int, frame: FrameType | None) -> None:
-            self._num_signals += 1
-            if self._stoppable:
-                self._tell_first({"stop": True})
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, heed)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def heed_signal(self) -> None:
+        """The first signal ends the run after the step under way, where it trains; the second one at once."""
+        self._num_signals += 1
+        if self._stoppable:
+            self._first.pipe.send({"stop": True})
 
     def close(self) -> None:
         """Ends all processes, and removes what those that were killed left."""
         self._supervisor.expect_end()
-        if self._order_s > 1:
-            self._supervisor.wait_for_trainers(self._order_s)
+        if self._first.wait(self._order_s) is None:
+            self._first.kill()
+            self._first.wait()
         self._supervisor.close(patience_s=self._order_s)
+        self._first.close()
         remove_segments(self._segments)
         self._server.close()
-
-    def _start_first(self) -> Handle:
-        """Trainer 0, and a thread that does what it asks for."""
-        handle = self._supervisor.start_trainer(0, watched=False)
-        self._pipe = handle.pipe if isinstance(handle, LocalProcess) else None
-        if self._pipe is not None:
-            words = (self._pipe, self._supervisor, self._set_stoppable)
-            threading.Thread(target=serve, args=words, name="girih-serve", daemon=True).start()
-        return handle
-
-    def _tell_first(self, message: dict[str, Any]) -> None:
-        if self._pipe is not None:
-            self._pipe.send(message)
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag
 
     def _fail(self, error: Exception) -> None:
         self._error = error
-        self._failed.set()
-        self._tell_first({"lost": text_of(error)})
+        self._first.pipe.send({"lost": text_of(error)})

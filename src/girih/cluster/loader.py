@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, as_text, from_text
 
 Answer = Callable[[Request], None]
+OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
 
 @dataclass
@@ -58,14 +61,15 @@ class Loader:
             RoleName.EMBEDDING_WORKER, self.workers, secret=self.secret, registry=self.registry
         )
         work = _Work(self, clients)
+
+        def handle(request: Request) -> None:
+            pool.submit(work.do, request)
+
         try:
             with (
                 ThreadPoolExecutor(1, "girih-loader") as pool,
                 listen(
-                    lambda request: work.handle(request, pool),
-                    address=self.address,
-                    secret=self.secret,
-                    incarnation=self.incarnation,
+                    handle, address=self.address, secret=self.secret, incarnation=self.incarnation
                 ) as server,
             ):
                 ready(server.address)
@@ -82,14 +86,21 @@ class _Lane:
 
     Attributes:
         next_number: of the first share that is ready, or will be; requests may come in another order.
-        last: what all requests get that come after the shares.
+        last: what all requests get that come after the shares, once there are no more.
     """
 
     ready: deque[Answer] = field(default_factory=deque)
     waiting: dict[int, Request] = field(default_factory=dict)
     next_number: int = 0
     last: Answer | None = None
-    open: bool = True
+
+    def match(self) -> None:
+        """Answers all requests that can be answered."""
+        while self.ready and self.next_number in self.waiting:
+            self.ready.popleft()(self.waiting.pop(self.next_number))
+            self.next_number += 1
+        while self.last is not None and not self.ready and self.waiting:
+            self.last(self.waiting.popitem()[1])
 
 
 class _Pass:
@@ -105,26 +116,32 @@ class _Pass:
 
     def next(self, trainer: int, number: int, request: Request) -> None:
         """Answers with one of the trainer's shares, once it is there."""
-        with self._changed:
-            self._lanes[trainer].waiting[number] = request
-            self._match(trainer)
+        with self._changing(trainer) as lane:
+            lane.waiting[number] = request
 
-    def end(self, trainer: int | None = None) -> None:
-        """One trainer, or none at all, wants any more; returns when nothing more will be kept for it."""
-        with self._changed:
-            for number, lane in self._lanes.items():
-                if trainer in (None, number):
-                    lane.open = False
-                    lane.ready.clear()
-                    lane.last = _over
-                    self._match(number)
-            self._changed.notify_all()
-        if not any(lane.open for lane in self._lanes.values()):
+    def end(self, *trainers: int) -> None:
+        """Some trainers want no more; returns when nothing more will be kept for them."""
+        for trainer in trainers:
+            with self._changing(trainer) as lane:
+                lane.ready.clear()
+                lane.last = OVER
+        if self._is_over():
             self._thread.join()
 
+    @contextmanager
+    def _changing(self, trainer: int) -> Iterator[_Lane]:
+        """One trainer's queues; once they are changed, whoever can be answered is."""
+        with self._changed:
+            lane = self._lanes[trainer]
+            yield lane
+            lane.match()
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        return all(lane.last is not None for lane in self._lanes.values())
+
     def _read(self) -> None:
-        work, role = self._work, self._work.role
-        position = self.told["position"]
+        role, position = self._work.role, self.told["position"]
         try:
             batches = role.data.batches(
                 self.told["epoch"], None if position is None else Position.from_dict(position)
@@ -132,52 +149,28 @@ class _Pass:
             with read_ahead(batches, role.data.read_ahead) as ahead:
                 for number, (batch, after) in enumerate(ahead):
                     for trainer in role.trainers:
-                        if not self._make_room(trainer):
-                            continue
-                        share = share_of(batch, trainer, role.num_trainers)
-                        worker = (number + trainer) % len(role.workers)
-                        self._put(trainer, work.dispatch(share, after, worker, self.number, trainer))
-                    if not any(lane.open for lane in self._lanes.values()):
+                        if self._has_room(trainer):
+                            share = share_of(batch, trainer, role.num_trainers)
+                            answer = self._work.dispatch(share, after, number, self.number, trainer)
+                            with self._changing(trainer) as lane:
+                                if lane.last is None:
+                                    lane.ready.append(answer)
+                    if self._is_over():
                         return
             skipped = as_text(asdict(role.data.skipped))
-            self._put_last(lambda request: request.reply((0,), (skipped,)))
+            last: Answer = partial(Request.reply, fields=(0,), arrays=(skipped,))
         except Exception as error:
-            failure = error
-            self._put_last(lambda request: request.fail(failure))
+            last = partial(Request.fail, error=error)
+        for trainer in role.trainers:
+            with self._changing(trainer) as lane:
+                lane.last = lane.last or last
 
-    def _make_room(self, trainer: int) -> bool:
+    def _has_room(self, trainer: int) -> bool:
         """Waits until a trainer has taken enough; False where it wants no more."""
         lane, most = self._lanes[trainer], self._work.role.data.read_ahead
         with self._changed:
-            self._changed.wait_for(lambda: len(lane.ready) < most or not lane.open)
-            return lane.open
-
-    def _put(self, trainer: int, answer: Answer) -> None:
-        with self._changed:
-            if self._lanes[trainer].open:
-                self._lanes[trainer].ready.append(answer)
-                self._match(trainer)
-
-    def _put_last(self, answer: Answer) -> None:
-        """Sets the answer that every further request gets."""
-        with self._changed:
-            for trainer, lane in self._lanes.items():
-                if lane.open:
-                    lane.last = answer
-                    self._match(trainer)
-
-    def _match(self, trainer: int) -> None:
-        lane = self._lanes[trainer]
-        while lane.ready and lane.next_number in lane.waiting:
-            lane.ready.popleft()(lane.waiting.pop(lane.next_number))
-            lane.next_number += 1
-            self._changed.notify_all()
-        while lane.last is not None and not lane.ready and lane.waiting:
-            lane.last(lane.waiting.popitem()[1])
-
-
-def _over(request: Request) -> None:
-    request.fail(ValueError("this pass is over"))
+            self._changed.wait_for(lambda: len(lane.ready) < most or lane.last is not None)
+            return lane.last is None
 
 
 class _Work:
@@ -188,24 +181,30 @@ class _Work:
         self._workers = workers
         self._pass: _Pass | None = None
         self._stats = Stats()
+        self._verbs = {
+            Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
+        }  # fmt: skip
 
-    def handle(self, request: Request, pool: ThreadPoolExecutor) -> None:
-        """Takes a request in."""
-        pool.submit(self._do, request)
+    def do(self, request: Request) -> None:
+        """Answers a request, or sees to it."""
+        try:
+            self._verbs[Verb(request.frame.kind)](request)
+        except Exception as error:
+            request.fail(error)
 
     def end(self) -> None:
         """Stops reading."""
         if self._pass is not None:
-            self._pass.end()
+            self._pass.end(*self.role.trainers)
             self._pass = None
 
-    def dispatch(self, share: Batch, after: Position, worker: int, number: int, trainer: int) -> Answer:
+    def dispatch(self, share: Batch, after: Position, batch: int, number: int, trainer: int) -> Answer:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
+        worker = (batch + trainer) % len(self._workers)
         with self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
-            kept = (
-                self._workers[worker].call(Verb.STORE_IDS, (number, trainer, share.num_examples), ids).wait()
-            )
+            source = (number, trainer, share.num_examples)
+            kept = self._workers[worker].call(Verb.STORE_IDS, source, ids).wait()
         weight = 1.0 if share.share is None else share.share.weight
         whole = share.num_examples if share.share is None else share.share.num_examples
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
@@ -214,15 +213,7 @@ class _Work:
         arrays = [np.ascontiguousarray(array) for array in arrays]
         self._stats.sent("ids", sum(array.nbytes for array in ids))
         self._stats.sent("dense", sum(array.nbytes for array in arrays))
-        fields = (1, worker, kept.fields[0], whole)
-        return lambda request: request.reply(fields, arrays)
-
-    def _do(self, request: Request) -> None:
-        verbs = {Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._count}
-        try:
-            verbs[Verb(request.frame.kind)](request)
-        except Exception as error:
-            request.fail(error)
+        return partial(Request.reply, fields=(1, worker, kept.fields[0], whole), arrays=arrays)
 
     def _begin(self, request: Request) -> None:
         number = request.frame.fields[0]
@@ -245,5 +236,5 @@ class _Work:
                 worker.call(Verb.DROP_IDS, (number, trainer)).wait()
         request.reply()
 
-    def _count(self, request: Request) -> None:
+    def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot()),))

@@ -1,28 +1,26 @@
-"""Frames through the private pipe between the launcher and a trainer that it started: JSON, and bytes behind it.
+"""The private pipe between a launcher and each process that it started: JSON, a message a line.
 
-No other process can reach it. Pickled roles pass through it as bytes that the launcher does not read.
+No other process can reach it. Pickled roles pass through it as text that the launcher does not read.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
-import struct
 import threading
 from typing import Any
 
 CONTROL = "GIRIH_CONTROL"
-"""The environment's name for a trainer's ends of the pipe, as ``3,4``."""
-_HEAD = struct.Struct("!IQ")
+"""The environment's name for the descriptors of a started process's end, as ``3,4``."""
 
 
 class Pipe:
     """One end: a descriptor to read, one to write."""
 
     def __init__(self, readable: int, writable: int) -> None:
-        self._readable: int | None = readable
-        self._writable: int | None = writable
+        self._readable, self._writable = open(readable, "rb"), open(writable, "wb")  # noqa: SIM115
         self._lock = threading.Lock()
 
     @classmethod
@@ -42,39 +40,40 @@ class Pipe:
             os.set_inheritable(descriptor, False)
         return cls(readable, writable)
 
-    def send(self, message: dict[str, Any], content: bytes = b"") -> None:
-        """Sends a frame; silently where nobody reads any more."""
-        text = json.dumps(message).encode()
-        frame = memoryview(_HEAD.pack(len(text), len(content)) + text + content)
-        with self._lock, contextlib.suppress(OSError):
-            while frame and self._writable is not None:
-                frame = frame[os.write(self._writable, frame) :]
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; silently where nobody reads any more."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._writable.write(json.dumps(message).encode() + b"\n")
+            self._writable.flush()
 
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame.
+    def receive(self) -> dict[str, Any]:
+        """The next message.
 
         Raises:
-            EOFError: the other side is gone.
+            EOFError: the other side is gone, or has ended what it sends.
         """
-        try:
-            text_bytes, content_bytes = _HEAD.unpack(self._read(_HEAD.size))
-            return json.loads(self._read(text_bytes)), self._read(content_bytes)
-        except (OSError, ValueError) as error:
-            raise EOFError(str(error)) from None
+        line = self._readable.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the other side is gone")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def end(self) -> None:
+        """Sends nothing more, which the other side sees."""
+        with self._lock, contextlib.suppress(OSError):
+            self._writable.close()
 
     def close(self) -> None:
         """Closes this end; no thread may be reading from it, unless the other side is gone."""
-        with self._lock:
-            for descriptor in (self._readable, self._writable):
-                if descriptor is not None:
-                    os.close(descriptor)
-            self._readable = self._writable = None
+        self.end()
+        self._readable.close()
 
-    def _read(self, num_bytes: int) -> bytes:
-        content = bytearray()
-        while len(content) < num_bytes:
-            part = b"" if self._readable is None else os.read(self._readable, num_bytes - len(content))
-            if not part:
-                raise EOFError("the other side is gone")
-            content += part
-        return bytes(content)
+
+def as_text(content: bytes) -> str:
+    """Bytes as a message holds them."""
+    return base64.b64encode(content).decode()
+
+
+def from_text(text: str) -> bytes:
+    """The inverse of :func:`as_text`."""
+    return base64.b64decode(text)

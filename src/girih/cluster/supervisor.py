@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
@@ -23,12 +24,15 @@ STOPPED = 130
 
 
 class Supervisor:
-    """The roles of a run, by one launcher.
+    """The roles of a run, by one launcher, and the trainers beside the first one.
 
     Args:
         registry: where addresses are noted, and trainers have noted themselves.
         failed: called once, by a thread, with the error; all other roles are ended by then.
         num_trainers: those whose registration ``processes.json`` lists.
+
+    Attributes:
+        handles: all that were started and not ended since.
     """
 
     def __init__(
@@ -41,20 +45,14 @@ class Supervisor:
     ) -> None:
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers = num_trainers
-        self._handles: list[Handle] = []
+        self.handles: list[Handle] = []
         self._prepared: dict[tuple[str, int], Handle] = {}
         self._ending: set[Handle] = set()
-        self._unwatched: set[Handle] = set()
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
         self._lock = threading.Lock()
         self._file: Path | None = None
-
-    @property
-    def handles(self) -> tuple[Handle, ...]:
-        """All that were started and not ended since."""
-        return tuple(self._handles)
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile."""
@@ -89,27 +87,20 @@ class Supervisor:
         self._write_processes()
         return [handle.address for handle in started]
 
-    def start_trainer(self, index: int, *, watched: bool = True) -> Handle:
-        """Starts a trainer; one that is not watched is the caller's to wait for."""
-        return self._launch(RoleName.TRAINER, index, Resources(threads=None), watched=watched)
+    def start_trainer(self, index: int) -> Handle:
+        """Starts a trainer beside the first one, which is no part of this."""
+        return self._launch(RoleName.TRAINER, index, Resources(threads=None))
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
-        self._end([handle for handle in self._handles if handle.name == name], END_S)
+        self._end([handle for handle in self.handles if handle.name == name], END_S)
         self._write_processes()
 
     def close(self, *, patience_s: float = END_S) -> None:
-        """Ends all: they are asked to, then killed."""
+        """Ends all: they are asked to (trainers end by themselves), then killed."""
         self._closing.set()
-        self._end(list(self._handles), patience_s)
+        self._end(list(self.handles), patience_s)
         self.show_in(None)
-
-    def wait_for_trainers(self, patience_s: float = END_S) -> None:
-        """Returns when the trainers have ended by themselves, or after a while."""
-        until = time.monotonic() + patience_s
-        for handle in self.handles:
-            if handle.name == RoleName.TRAINER:
-                handle.wait(max(0.0, until - time.monotonic()))
 
     def expect_end(self) -> None:
         """From here on, processes that end are no failure."""
@@ -130,21 +121,16 @@ class Supervisor:
         self._write_processes()
 
     def _has_failed(self) -> bool:
-        return any(self._is_failure(handle, handle.status()) for handle in self.handles)
+        return any(self._is_failure(handle, handle.status()) for handle in list(self.handles))
 
     def _is_failure(self, handle: Handle, status: int | None) -> bool:
         expected = status in (0, STOPPED) and handle.name == RoleName.TRAINER
-        return status is not None and not expected and handle not in self._ending | self._unwatched
+        return not (status is None or expected or handle in self._ending)
 
-    def _launch(
-        self, name: RoleName, index: int, resources: Resources = Resources(), *, watched: bool = True  # noqa: B008
-    ) -> Handle:  # fmt: skip
+    def _launch(self, name: RoleName, index: int, resources: Resources = Resources()) -> Handle:  # noqa: B008
         handle = self._launcher.start(name, index, 0, resources)
-        self._handles.append(handle)
-        if watched:
-            threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
-        else:
-            self._unwatched.add(handle)
+        self.handles.append(handle)
+        threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
 
     def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
@@ -157,7 +143,7 @@ class Supervisor:
                 handle.kill()
                 handle.wait()
             handle.close()
-            self._handles.remove(handle)
+            self.handles.remove(handle)
             self._registry.delete(key_of(handle.name, handle.index))
 
     def _watch(self, handle: Handle) -> None:
@@ -167,18 +153,19 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
-            policy = POLICIES[handle.name]
-            if policy is RestartPolicy.END_RUN:
+            if POLICIES[handle.name] is RestartPolicy.END_RUN:
                 self._end_run(handle)
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
         if (handle.status() or 0) >= 0:  # it may have ended because another was killed
-            killed = [each for each in self.handles if (each.status() or 0) < 0 and each not in self._ending]
+            killed = [
+                each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
+            ]
             handle = killed[0] if killed else handle
         self._error = _error_of(handle)
-        for other in self.handles:
-            if other is not handle and title(other.name, other.index) != "trainer 0":  # which is to say it
+        for other in list(self.handles):
+            if other is not handle:
                 other.kill()
         self._known.set()
         self._failed(self._error)
@@ -187,21 +174,14 @@ class Supervisor:
         if self._file is None:
             return
         keys = [(RoleName.TRAINER, index) for index in range(self._num_trainers)]
-        keys += [(h.name, h.index) for h in self.handles if h.name != RoleName.TRAINER and h.address]
+        keys += [(h.name, h.index) for h in list(self.handles) if h.name != RoleName.TRAINER and h.address]
         processes = []
         for name, index in keys:
-            known = find(self._registry, name, index)
-            if known is not None:
-                processes.append(
-                    {
-                        "role": str(name),
-                        "index": index,
-                        "pid": known.pid,
-                        "host": known.host,
-                        "endpoint": known.address,
-                        "incarnation": known.incarnation,
-                    }
-                )
+            entry = find(self._registry, name, index)
+            if entry is not None:
+                known = asdict(entry)
+                endpoint = known.pop("address")
+                processes.append({"role": str(name), "index": index, "endpoint": endpoint, **known})
         write_whole(self._file, json.dumps(processes, indent=1) + "\n")
 
 

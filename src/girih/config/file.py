@@ -13,7 +13,8 @@ from torch import nn
 
 from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
-from girih.cluster import Cluster, ClusterOptions
+from girih.cluster.cluster import Cluster
+from girih.cluster.options import ClusterOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
 from girih.data.options import Split

@@ -14,29 +14,27 @@ class BackgroundTasks:
     """One thread, called ``name``, that computes, and a queue of what is to be told of it."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._worker: ThreadPoolExecutor | None = None
+        self._worker = ThreadPoolExecutor(1, name)
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, self._name)
         while len(self._waiting) >= MOST_WAITING:
-            future, earlier = self._waiting.popleft()
-            earlier(future.result())
+            self._tell_next()
         self._waiting.append((self._worker.submit(compute), tell))
 
     def settle(self, *, wait: bool = False) -> None:
         """Tells what is ready, or with ``wait`` everything; what a computation raised is raised here."""
         while self._waiting and (wait or self._waiting[0][0].done()):
-            future, tell = self._waiting.popleft()
-            tell(future.result())
+            self._tell_next()
 
     def close(self) -> None:
         """Settles everything and ends the thread."""
         try:
             self.settle(wait=True)
         finally:
-            if self._worker is not None:
-                self._worker.shutdown()
+            self._worker.shutdown()
+
+    def _tell_next(self) -> None:
+        future, tell = self._waiting.popleft()
+        tell(future.result())

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from girih.errors import RunDirectoryError, StorageFullError, UserError
-from girih.runs.files import named, write_whole
+from girih.errors import RunDirectoryError, UserError
+from girih.runs.files import disk_full, write_whole
 
 LOCK = ".lock"
 BEFORE_TRAINING = frozenset({LOCK, "config.toml", "plan.json", "timeline.json", "tensorboard", "checkpoints"})
@@ -30,12 +30,15 @@ class RunDirectory:
         path: missing or empty, unless ``resume``.
         resume: continue what lies there; nothing there is a fresh start.
 
+    Attributes:
+        config: the configuration as it was run.
+
     Raises:
         RunDirectoryError: it is taken, in use, not a directory, or not writable.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = path
+        self.path, self.config = path, path / "config.toml"
         self._made = [p for p in (path, *path.parents) if not os.path.lexists(p)]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -53,11 +56,8 @@ class RunDirectory:
             raise RunDirectoryError(f"{file}: is a file; expected a directory to write the run to") from None
         except OSError as error:
             self._unmake()
-            if isinstance(named(error, path), StorageFullError):
-                raise named(error, path) from None
-            raise RunDirectoryError(
-                f"{path}: cannot be written ({error.strerror}); choose another --run"
-            ) from None
+            told = f"{path}: cannot be written ({error.strerror}); choose another --run"
+            raise disk_full(error, path) or RunDirectoryError(told) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -65,21 +65,6 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path}: another process is writing this run; wait for it or stop it"
             ) from None
-
-    @property
-    def config(self) -> Path:
-        """The configuration as it was run."""
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timeline(self) -> Path:
-        """Chrome trace of the first steps."""
-        return self.path / "timeline.json"
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""

@@ -23,7 +23,7 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
-        raise named(error, path) from None
+        raise disk_full(error, path) or error from None
 
 
 def append_line(path: Path, line: str) -> None:
@@ -43,11 +43,11 @@ def append_line(path: Path, line: str) -> None:
                 file.truncate(start)
                 raise
     except OSError as error:
-        raise named(error, path) from None
+        raise disk_full(error, path) or error from None
 
 
-def named(error: OSError, path: str | os.PathLike[str]) -> OSError:
-    """A :class:`StorageFullError` that names the path, where the disk is full; else the error itself."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFullError(f"{os.fspath(path)}: no space left on the disk; free some and try again")
-    return error
+def disk_full(error: OSError, path: str | os.PathLike[str]) -> StorageFullError | None:
+    """The error that names the path, where the disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    return StorageFullError(f"{os.fspath(path)}: no space left on the disk; free some and try again")

@@ -79,9 +79,8 @@ class RunLog:
         self._write(record)
         for callback in self._callbacks:
             callback.on_metrics(record)
-        self._last_counters = now
         self._window_staleness.clear()
-        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
+        self.begin(state, now)
 
     def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:
         """Writes the metrics of one evaluation."""

@@ -59,7 +59,6 @@ class Spans:
         self.totals_s: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, float, float]] = []
         self._max_events = max_events
-        self._origin = time.perf_counter()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -74,11 +73,11 @@ class Spans:
         """Adds a phase that began at ``start`` (of ``time.perf_counter``)."""
         self.totals_s[name] += seconds
         if len(self._events) < self._max_events:
-            self._events.append((name, start - self._origin, seconds))
+            self._events.append((name, start, seconds))
 
     def events(self) -> list[tuple[str, float, float]]:
         """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""
-        return [(name, self._origin + start, seconds) for name, start, seconds in self._events]
+        return list(self._events)
 
     def each(self, name: str, items: Iterator[T]) -> Iterator[T]:
         """Passes items through, timing how long each took to come."""

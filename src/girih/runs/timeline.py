@@ -7,13 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from girih.comm.group import TrainerGroup
 from girih.runs.files import write_whole
+from girih.runs.stats import Stats
 
 Events = Sequence[tuple[str, float, float]]
 """Spans: name, start (``time.perf_counter``) and length, both in seconds."""
 
 BESIDE = frozenset({"allreduce"})
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
+
+
+def timelines(ranks: TrainerGroup, own: Stats, processes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
+
+    Args:
+        processes: title of a process → its ``Stats.snapshot``, of those that this trainer asks.
+    """
+    mine = {f"trainer {ranks.rank}": own.spans.events()}
+    others = {title: snapshot["spans"] for title, snapshot in processes.items()}
+    gathered = ranks.gather({**mine, **others})
+    return {title: events for each in gathered or [mine] for title, events in each.items()}
 
 
 def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mapping[str, float]) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
-from girih.errors import ConfigError, StorageFullError
-from girih.runs.files import named
+from girih.errors import ConfigError
+from girih.runs.files import disk_full
 from girih.store import File, GroupSpec, Heap, Shared, Store
 
 MOST_THREADS = 8
@@ -89,10 +89,7 @@ class StoreOptions(Options):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if isinstance(named(error, directory), StorageFullError):
-                raise named(error, directory) from None
-            raise ConfigError(
-                f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
-            ) from None
+            told = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
+            raise disk_full(error, directory) or ConfigError(told) from None
         name = f"{spec.name}-{shard:04d}-{os.getpid()}.arena"
         return File(path=str(directory / name), reserve_rows=self.reserve_rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from girih.cluster import Cluster, ClusterOptions
+from girih.cluster.cluster import Cluster
+from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts

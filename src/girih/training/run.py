@@ -27,8 +27,7 @@ from girih.runs.files import write_whole
 from girih.runs.log import RunLog, rewind
 from girih.runs.stats import Spans
 from girih.runs.summary import summarize
-from girih.runs.timeline import write_timeline
-from girih.runs.totals import timelines, totals
+from girih.runs.timeline import timelines, write_timeline
 from girih.strategies.strategy import Strategy
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
@@ -261,7 +260,6 @@ class TrainingRun:
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         plan, session = self.opened()
-        own, stats = self.context.stats, session.sparse.stats()
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -275,11 +273,12 @@ class TrainingRun:
         return summarize(
             self.state,
             metrics,
-            counters=stats.store,
-            num_rows=sum(stats.rows.values()),
-            phases_s=own.spans.totals_s,
-            totals=totals(self.ranks, own, stats, session.dense, self._loaders, self.state),
-            facts=facts,
+            facts,
+            ranks=self.ranks,
+            own=self.context.stats,
+            sparse=session.sparse.stats(),
+            dense=session.dense,
+            loaders=self._loaders,
         )
 
     def open_log(self) -> RunLog:

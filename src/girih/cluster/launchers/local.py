@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -11,15 +9,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
-from girih.cluster.pipe import CONTROL, Pipe
-from girih.cluster.roles import RoleName, title
+from girih.cluster.pipe import CONTROL, Pipe, as_text
+from girih.cluster.roles import RoleName
 
 LAST_LINES = 12
-SEGMENTS, INCARNATION = "GIRIH_SEGMENTS", "GIRIH_INCARNATION"
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
 
 
@@ -27,7 +25,7 @@ class LocalProcess:
     """A process of this host; see :class:`girih.cluster.launchers.launcher.Handle`.
 
     Attributes:
-        pipe: to a trainer; roles have their standard input.
+        pipe: to the process. What a role tells is heard here, what a trainer does by others.
     """
 
     def __init__(
@@ -37,15 +35,15 @@ class LocalProcess:
         incarnation: int,
         process: subprocess.Popen[bytes],
         errors: IO[bytes] | None,
-        pipe: Pipe | None = None,
+        pipe: Pipe,
     ) -> None:
         self.name, self.index, self.incarnation = name, index, incarnation
         self.pid, self.host = process.pid, socket.gethostname()
-        self.process, self.pipe = process, pipe
-        self._errors = errors
+        self.pipe = pipe
+        self._process, self._errors = process, errors
         self._address, self._told = "", ""
-        self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._heard = threading.Event()
+        self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
 
     @property
@@ -55,10 +53,7 @@ class LocalProcess:
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.write(len(spec).to_bytes(8, "little") + spec)
-                self.process.stdin.flush()
+        self.pipe.send({"role": as_text(spec)})
 
     def wait_for_address(self, timeout_s: float) -> str:
         """See :class:`Handle`."""
@@ -67,12 +62,12 @@ class LocalProcess:
 
     def status(self) -> int | None:
         """See :class:`Handle`."""
-        return self.process.poll()
+        return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """See :class:`Handle`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(timeout_s)
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
         return None
 
     def last_words(self) -> str:
@@ -89,33 +84,29 @@ class LocalProcess:
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
-        """See :class:`Handle`."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
+        """See :class:`Handle`; a trainer ends by itself, and would take this for the end of its launcher."""
+        if self.name != RoleName.TRAINER:
+            self.pipe.end()
 
     def kill(self) -> None:
         """See :class:`Handle`."""
-        self.process.kill()
+        self._process.kill()
 
     def close(self) -> None:
         """See :class:`Handle`."""
-        self.end()
+        self.pipe.close()
         if self._errors is not None:
             self._errors.close()
-        if self.pipe is not None:
-            self.pipe.close()
 
     def _listen(self) -> None:
-        """Hears what a role tells, a JSON object per line, until it ends."""
-        if self.process.stdout is not None:
-            with self.process.stdout as lines:
-                for line in lines:
-                    told: dict[str, Any] = json.loads(line)
-                    self._told = told.get("error", self._told)
-                    self._address = told.get("address", self._address)
-                    if self._address:
-                        self._heard.set()
+        """Hears what a role tells until it ends."""
+        with suppress(EOFError):
+            while self.name != RoleName.TRAINER:
+                told = self.pipe.receive()
+                self._told = told.get("error", self._told)
+                self._address = told.get("address", self._address)
+                if self._address:
+                    self._heard.set()
         self._heard.set()
 
 
@@ -124,74 +115,52 @@ class LocalLauncher:
 
     Args:
         hosts: where each process is to run, as network namespaces: by default here.
-        segments: begins the names of the run's shared memory.
         trainer: the command of a trainer.
         num_trainers: how many there will be.
-        hello: what every trainer learns first, see :class:`girih.cluster.control.LauncherControl`.
+        hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
+            ``segments`` from it.
     """
 
     def __init__(
         self,
         hosts: Hosts | None = None,
         *,
-        segments: str = "",
         trainer: Sequence[str] = (),
         num_trainers: int = 1,
         hello: Mapping[str, str] | None = None,
     ) -> None:
-        self._hosts, self._segments = hosts or {}, segments
-        self._trainer, self._num_trainers, self._hello = trainer, num_trainers, dict(hello or {})
+        self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
+        self._hello = hello or {"segments": ""}
 
     def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> LocalProcess:
         """Starts a process; trainer 0 has the terminal, all others are silent."""
-        environment = {
-            variable: value for variable, value in os.environ.items() if variable not in RENDEZVOUS
-        }
-        environment |= {SEGMENTS: self._segments, INCARNATION: str(incarnation)}
+        host_spec = host_of(self._hosts, name, index)
+        pipe, descriptors = Pipe.pair()
+        environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
+        environment[CONTROL] = ",".join(map(str, descriptors))
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
-        if name == RoleName.TRAINER:
-            return self._start_trainer(index, incarnation, environment)
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
-        command = [sys.executable, "-m", "girih.cluster.child", name]
-        process = self._spawn(
-            name, index, command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-        )
-        return LocalProcess(name, index, incarnation, process, errors)
-
-    def _start_trainer(self, index: int, incarnation: int, environment: dict[str, str]) -> LocalProcess:
-        rank = {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(self._num_trainers)}
-        pipe, descriptors = Pipe.pair()
-        silent: dict[str, Any] = {}
-        errors = None
-        if index:
+        is_trainer = name == RoleName.TRAINER
+        if is_trainer:
+            rank, size = str(index), str(self._num_trainers)
+            environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
+        command = self._trainer if is_trainer else [sys.executable, "-m", "girih.cluster.child", name]
+        errors, silent = None, dict[str, Any]()
+        if not is_trainer or index:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
-            silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
+            printed = subprocess.DEVNULL if is_trainer else errors
+            silent = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": errors}
         try:
-            environment |= {**rank, CONTROL: ",".join(map(str, descriptors))}
-            process = self._spawn(
-                RoleName.TRAINER, index, self._trainer, environment, pass_fds=descriptors, **silent
-            )  # fmt: skip
+            process = subprocess.Popen(
+                [*host_spec.command, *command],
+                env={**environment, **host_spec.environment},
+                pass_fds=descriptors,
+                start_new_session=errors is not None,  # the terminal's signals are for the one that has it
+                **silent,
+            )
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        bind = {"bind": host_of(self._hosts, RoleName.TRAINER, index).host} if self._hosts else {}
-        pipe.send({**self._hello, **bind})
-        return LocalProcess(RoleName.TRAINER, index, incarnation, process, errors, pipe)
-
-    def _spawn(
-        self,
-        name: RoleName,
-        index: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        **options: Any,
-    ) -> subprocess.Popen[bytes]:
-        host_spec = host_of(self._hosts, name, index)
-        return subprocess.Popen(
-            [*host_spec.command, *command],
-            env={**environment, **host_spec.environment},
-            start_new_session=title(name, index)
-            != "trainer 0",  # the terminal's signals are for the one that has it
-            **options,
-        )
+        bind = {"bind": host_spec.host} if self._hosts else {}
+        pipe.send({**self._hello, **bind, "incarnation": incarnation})
+        return LocalProcess(name, index, incarnation, process, errors, pipe)
