@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -105,9 +105,7 @@ def key_hash(key_id: Any, table: Any) -> Any:
 
 
 @njit_lean
-def shards_of_keys(
-    ids: NDArray[np.int64], tables: NDArray[np.int32], num_shards: int, out: NDArray[np.int32]
-) -> None:
+def shards_of_keys(ids: I64, tables: I32, num_shards: int, out: I32) -> None:
     """Writes the shard of every key to ``out``, int32[U]."""
     for i in range(ids.shape[0]):
         out[i] = scaled(key_hash(ids[i], tables[i]), num_shards)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U16, U32, U64
 
 # Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
@@ -85,22 +84,22 @@ class Shard(NamedTuple):
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
     """
 
-    slots: NDArray[np.int64]
-    next_slots: NDArray[np.int64]
-    meta: NDArray[np.int32]
-    keys: NDArray[np.int64]
-    values: NDArray[np.float32]
-    halves: NDArray[np.uint16]
-    state: NDArray[np.int64]
-    tables: NDArray[np.int64]
-    cells: NDArray[np.uint8]
-    scratch: NDArray[np.float32]
-    scratch_bits: NDArray[np.uint32]
-    scratch_halves: NDArray[np.uint16]
-    saving: NDArray[np.int64]
-    kept: NDArray[np.uint8]
-    log: NDArray[np.int32]
-    log_bytes: NDArray[np.uint8]
+    slots: I64
+    next_slots: I64
+    meta: I32
+    keys: I64
+    values: F32
+    halves: U16
+    state: I64
+    tables: I64
+    cells: U8
+    scratch: F32
+    scratch_bits: U32
+    scratch_halves: U16
+    saving: I64
+    kept: U8
+    log: I32
+    log_bytes: U8
 
 
 class Layout(NamedTuple):
@@ -118,11 +117,11 @@ class Layout(NamedTuple):
     """
 
     dtype: int
-    segments: NDArray[np.int64]
-    rules: NDArray[np.int64]
-    chance: NDArray[np.float64]
-    bloom: NDArray[np.int64]
-    table_seeds: NDArray[np.uint64]
-    seeds: NDArray[np.uint64]
-    initializers: NDArray[np.int64]
-    initializer_options: NDArray[np.float64]
+    segments: I64
+    rules: I64
+    chance: F64
+    bloom: I64
+    table_seeds: U64
+    seeds: U64
+    initializers: I64
+    initializer_options: F64

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import U16, U32
 from girih.kernels.cpu.hashing import mix, mul_add, stream, word16
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import BFLOAT16
@@ -91,7 +91,7 @@ def widen_float16(half: Any) -> Any:
 
 
 @njit_lean
-def widen_row(dtype: Any, halves: NDArray[np.uint16], bits: NDArray[np.uint32]) -> None:
+def widen_row(dtype: Any, halves: U16, bits: U32) -> None:
     """Reads W 16-bit columns as the bits of float32."""
     for column in range(bits.shape[0]):
         if dtype == BFLOAT16:
@@ -101,7 +101,7 @@ def widen_row(dtype: Any, halves: NDArray[np.uint16], bits: NDArray[np.uint32]) 
 
 
 @njit_lean
-def narrow_row(dtype: Any, bits: NDArray[np.uint32], halves: NDArray[np.uint16]) -> None:
+def narrow_row(dtype: Any, bits: U32, halves: U16) -> None:
     """Writes W columns, rounded to nearest."""
     for column in range(bits.shape[0]):
         if dtype == BFLOAT16:
@@ -111,9 +111,7 @@ def narrow_row(dtype: Any, bits: NDArray[np.uint32], halves: NDArray[np.uint16])
 
 
 @njit_lean
-def narrow_row_randomly(
-    dtype: Any, bits: NDArray[np.uint32], halves: NDArray[np.uint16], seed: Any, key_id: Any, step: Any
-) -> None:
+def narrow_row_randomly(dtype: Any, bits: U32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
     """Writes W columns, rounded by noise that (seed, id, step, column) alone decide."""
     base = mix(mul_add(mix(mul_add(key_id, 1, seed)), 1, step))
     noise = base

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, I32
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, njit_lean, types
 
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
 _LANES = 16
 
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, I32, I64, U32, Bools
 from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import njit_lean
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
-F32 = NDArray[np.float32]
 
 PLAIN, SINGLES = -1, -2
 """In place of a feature's number of unique ids: it travels plainly; plainly, one id in each example."""
@@ -104,7 +99,7 @@ def pack_ids(
     ids: I64,
     offsets: I32,
     num_examples: Any,
-    pooled: NDArray[np.bool_],
+    pooled: Bools,
     weights: F32,
     table: I32,
     inverse: I32,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih import optim
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, sgd
 
@@ -39,7 +39,7 @@ def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, 
     return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
 
 
-def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> NDArray[np.float64]:
+def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64:
     """The hyperparameters of one step, for the kernels: float64[8]."""
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
@@ -48,13 +48,7 @@ def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> NDA
 
 
 @njit_lean
-def update_row(
-    optimizer: Any,
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update_row(optimizer: Any, row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row's columns of one segment, float32[dim], and its state, in place."""
     if optimizer == SGD:
         sgd.update(row, state, grad, hyper)
@@ -69,9 +63,7 @@ def update_row(
 
 
 @njit_lean
-def begin_row(
-    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
-) -> None:
+def begin_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
     """Writes the state of a new row whose value is ``row``."""
     if optimizer == SGD:
         sgd.begin(row, state, hyper)
@@ -86,9 +78,7 @@ def begin_row(
 
 
 @njit_lean
-def settle_row(
-    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
-) -> None:
+def settle_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
     """Makes the state agree with a row that was set from outside; only FTRL's depends on the row."""
     if optimizer == FTRL:
         ftrl.settle(row, state, hyper)

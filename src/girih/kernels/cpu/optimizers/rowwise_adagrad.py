@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers.bound import LARGEST_GRADIENT, bounded
 from girih.kernels.cpu.vector import sum_of_squares
@@ -29,12 +29,7 @@ def hyper(options: RowwiseAdagrad, lr_scale: float, step: int) -> tuple[float, .
 
 
 @njit_lean
-def update(
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row, float32[dim]."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     dim = row.shape[0]
@@ -47,6 +42,6 @@ def update(
 
 
 @njit_lean
-def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
+def begin(row: F32, state: F32, hyper: Any) -> None:
     """The state of a new row."""
     state[:] = np.float32(hyper[3])
