@@ -91,23 +91,23 @@ def widen_float16(half: Any) -> Any:
 
 
 @njit_lean
+def _narrow(dtype: Any, bits: Any, noise: Any) -> Any:
+    return narrow_bfloat16(bits, noise) if dtype == BFLOAT16 else narrow_float16(bits, noise)
+
+
+@njit_lean
 def widen_row(dtype: Any, halves: U16, bits: U32) -> None:
     """Reads W 16-bit columns as the bits of float32."""
     for column in range(bits.shape[0]):
-        if dtype == BFLOAT16:
-            bits[column] = widen_bfloat16(halves[column])
-        else:
-            bits[column] = widen_float16(halves[column])
+        half = halves[column]
+        bits[column] = widen_bfloat16(half) if dtype == BFLOAT16 else widen_float16(half)
 
 
 @njit_lean
 def narrow_row(dtype: Any, bits: U32, halves: U16) -> None:
     """Writes W columns, rounded to nearest."""
     for column in range(bits.shape[0]):
-        if dtype == BFLOAT16:
-            halves[column] = narrow_bfloat16(np.int64(bits[column]), NEAREST)
-        else:
-            halves[column] = narrow_float16(np.int64(bits[column]), NEAREST)
+        halves[column] = _narrow(dtype, np.int64(bits[column]), NEAREST)
 
 
 @njit_lean
@@ -118,8 +118,4 @@ def narrow_row_randomly(dtype: Any, bits: U32, halves: U16, seed: Any, key_id: A
     for column in range(bits.shape[0]):
         if column & 3 == 0:
             noise = stream(base, column >> 2)
-        word = word16(noise, column & 3)
-        if dtype == BFLOAT16:
-            halves[column] = narrow_bfloat16(np.int64(bits[column]), word)
-        else:
-            halves[column] = narrow_float16(np.int64(bits[column]), word)
+        halves[column] = _narrow(dtype, np.int64(bits[column]), word16(noise, column & 3))

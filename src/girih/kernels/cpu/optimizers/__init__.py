@@ -1,9 +1,8 @@
 """The sparse optimizers, one file each, and the one place that tells them apart.
 
 Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
-Python's float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic
-is float32, in torch's order. Gradients of equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as
-±2⁵⁰ (see ``bound``).
+Python's float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of
+equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as ±2⁵⁰ (see ``bound``).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, s
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = range(5)
 HYPER_COLUMNS = 8
+_FIRST_STATE = HYPER_COLUMNS - 1  # where the number stands with which a state begins
 _NUMBERS: dict[type, int] = {
     optim.SGD: SGD,
     optim.Adagrad: ADAGRAD,
@@ -44,6 +44,7 @@ def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
     row[: len(numbers)] = numbers
+    row[_FIRST_STATE] = getattr(options, "initial_accumulator_value", 0.0)
     return row
 
 
@@ -65,16 +66,8 @@ def update_row(optimizer: Any, row: F32, state: F32, grad: F32, hyper: F64) -> N
 @njit_lean
 def begin_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
     """Writes the state of a new row whose value is ``row``."""
-    if optimizer == SGD:
-        sgd.begin(row, state, hyper)
-    elif optimizer == ADAGRAD:
-        adagrad.begin(row, state, hyper)
-    elif optimizer == ROWWISE_ADAGRAD:
-        rowwise_adagrad.begin(row, state, hyper)
-    elif optimizer == ADAM:
-        adam.begin(row, state, hyper)
-    else:
-        ftrl.begin(row, state, hyper)
+    state[:] = np.float32(hyper[_FIRST_STATE])
+    settle_row(optimizer, row, state, hyper)
 
 
 @njit_lean

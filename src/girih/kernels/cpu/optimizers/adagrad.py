@@ -7,8 +7,6 @@ State: s, ``dim`` floats, from ``initial_accumulator_value``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, F64
@@ -23,8 +21,8 @@ def state_columns(options: Adagrad, dim: int) -> tuple[tuple[str, int], ...]:
 
 
 def hyper(options: Adagrad, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, eps, λ, initial s."""
-    return options.lr * lr_scale, options.eps, options.l2, options.initial_accumulator_value
+    """lr, eps, λ."""
+    return options.lr * lr_scale, options.eps, options.l2
 
 
 @njit_lean
@@ -37,9 +35,3 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
         root = np.sqrt(state[d]) + eps
         if root > 0:  # eps = 0 and no gradient yet: nothing moves
             row[d] -= lr * g / root
-
-
-@njit_lean
-def begin(row: F32, state: F32, hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = np.float32(hyper[3])

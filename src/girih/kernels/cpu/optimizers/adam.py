@@ -9,7 +9,6 @@ t is the optimizer's step, for all rows alike. State: m and v, 2 · ``dim`` floa
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -45,9 +44,3 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
         means[d] = m
         squares[d] = v
         row[d] -= size * (m / (np.sqrt(v) + eps))
-
-
-@njit_lean
-def begin(row: F32, state: F32, hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0

@@ -14,8 +14,6 @@ it stands still. State: z and n, 2 · ``dim`` floats.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, F64
@@ -55,13 +53,6 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
                 row[d] = -(z + l1) / curvature
             else:
                 row[d] = 0.0
-
-
-@njit_lean
-def begin(row: F32, state: F32, hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0
-    settle(row, state, hyper)
 
 
 @njit_lean

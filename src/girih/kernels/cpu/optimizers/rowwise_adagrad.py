@@ -7,8 +7,6 @@ State: s, 1 float, from ``initial_accumulator_value``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, F64
@@ -24,8 +22,8 @@ def state_columns(options: RowwiseAdagrad, dim: int) -> tuple[tuple[str, int], .
 
 
 def hyper(options: RowwiseAdagrad, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, eps, λ, initial s."""
-    return options.lr * lr_scale, options.eps, options.l2, options.initial_accumulator_value
+    """lr, eps, λ."""
+    return options.lr * lr_scale, options.eps, options.l2
 
 
 @njit_lean
@@ -39,9 +37,3 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
         rate = lr / root
         for d in range(dim):
             row[d] -= rate * bounded(grad[d] + l2 * row[d])
-
-
-@njit_lean
-def begin(row: F32, state: F32, hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = np.float32(hyper[3])

@@ -7,8 +7,6 @@ State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, F64
@@ -36,9 +34,3 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
             g = momentum * state[d] + g
             state[d] = g
         row[d] -= lr * g
-
-
-@njit_lean
-def begin(row: F32, state: F32, hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0
