@@ -52,14 +52,7 @@ def shrink(
     if values.size:
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, width)
         scaled = np.empty(width, np.float32)
-        wire_codecs.shrink_blocks(
-            rows,
-            rows.view(np.uint32),
-            scaled,
-            scaled.view(np.uint32),
-            halves.reshape(-1, width),
-            scales.reshape(-1),
-        )
+        wire_codecs.shrink_blocks(rows, scaled, halves.reshape(-1, width), scales.reshape(-1))
     return halves.view(np.float16), scales
 
 

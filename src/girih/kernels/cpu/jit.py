@@ -120,7 +120,9 @@ else:
             offset = builder.add(builder.mul(number, stride), start)
             address = builder.add(builder.ptrtoint(fields.data, word), offset)
             flag = context.get_value_type(types.int32)
-            function_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+            function_type = cgutils.ir.FunctionType(
+                cgutils.ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]
+            )
             function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch")
             read, keep, data = flag(0), flag(3), flag(1)
             builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), read, keep, data])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U16, U32, U64
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U16, U64
 
 # Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
@@ -78,7 +78,7 @@ class Shard(NamedTuple):
         state: int64[16], what the shard as a whole knows.
         tables: int64[T, 16], list ends and counters of each table.
         cells: uint8[·], the counting Bloom filters side by side.
-        scratch: float32[1, W] for a row on its way; ``scratch_bits`` is the same memory as uint32.
+        scratch: float32[1, W] for a row on its way.
         scratch_halves: uint16[W].
         saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
@@ -94,7 +94,6 @@ class Shard(NamedTuple):
     tables: I64
     cells: U8
     scratch: F32
-    scratch_bits: U32
     scratch_halves: U16
     saving: I64
     kept: U8

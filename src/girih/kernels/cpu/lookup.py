@@ -16,14 +16,13 @@ import numpy as np
 
 from girih.kernels.cpu import admission, index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U32
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
-    AT_ONCE,
     begin_state,
     drop_row,
-    prefetch_rows,
+    prefetch_ahead,
     read_initial,
     read_row,
     take_row,
@@ -93,7 +92,6 @@ def read_known(
     touched: I64,
     rows: I32,
     out: F32,
-    out_bits: U32,
 ) -> None:
     """Reads and marks used the keys that have rows; ``rows`` int32[U] is -1 for the others.
 
@@ -102,34 +100,31 @@ def read_known(
         now: int64[T]: the step, or the second for tables that count in seconds.
         tags: scratch, int32[U].
         touched: int64[T], adds the rows that this call has marked used.
-        out: float32[U, W], written where there is a row; ``out_bits`` is the same memory as uint32.
+        out: float32[U, W], written where there is a row.
     """
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
     num_words = at.VALUES + out.shape[1]
-    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     start = 0
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
-        for first in range(start, end, AT_ONCE):
-            last = min(first + AT_ONCE, end)
-            prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
-            for i in range(first, last):
-                if listed and i + _NEIGHBOURS_AHEAD < last and rows[i + _NEIGHBOURS_AHEAD] >= 0:
-                    recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
-                row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
-                rows[i] = row
-                if row < 0:
-                    continue
-                keep_row(shard, row)
-                count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-                shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
-                shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
-                if listed:
-                    recency.touch(shard, table, row)
-                hits += 1
-                read_row(shard, layout, row, out, out_bits, i)
+        for i in range(start, end):
+            prefetch_ahead(shard, rows, i, num_words)
+            if listed and i + _NEIGHBOURS_AHEAD < end and rows[i + _NEIGHBOURS_AHEAD] >= 0:
+                recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
+            row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
+            rows[i] = row
+            if row < 0:
+                continue
+            keep_row(shard, row)
+            count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
+            shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
+            shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
+            if listed:
+                recency.touch(shard, table, row)
+            hits += 1
+            read_row(shard, layout, row, out, i)
         shard.tables[table, at.LOOKUPS] += end - start
         shard.tables[table, at.HITS] += hits
         if listed:
@@ -210,7 +205,6 @@ def read_new(
     hyper: F64,
     rows: I32,
     out: F32,
-    out_bits: U32,
 ) -> Any:
     """Admits, from key ``start`` on, the keys whose ``rows`` is -1; all read their initial value.
 
@@ -233,16 +227,16 @@ def read_new(
         twin = index.find(shard, key_id, table)
         if twin >= 0:  # the caller sent a key twice: it must not get two rows
             rows[i] = twin
-            read_row(shard, layout, twin, out, out_bits, i)
+            read_row(shard, layout, twin, out, i)
             continue
         need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
         if need != DONE and need != REFUSE:
             return i, need
-        read_initial(shard, layout, key_id, table, out[i], out_bits[i])
+        read_initial(shard, layout, key_id, table, out[i])
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
             rows[i] = row
-            write_row(shard, layout, row, out, out_bits, i)
+            write_row(shard, layout, row, out, i)
             begin_state(shard, layout, row, out[i], hyper)
             shard.tables[table, at.NEW] += 1
             touched[table] += 1
@@ -250,20 +244,15 @@ def read_new(
 
 
 @njit_lean
-def peek(
-    shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32, out_bits: U32
-) -> None:
+def peek(shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys, num_words = ids.shape[0], at.VALUES + out.shape[1]
-    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
-    for first in range(0, num_keys, AT_ONCE):
-        last = min(first + AT_ONCE, num_keys)
-        prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
-        for i in range(first, last):
-            table = np.int64(tables[i])
-            rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
-            if rows[i] < 0:
-                read_initial(shard, layout, ids[i], table, out[i], out_bits[i])
-            else:
-                read_row(shard, layout, np.int64(rows[i]), out, out_bits, i)
+    for i in range(num_keys):
+        prefetch_ahead(shard, rows, i, num_words)
+        table = np.int64(tables[i])
+        rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
+        if rows[i] < 0:
+            read_initial(shard, layout, ids[i], table, out[i])
+        else:
+            read_row(shard, layout, np.int64(rows[i]), out, i)

@@ -5,7 +5,7 @@ spacing of the format are right on average. Noise is 16 bits: the probability is
 and to 2⁻¹⁶ for subnormal ones. bfloat16 and float16 saturate at their largest finite value (65,504 for
 float16); NaN stays NaN.
 
-A float32 is seen through its bits, as int64; W columns of a row.
+A float32 is seen through its bits, as int64. Shapes: W columns of a row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import U16, U32
+from girih.kernels.cpu.arrays import F32, U16
 from girih.kernels.cpu.hashing import mix, mul_add, stream, word16
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import BFLOAT16
@@ -96,23 +96,26 @@ def _narrow(dtype: Any, bits: Any, noise: Any) -> Any:
 
 
 @njit_lean
-def widen_row(dtype: Any, halves: U16, bits: U32) -> None:
-    """Reads W 16-bit columns as the bits of float32."""
+def widen_row(dtype: Any, halves: U16, values: F32) -> None:
+    """Reads W 16-bit columns."""
+    bits = values.view(np.uint32)
     for column in range(bits.shape[0]):
         half = halves[column]
         bits[column] = widen_bfloat16(half) if dtype == BFLOAT16 else widen_float16(half)
 
 
 @njit_lean
-def narrow_row(dtype: Any, bits: U32, halves: U16) -> None:
+def narrow_row(dtype: Any, values: F32, halves: U16) -> None:
     """Writes W columns, rounded to nearest."""
+    bits = values.view(np.uint32)
     for column in range(bits.shape[0]):
         halves[column] = _narrow(dtype, np.int64(bits[column]), NEAREST)
 
 
 @njit_lean
-def narrow_row_randomly(dtype: Any, bits: U32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
+def narrow_row_randomly(dtype: Any, values: F32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
     """Writes W columns, rounded by noise that (seed, id, step, column) alone decide."""
+    bits = values.view(np.uint32)
     base = mix(mul_add(mix(mul_add(key_id, 1, seed)), 1, step))
     noise = base
     for column in range(bits.shape[0]):

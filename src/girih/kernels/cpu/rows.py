@@ -11,7 +11,7 @@ import numpy as np
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import F32, F64, I32, U32
+from girih.kernels.cpu.arrays import F32, F64, I32
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import njit_lean, prefetch_at
 from girih.kernels.cpu.layout import Layout, Shard
@@ -20,21 +20,22 @@ from girih.kernels.cpu.rounding import narrow_row, widen_row
 from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.vector import copy_row
 
-AT_ONCE = 32  # rows that are asked for together
+_BLOCK = 32  # rows that are asked for together
 _LINE = 64
 
 
 @njit_lean
-def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any) -> None:
-    """Asks for the cache lines of the first words of some of ``rows``, int32[U], as far as there are so many.
+def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
+    """Where a block of ``rows``, int32[U], begins at ``i``, asks for the first words of the next block's rows.
 
     A block of rows is asked for before the block before it is used: one by one, between uses, they come a third more
     slowly where nothing of them is in a cache.
     """
-    for i in range(first, min(last, rows.shape[0])):
-        for byte in range(0, 4 * num_words, _LINE):
-            prefetch_at(shard.values, rows[i], byte)
-        prefetch_at(shard.values, rows[i], 4 * num_words - 1)
+    if i % _BLOCK == 0:
+        for ahead in range(i + _BLOCK if i > 0 else 0, min(i + 2 * _BLOCK, rows.shape[0])):
+            for byte in range(0, 4 * num_words, _LINE):
+                prefetch_at(shard.values, rows[ahead], byte)
+            prefetch_at(shard.values, rows[ahead], 4 * num_words - 1)
 
 
 @njit_lean
@@ -44,33 +45,33 @@ def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
 
 
 @njit_lean
-def read_row(shard: Shard, layout: Layout, row: Any, out: F32, bits: U32, number: Any) -> None:
-    """Copies a row's columns to ``out[number]``, float32[W]; ``bits`` is the same memory as uint32."""
+def read_row(shard: Shard, layout: Layout, row: Any, out: F32, number: Any) -> None:
+    """Copies a row's columns to ``out[number]``, float32[W]."""
     dim = out.shape[1]
     if layout.dtype == at.FLOAT32:
         copy_row(out, number, 0, shard.values, row, at.VALUES, dim)
     else:
-        widen_row(layout.dtype, shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + dim], bits[number])
+        widen_row(layout.dtype, shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + dim], out[number])
 
 
 @njit_lean
-def write_row(shard: Shard, layout: Layout, row: Any, value: F32, bits: U32, number: Any) -> None:
+def write_row(shard: Shard, layout: Layout, row: Any, value: F32, number: Any) -> None:
     """Sets a row's columns from ``value[number]``, float32[W], rounded to nearest where rows are of 16 bits."""
     if layout.dtype == at.FLOAT32:
         copy_row(shard.values, row, at.VALUES, value, number, 0, value.shape[1])
     else:
         narrow_row(
-            layout.dtype, bits[number], shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + value.shape[1]]
+            layout.dtype, value[number], shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + value.shape[1]]
         )
 
 
 @njit_lean
-def read_initial(shard: Shard, layout: Layout, key_id: Any, table: Any, out: F32, bits: U32) -> None:
+def read_initial(shard: Shard, layout: Layout, key_id: Any, table: Any, out: F32) -> None:
     """Reads a key without a row: its initial value, as a row would keep it."""
     fill_initial(layout, key_id, table, out)
     if layout.dtype != at.FLOAT32:
-        narrow_row(layout.dtype, bits, shard.scratch_halves)
-        widen_row(layout.dtype, shard.scratch_halves, bits)
+        narrow_row(layout.dtype, out, shard.scratch_halves)
+        widen_row(layout.dtype, shard.scratch_halves, out)
 
 
 @njit_lean

@@ -115,17 +115,6 @@ def put_spilled(spilled: I32, first: Any, records: I32) -> None:
 
 
 @njit_lean
-def live_rows(records: I32, rows: I32) -> Any:
-    """Writes the places of the rows that have a key, among int32[K, V], to ``rows``; returns how many."""
-    count = 0
-    for i in range(records.shape[0]):
-        rows[count] = i
-        if records[i, at.TABLE] >= 0:
-            count += 1
-    return count
-
-
-@njit_lean
 def split_halves(records: U16, rows: I32, columns: I64, starts: I64, out: U16) -> None:
     """As :func:`split_words`, with half words as units."""
     for column in range(columns.shape[0]):

@@ -11,12 +11,12 @@ import numpy as np
 
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, U32
+from girih.kernels.cpu.arrays import F32, F64, I32, I64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import ADAGRAD, ADAM, ROWWISE_ADAGRAD, settle_row, update_row
 from girih.kernels.cpu.rounding import narrow_row_randomly
-from girih.kernels.cpu.rows import AT_ONCE, begin_state, drop_row, holds, prefetch_rows, read_row, write_row
+from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_ahead, read_row, write_row
 from girih.kernels.cpu.saving import keep_row
 
 SEVERAL = -1  # in place of an optimizer: ask each segment
@@ -83,52 +83,47 @@ def _move(
 ) -> Any:
     num_keys, num_columns = grads.shape
     num_words, dropped = shard.values.shape[1], 0
-    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
-    for first in range(0, num_keys, AT_ONCE):
-        last = min(first + AT_ONCE, num_keys)
-        prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
-        for i in range(first, last):
-            table = np.int64(tables[i])
-            row = np.int64(rows[i])
-            if not holds(shard, row, ids[i], table):
-                row = index.find(shard, ids[i], table)
-                if row < 0:
-                    shard.tables[table, at.DROPPED] += 1
-                    dropped += 1
-                    continue
-            shard.tables[table, at.UPDATES] += 1
-            keep_row(shard, row)
-            shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
-            if layout.dtype == at.FLOAT32:
-                update_segments(
-                    shard, layout, row, shard.values[row, at.VALUES : at.VALUES + num_columns], grads[i], hyper,
-                    optimizer,
-                )  # fmt: skip
+    for i in range(num_keys):
+        prefetch_ahead(shard, rows, i, num_words)
+        table = np.int64(tables[i])
+        row = np.int64(rows[i])
+        if not holds(shard, row, ids[i], table):
+            row = index.find(shard, ids[i], table)
+            if row < 0:
+                shard.tables[table, at.DROPPED] += 1
+                dropped += 1
                 continue
-            read_row(shard, layout, row, shard.scratch, shard.scratch_bits, 0)
-            update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper, optimizer)
-            narrow_row_randomly(
-                layout.dtype,
-                shard.scratch_bits[0],
-                shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns],
-                layout.table_seeds[table],
-                ids[i],
-                step,
-            )
+        shard.tables[table, at.UPDATES] += 1
+        keep_row(shard, row)
+        shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
+        if layout.dtype == at.FLOAT32:
+            update_segments(
+                shard, layout, row, shard.values[row, at.VALUES : at.VALUES + num_columns], grads[i], hyper,
+                optimizer,
+            )  # fmt: skip
+            continue
+        read_row(shard, layout, row, shard.scratch, 0)
+        update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper, optimizer)
+        narrow_row_randomly(
+            layout.dtype,
+            shard.scratch[0],
+            shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns],
+            layout.table_seeds[table],
+            ids[i],
+            step,
+        )
     return dropped
 
 
 @njit_lean
-def assign(
-    shard: Shard, layout: Layout, rows: I32, values: F32, value_bits: U32, hyper: F64, version: int
-) -> None:
+def assign(shard: Shard, layout: Layout, rows: I32, values: F32, hyper: F64, version: int) -> None:
     """Sets the columns of rows to ``values``, float32[U, W]; optimizer state stays, and is made to agree."""
     for i in range(rows.shape[0]):
         if rows[i] < 0:
             continue
         row = np.int64(rows[i])
         keep_row(shard, row)
-        write_row(shard, layout, row, values, value_bits, i)
+        write_row(shard, layout, row, values, i)
         shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))
         for segment in range(layout.segments.shape[0]):
             first = layout.segments[segment, at.FIRST_COLUMN]
@@ -145,7 +140,7 @@ def assign(
 def begin_states(shard: Shard, layout: Layout, rows: I32, hyper: F64) -> None:
     """Writes a new optimizer state for rows, int32[K], that have their W columns."""
     for i in range(rows.shape[0]):
-        read_row(shard, layout, np.int64(rows[i]), shard.scratch, shard.scratch_bits, 0)
+        read_row(shard, layout, np.int64(rows[i]), shard.scratch, 0)
         begin_state(shard, layout, rows[i], shard.scratch[0], hyper)
 
 
@@ -160,11 +155,3 @@ def drop_rows(shard: Shard, layout: Layout, rows: I32) -> Any:
             shard.tables[table, at.EVICTED] += 1
             dropped += 1
     return dropped
-
-
-@njit_lean
-def usage(meta: I32, rows: I32, counts: I32, last_used: I32) -> None:
-    """Copies count and last use of rows, int32[K] each, for the LFU pass."""
-    for i in range(rows.shape[0]):
-        counts[i] = meta[rows[i], at.COUNT]
-        last_used[i] = meta[rows[i], at.LAST_USED]

@@ -104,7 +104,7 @@ class Bags:
         """Sums the gradients of a part's keys; returns one that is not finite, or -1."""
         ranges = [part.key_range(s, shard.first, shard.ends) for s, shard in enumerate(shards)]
         for first, last in ranges:
-            gradient_kernels.clear(first, last, totals)
+            totals[first:last] = 0
         # by tables, no other key can come up
         keys = (0, len(totals)) if part.shard is None else ranges[part.shard]
         for numbers in self._passes:
@@ -121,8 +121,7 @@ class Bags:
                     self._scatter_output(
                         number, part.members, gradient, NO_TAIL, inverse, firsts, batch, keys, totals
                     )
-        bits = totals.view(np.uint32)
-        return max(gradient_kernels.first_nonfinite(first, last, bits) for first, last in ranges)
+        return max(gradient_kernels.first_nonfinite(first, last, totals) for first, last in ranges)
 
     def _scatter_output(
         self,
