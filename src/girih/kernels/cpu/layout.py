@@ -3,6 +3,8 @@
 Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
 that training sees, V 32-bit words of a row: meta, embedding columns, optimizer state, and one more where V would
 be odd. All of a row lies in one place, for what a random access costs is the page, not the line.
+
+Kernels import this module as ``at``: ``shard.meta[row, at.COUNT]``.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
+    AT_ONCE,
     begin_state,
     drop_row,
     prefetch_ahead,
+    prefetch_rows,
     read_initial,
     read_row,
     take_row,
@@ -105,26 +107,31 @@ def read_known(
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
     num_words = at.VALUES + out.shape[1]
+    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     start = 0
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
-        for i in range(start, end):
-            prefetch_ahead(shard, rows, i, num_words)
-            if listed and i + _NEIGHBOURS_AHEAD < end and rows[i + _NEIGHBOURS_AHEAD] >= 0:
-                recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
-            row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
-            rows[i] = row
-            if row < 0:
-                continue
-            keep_row(shard, row)
-            count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-            shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
-            shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
-            if listed:
-                recency.touch(shard, table, row)
-            hits += 1
-            read_row(shard, layout, row, out, i)
+        for first in range(
+            start, end, AT_ONCE
+        ):  # two loops: asking for rows in the inner one costs a twentieth
+            last = min(first + AT_ONCE, end)
+            prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
+            for i in range(first, last):
+                if listed and i + _NEIGHBOURS_AHEAD < last and rows[i + _NEIGHBOURS_AHEAD] >= 0:
+                    recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
+                row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
+                rows[i] = row
+                if row < 0:
+                    continue
+                keep_row(shard, row)
+                count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
+                shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
+                shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
+                if listed:
+                    recency.touch(shard, table, row)
+                hits += 1
+                read_row(shard, layout, row, out, i)
         shard.tables[table, at.LOOKUPS] += end - start
         shard.tables[table, at.HITS] += hits
         if listed:

@@ -58,7 +58,10 @@ else:
         """Where lanes begin, given an array and a flat position."""
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         position = context.cast(builder, arguments[1], signature.args[1], types.intp)
-        return builder.bitcast(builder.gep(data, [position]), _VECTOR.as_pointer())
+        # by way of an integer: of two pointers LLVM would ask again and again whether what they point to overlaps
+        word = context.get_value_type(types.intp)
+        address = builder.add(builder.ptrtoint(data, word), builder.shl(position, word(2)))
+        return builder.inttoptr(address, _VECTOR.as_pointer())
 
     def _splat(builder: Any, value: Any) -> Any:
         first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, _WORD(0))
@@ -178,7 +181,7 @@ def sum_rows(
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
-        for i in range(start, stop):
+        for i in range(np.uint64(start), np.uint64(stop)):  # unsigned: no test for negative indices
             lanes = _add(lanes, _get(source, np.int64(numbers[i]) * source.shape[1] + column + d))
         _put(target, row * target.shape[1] + d, _multiply(lanes, _all_lanes(factor)))
     for d in range(whole, dim):

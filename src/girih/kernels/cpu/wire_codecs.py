@@ -1,4 +1,4 @@
-"""Kernels of the codecs of ``wire/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
+"""Kernels of the codecs in ``comm/codecs/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
 
 Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W floats.
 """
@@ -252,15 +252,17 @@ def shrink_blocks(values: F32, scaled: F32, halves: U16, scales: F32) -> None:
     bits, scaled_bits, scale_bits = values.view(np.uint32), scaled.view(np.uint32), scales.view(np.uint32)
     width = values.shape[1]
     for r in range(values.shape[0]):
-        largest, largest_finite = np.uint32(0), np.uint32(0)
-        for i in range(width):  # magnitudes stand in the order of their bits
-            magnitude = np.uint32(bits[r, i] & np.uint32(_MAGNITUDE))
-            largest = max(largest, magnitude)
-            finite = magnitude if magnitude < np.uint32(_INFINITY) else np.uint32(0)
-            largest_finite = max(largest_finite, finite)
-        scale_bits[r] = largest_finite
-        if largest_finite == 0 and largest > 0:
-            scales[r] = np.float32(1)  # so that infinity times it is infinity
+        largest = np.uint32(0)
+        for i in range(width):
+            largest = max(largest, np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)))
+        scale_bits[r] = largest  # magnitudes stand in the order of their bits
+        if largest >= np.uint32(_INFINITY):
+            scales[r] = np.float32(0)
+            for i in range(width):
+                if np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)) < np.uint32(_INFINITY):
+                    scales[r] = max(scales[r], abs(values[r, i]))
+            if scales[r] == 0:
+                scales[r] = np.float32(1)  # so that infinity times it is infinity
         scale = scales[r]
         if scale >= np.float32(SMALL):
             factor = np.float32(np.float32(KAPPA) / scale)
@@ -282,7 +284,8 @@ def shrink_blocks(values: F32, scaled: F32, halves: U16, scales: F32) -> None:
             # a subnormal half counts units of 2⁻²⁴
             is_normal = magnitude >= np.uint32(_LEAST_NORMAL)
             units = np.float32(0) if is_normal else abs(scaled[i]) * np.float32(2.0**24)
-            half = normal if is_normal else np.uint32(np.int32(np.rint(units)))
+            small = np.uint32(np.int32(np.rint(units)))
+            half = normal if is_normal else small
             if magnitude >= np.uint32(_INFINITY):
                 half = np.uint32(0x7C00) if magnitude == np.uint32(_INFINITY) else np.uint32(0x7E00)
             halves[r, i] = np.uint16(sign | half)
