@@ -112,9 +112,8 @@ def read_known(
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
-        for first in range(
-            start, end, AT_ONCE
-        ):  # two loops: asking for rows in the inner one costs a twentieth
+        # Two loops: with the asking in the inner one, a read takes a twentieth longer.
+        for first in range(start, end, AT_ONCE):
             last = min(first + AT_ONCE, end)
             prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
             for i in range(first, last):
