@@ -20,15 +20,15 @@ def narrow(values, dtype, **noise):
     values = np.asarray(values, np.float32)
     halves = np.zeros(len(values), np.uint16)
     if noise:
-        rounding.narrow_row_randomly(CODES[dtype], values.view(np.uint32), halves, **noise)
+        rounding.narrow_row_randomly(CODES[dtype], values, halves, **noise)
     else:
-        rounding.narrow_row(CODES[dtype], values.view(np.uint32), halves)
+        rounding.narrow_row(CODES[dtype], values, halves)
     return halves
 
 
 def widen(halves, dtype):
     values = np.zeros(len(halves), np.float32)
-    rounding.widen_row(CODES[dtype], halves, values.view(np.uint32))
+    rounding.widen_row(CODES[dtype], halves, values)
     return values
 
 

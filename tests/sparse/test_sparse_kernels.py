@@ -144,8 +144,7 @@ def test_there_and_back(batch, random):
     np.testing.assert_allclose(both, expected, atol=1e-5)
 
     # The way back is the transpose: <pool(rows), g> = <rows, sum by key of g>.
-    back = np.full((found, columns), 7, np.float32)
-    gradient_kernels.clear(0, found, back)
+    back = np.zeros((found, columns), np.float32)
     out[:], tail[:] = rng.normal(size=out.shape), rng.normal(size=tail.shape)
     places, middle = np.arange(len(features)), len(features) // 2
     for part in (slice(0, middle), slice(middle, None)):
@@ -176,13 +175,12 @@ def test_there_and_back(batch, random):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_key_that_is_not_finite(bad):
     totals = np.ones((5, 20), np.float32) * np.float32(3e38)
-    bits = totals.view(np.uint32)
-    assert gradient_kernels.first_nonfinite(0, 5, bits) == -1
+    assert gradient_kernels.first_nonfinite(0, 5, totals) == -1
     totals[2, 18] = bad
-    assert gradient_kernels.first_nonfinite(0, 5, bits) == 2
-    assert gradient_kernels.first_nonfinite(3, 5, bits) == -1
+    assert gradient_kernels.first_nonfinite(0, 5, totals) == 2
+    assert gradient_kernels.first_nonfinite(3, 5, totals) == -1
     totals[1, 0] = bad
-    assert gradient_kernels.first_nonfinite(0, 5, bits) == 1
+    assert gradient_kernels.first_nonfinite(0, 5, totals) == 1
 
 
 @pytest.mark.parametrize("dim", [1, 8, 16, 17, 48, 65])

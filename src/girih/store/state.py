@@ -79,9 +79,9 @@ class ShardState:
             out = np.empty_like(values)
             rows = self.rows.read(ids, tables, ONCE, self.rows.now(step), step, out, forced=True)
             memory.arrays.tables[:, reads] = before
-            bits, kernel, hyper = values.view(np.uint32), self.layout.kernel, self.layout.first_hyper
+            kernel, hyper = self.layout.kernel, self.layout.first_hyper
             for part in memory.stretches(len(ids), 1):
-                update.assign(memory.arrays, kernel, rows[part], values[part], bits[part], hyper, step)
+                update.assign(memory.arrays, kernel, rows[part], values[part], hyper, step)
         return rows
 
     def evict(self, ids: Longs, tables: Ints) -> int:

@@ -40,14 +40,7 @@ def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np
     if values.size:
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, dim)
         scaled = np.empty(dim, np.float32)
-        wire_codecs.shrink_blocks(
-            rows,
-            rows.view(np.uint32),
-            scaled,
-            scaled.view(np.uint32),
-            halves.reshape(-1, dim),
-            scales.reshape(-1),
-        )
+        wire_codecs.shrink_blocks(rows, scaled, halves.reshape(-1, dim), scales.reshape(-1))
     return halves.view(np.float16), scales
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I64, U8
 from girih.kernels.cpu.hashing import key_hash, mix, scaled, stream, uniform01, word16
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import BLOCK_CELLS, CELLS_START, FIRST_BLOCK, TOTAL_BLOCKS
@@ -22,7 +22,7 @@ MAX_CELL = 255
 
 
 @njit_lean
-def cell_of(bloom: NDArray[np.int64], key_id: Any, table: Any, number: Any) -> Any:
+def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
     """The ``number``-th cell of a key, of ``NUM_HASHES``, as a place in ``cells``."""
     hashed = key_hash(key_id, table)
     block = scaled(hashed, bloom[table, TOTAL_BLOCKS]) - bloom[table, FIRST_BLOCK]
@@ -31,7 +31,7 @@ def cell_of(bloom: NDArray[np.int64], key_id: Any, table: Any, number: Any) -> A
 
 
 @njit_lean
-def seen(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table: Any) -> Any:
+def seen(cells: U8, bloom: I64, key_id: Any, table: Any) -> Any:
     """An upper bound of the number of times a key was added; it is never less than the truth up to 255."""
     least = np.int64(MAX_CELL)
     for number in range(NUM_HASHES):
@@ -40,7 +40,7 @@ def seen(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table:
 
 
 @njit_lean
-def add(cells: NDArray[np.uint8], bloom: NDArray[np.int64], key_id: Any, table: Any, count: Any) -> None:
+def add(cells: U8, bloom: I64, key_id: Any, table: Any, count: Any) -> None:
     """Counts ``count`` sightings of a key."""
     for number in range(NUM_HASHES):
         cell = cell_of(bloom, key_id, table, number)

@@ -11,14 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I32, I64, U64
 from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
 from girih.kernels.cpu.jit import njit_lean
 
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
 MAX_NUMBER = (1 << 31) - 1
 
 

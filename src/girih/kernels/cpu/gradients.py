@@ -7,25 +7,14 @@ L ids of a feature whose vectors are not pooled, M rows of an output's gradient.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, I8, I32, I64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.pool import bag_scale, examples_ahead, prefetch_bag, prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 _INFINITY_BITS = np.uint32(0x7F80_0000)
 _SIGN_MASK = np.uint32(0x7FFF_FFFF)
-
-
-@njit_lean
-def clear(first_key: int, last_key: int, totals: F32) -> None:
-    """Sets the gradients of some keys to 0."""
-    for key in range(first_key, last_key):
-        for d in range(totals.shape[1]):
-            totals[key, d] = 0.0
 
 
 @njit_lean
@@ -40,7 +29,7 @@ def scatter(
     features: I64,
     firsts: I64,
     places: I64,
-    modes: NDArray[np.int8],
+    modes: I8,
     num_places: int,
     first_key: int,
     last_key: int,
@@ -102,12 +91,13 @@ def scatter_whole(
 
 
 @njit_lean
-def first_nonfinite(first_key: int, last_key: int, totals_bits: NDArray[np.uint32]) -> int:
-    """The first of some keys whose gradient, given as its bits, uint32[·, W], has a NaN or an infinity; or -1."""
+def first_nonfinite(first_key: int, last_key: int, totals: F32) -> int:
+    """The first of some keys whose gradient, float32[·, W], has a NaN or an infinity; or -1."""
+    bits = totals.view(np.uint32)
     for key in range(first_key, last_key):
         largest = np.uint32(0)
-        for d in range(totals_bits.shape[1]):
-            largest = max(largest, totals_bits[key, d] & _SIGN_MASK)
+        for d in range(bits.shape[1]):
+            largest = max(largest, bits[key, d] & _SIGN_MASK)
         if largest >= _INFINITY_BITS:
             return key
     return -1

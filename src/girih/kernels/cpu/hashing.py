@@ -13,89 +13,69 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean
 
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
-_GOLDEN = 0x9E37_79B9_7F4A_7C15
-_FIRST = 0xBF58_476D_1CE4_E5B9
-_SECOND = 0x94D0_49BB_1331_11EB
 
-if JIT_DISABLED:
+def _wrapped(x: Any) -> int:
+    return int(x) & 0xFFFF_FFFF_FFFF_FFFF
 
-    def mix(x: Any) -> Any:
-        """The finaliser of splitmix64: a bijection of 64 bits in which every bit moves every other."""
-        h = int(x) & _MASK
-        h = ((h ^ (h >> 30)) * _FIRST) & _MASK
-        h = ((h ^ (h >> 27)) * _SECOND) & _MASK
-        return h ^ (h >> 31)
 
-    def mul_add(x: Any, factor: Any, term: Any) -> Any:
-        """``x · factor + term`` modulo 2⁶⁴."""
-        return (int(x) * int(factor) + int(term)) & _MASK
+_u64: Any = _wrapped if JIT_DISABLED else np.uint64
+_index: Any = int if JIT_DISABLED else np.int64
+_MASK = _u64(0xFFFF_FFFF_FFFF_FFFF)  # the product of two Python integers has more bits
+_GOLDEN, _FIRST, _SECOND = (
+    _u64(0x9E37_79B9_7F4A_7C15),
+    _u64(0xBF58_476D_1CE4_E5B9),
+    _u64(0x94D0_49BB_1331_11EB),
+)
+_1, _12, _16, _27, _30, _31, _32, _WORD = (_u64(n) for n in (1, 12, 16, 27, 30, 31, 32, 0xFFFF))
 
-    def stream(seed: Any, number: Any) -> Any:
-        """The ``number``-th 64 random bits of the sequence that ``seed`` begins (splitmix64)."""
-        return mix(int(seed) + (int(number) + 1) * _GOLDEN)
 
-    def low_bits(h: Any, mask: Any) -> Any:
-        """``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
-        return int(h) & int(mask)
+@njit_lean
+def mix(x: Any) -> Any:
+    """The finaliser of splitmix64: a bijection of 64 bits in which every bit moves every other."""
+    h = _u64(x)
+    h = ((h ^ (h >> _30)) * _FIRST) & _MASK
+    h = ((h ^ (h >> _27)) * _SECOND) & _MASK
+    return h ^ (h >> _31)
 
-    def scaled(h: Any, n: Any) -> Any:
-        """The upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
-        return ((int(h) >> 32) * int(n)) >> 32
 
-    def uniform01(h: Any) -> Any:
-        """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
-        return ((int(h) >> 12) + 0.5) * 2.0**-52
+@njit_lean
+def mul_add(x: Any, factor: Any, term: Any) -> Any:
+    """``x · factor + term`` modulo 2⁶⁴."""
+    return (_u64(x) * _u64(factor) + _u64(term)) & _MASK
 
-    def word16(h: Any, number: Any) -> Any:
-        """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
-        return (int(h) >> (16 * int(number))) & 0xFFFF
 
-else:
-    _U30, _U27, _U31, _U12, _U32, _ONE, _U16 = (np.uint64(n) for n in (30, 27, 31, 12, 32, 1, 16))
-    _U_FIRST, _U_SECOND, _U_GOLDEN, _U_WORD = (np.uint64(n) for n in (_FIRST, _SECOND, _GOLDEN, 0xFFFF))
+@njit_lean
+def stream(seed: Any, number: Any) -> Any:
+    """The ``number``-th 64 random bits of the sequence that ``seed`` begins (splitmix64)."""
+    return mix(_u64(seed) + (_u64(number) + _1) * _GOLDEN)
 
-    @njit_lean
-    def mix(x: Any) -> Any:
-        """The finaliser of splitmix64: a bijection of 64 bits in which every bit moves every other."""
-        h = np.uint64(x)
-        h = (h ^ (h >> _U30)) * _U_FIRST
-        h = (h ^ (h >> _U27)) * _U_SECOND
-        return h ^ (h >> _U31)
 
-    @njit_lean
-    def mul_add(x: Any, factor: Any, term: Any) -> Any:
-        """``x · factor + term`` modulo 2⁶⁴."""
-        return np.uint64(x) * np.uint64(factor) + np.uint64(term)
+@njit_lean
+def low_bits(h: Any, mask: Any) -> Any:
+    """``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
+    return _index(_u64(h) & _u64(mask))
 
-    @njit_lean
-    def stream(seed: Any, number: Any) -> Any:
-        """The ``number``-th 64 random bits of the sequence that ``seed`` begins (splitmix64)."""
-        return mix(np.uint64(seed) + (np.uint64(number) + _ONE) * _U_GOLDEN)
 
-    @njit_lean
-    def low_bits(h: Any, mask: Any) -> Any:
-        """``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
-        return np.int64(np.uint64(h) & np.uint64(mask))
+@njit_lean
+def scaled(h: Any, n: Any) -> Any:
+    """The upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
+    return _index(((_u64(h) >> _32) * _u64(n)) >> _32)
 
-    @njit_lean
-    def scaled(h: Any, n: Any) -> Any:
-        """The upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
-        return np.int64(((np.uint64(h) >> _U32) * np.uint64(n)) >> _U32)
 
-    @njit_lean
-    def uniform01(h: Any) -> Any:
-        """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
-        return (np.float64(np.uint64(h) >> _U12) + 0.5) * 2.0**-52
+@njit_lean
+def uniform01(h: Any) -> Any:
+    """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
+    return (np.float64(_u64(h) >> _12) + 0.5) * 2.0**-52
 
-    @njit_lean
-    def word16(h: Any, number: Any) -> Any:
-        """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
-        return np.int64((np.uint64(h) >> (np.uint64(number) * _U16)) & _U_WORD)
+
+@njit_lean
+def word16(h: Any, number: Any) -> Any:
+    """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
+    return _index((_u64(h) >> (_u64(number) * _16)) & _WORD)
 
 
 @njit_lean
@@ -105,9 +85,7 @@ def key_hash(key_id: Any, table: Any) -> Any:
 
 
 @njit_lean
-def shards_of_keys(
-    ids: NDArray[np.int64], tables: NDArray[np.int32], num_shards: int, out: NDArray[np.int32]
-) -> None:
+def shards_of_keys(ids: I64, tables: I32, num_shards: int, out: I32) -> None:
     """Writes the shard of every key to ``out``, int32[U]."""
     for i in range(ids.shape[0]):
         out[i] = scaled(key_hash(ids[i], tables[i]), num_shards)

@@ -19,26 +19,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import njit_lean, prefetch
-from girih.kernels.cpu.layout import (
-    GROW_CLAIMED,
-    GROW_MOVED,
-    GROW_START,
-    GROWING,
-    INDEX_SHIFT,
-    NUM_ROWS,
-    TABLE,
-    TAG_BITS,
-    Shard,
-)
+from girih.kernels.cpu.layout import Shard
 
 MOVES = 16
 _AT_ONCE = 128
 _SLOTS_OF_LINE = 8
-_TAG_MASK = (1 << TAG_BITS) - 1
+_TAG_MASK = (1 << at.TAG_BITS) - 1
 _ROW_MASK = (1 << 32) - 1
 
 
@@ -52,17 +43,17 @@ def tag_of(key_id: Any, table: Any) -> Any:
 def is_moved(shard: Shard, home: Any) -> Any:
     """Whether keys of this home, a slot of ``slots``, live in ``next_slots``."""
     mask = shard.slots.shape[0] - 1
-    return ((home - shard.state[GROW_START]) & mask) < shard.state[GROW_MOVED]
+    return ((home - shard.state[at.GROW_START]) & mask) < shard.state[at.GROW_MOVED]
 
 
 @njit_lean
 def holds_key(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
     """Whether a row that was ever made belongs to this key."""
-    return shard.keys[row, 0] == key_id and shard.meta[row, TABLE] == table
+    return shard.keys[row, 0] == key_id and shard.meta[row, at.TABLE] == table
 
 
 @njit_lean
-def _slot_of(shard: Shard, slots: NDArray[np.int64], slot: Any, tag: Any, key_id: Any, table: Any) -> Any:
+def _slot_of(shard: Shard, slots: I64, slot: Any, tag: Any, key_id: Any, table: Any) -> Any:
     """The key's slot, or the free one at which its probe ends."""
     mask = slots.shape[0] - 1
     while slots[slot] != 0:
@@ -76,9 +67,9 @@ def _slot_of(shard: Shard, slots: NDArray[np.int64], slot: Any, tag: Any, key_id
 @njit_lean
 def find_tagged(shard: Shard, tag: Any, key_id: Any, table: Any) -> Any:
     """The row of a key whose tag is known, or ``NO_ROW``."""
-    home = tag >> shard.state[INDEX_SHIFT]
+    home = tag >> shard.state[at.INDEX_SHIFT]
     if is_moved(shard, home):
-        home = tag >> (shard.state[INDEX_SHIFT] - 1)
+        home = tag >> (shard.state[at.INDEX_SHIFT] - 1)
         entry = shard.next_slots[_slot_of(shard, shard.next_slots, home, tag, key_id, table)]
     else:
         entry = shard.slots[_slot_of(shard, shard.slots, home, tag, key_id, table)]
@@ -92,7 +83,7 @@ def find(shard: Shard, key_id: Any, table: Any) -> Any:
 
 
 @njit_lean
-def _first_tagged(slots: NDArray[np.int64], slot: Any, tag: Any) -> Any:
+def _first_tagged(slots: I64, slot: Any, tag: Any) -> Any:
     mask = slots.shape[0] - 1
     while slots[slot] != 0 and (slots[slot] >> 32) != tag:
         slot = (slot + 1) & mask
@@ -102,16 +93,16 @@ def _first_tagged(slots: NDArray[np.int64], slot: Any, tag: Any) -> Any:
 @njit_lean
 def guess(shard: Shard, tag: Any) -> Any:
     """The first row of this tag, nearly always the key's own, or ``NO_ROW``."""
-    home = tag >> shard.state[INDEX_SHIFT]
+    home = tag >> shard.state[at.INDEX_SHIFT]
     if is_moved(shard, home):
-        return _first_tagged(shard.next_slots, tag >> (shard.state[INDEX_SHIFT] - 1), tag)
+        return _first_tagged(shard.next_slots, tag >> (shard.state[at.INDEX_SHIFT] - 1), tag)
     return _first_tagged(shard.slots, home, tag)
 
 
 @njit_lean
 def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
     """Asks for the slot at which a key's probe begins."""
-    tag, shift = tag_of(key_id, table), shard.state[INDEX_SHIFT]
+    tag, shift = tag_of(key_id, table), shard.state[at.INDEX_SHIFT]
     if is_moved(shard, tag >> shift):
         prefetch(shard.next_slots, tag >> (shift - 1))
     else:
@@ -119,13 +110,7 @@ def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
 
 
 @njit_lean
-def guess_all(
-    shard: Shard,
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    tags: NDArray[np.int32],
-    rows: NDArray[np.int32],
-) -> None:
+def guess_all(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32) -> None:
     """Writes the tag of every key, int32[U], and the row that :func:`guess` gives, int32[U].
 
     Pass by pass, so that the first one has no branches and the second one's misses overlap.
@@ -133,8 +118,8 @@ def guess_all(
     num_keys = ids.shape[0]
     for i in range(num_keys):
         tags[i] = tag_of(ids[i], tables[i])
-    shift = shard.state[INDEX_SHIFT]
-    if shard.state[GROWING] == 0:
+    shift = shard.state[at.INDEX_SHIFT]
+    if shard.state[at.GROWING] == 0:
         for first in range(0, num_keys, _AT_ONCE):
             last = min(first + _AT_ONCE, num_keys)
             for i in range(first, last):
@@ -156,7 +141,7 @@ def guess_all(
 
 
 @njit_lean
-def _put(slots: NDArray[np.int64], slot: Any, entry: Any) -> None:
+def _put(slots: I64, slot: Any, entry: Any) -> None:
     mask = slots.shape[0] - 1
     while slots[slot] != 0:
         slot = (slot + 1) & mask
@@ -168,15 +153,15 @@ def insert(shard: Shard, key_id: Any, table: Any, row: Any) -> None:
     """Adds a key that is not there; a free slot must be left."""
     tag = np.int64(tag_of(key_id, table))
     entry = (tag << 32) | (np.int64(row) + 1)
-    home = tag >> shard.state[INDEX_SHIFT]
+    home = tag >> shard.state[at.INDEX_SHIFT]
     if is_moved(shard, home):
-        _put(shard.next_slots, tag >> (shard.state[INDEX_SHIFT] - 1), entry)
+        _put(shard.next_slots, tag >> (shard.state[at.INDEX_SHIFT] - 1), entry)
     else:
         _put(shard.slots, home, entry)
 
 
 @njit_lean
-def _close_gap(slots: NDArray[np.int64], gap: Any, shift: Any) -> None:
+def _close_gap(slots: I64, gap: Any, shift: Any) -> None:
     mask = slots.shape[0] - 1
     slot = (gap + 1) & mask
     while slots[slot] != 0:
@@ -192,7 +177,7 @@ def _close_gap(slots: NDArray[np.int64], gap: Any, shift: Any) -> None:
 @njit_lean
 def delete(shard: Shard, key_id: Any, table: Any) -> None:
     """Removes a key, if it is there, and closes the gap."""
-    tag, shift = tag_of(key_id, table), shard.state[INDEX_SHIFT]
+    tag, shift = tag_of(key_id, table), shard.state[at.INDEX_SHIFT]
     home = tag >> shift
     if is_moved(shard, home):
         slot = _slot_of(shard, shard.next_slots, tag >> (shift - 1), tag, key_id, table)
@@ -205,7 +190,7 @@ def delete(shard: Shard, key_id: Any, table: Any) -> None:
 
 
 @njit_lean
-def after_free_slot(slots: NDArray[np.int64]) -> Any:
+def after_free_slot(slots: I64) -> Any:
     """The first slot behind a free one: where growing may begin."""
     slot = 0
     while slots[slot] != 0:
@@ -220,10 +205,10 @@ def move(shard: Shard, at_least: Any) -> None:
     It stops between two clusters, and early where memory of ``next_slots`` is not yet claimed.
     """
     slots, num_slots = shard.slots, shard.slots.shape[0]
-    mask, shift = num_slots - 1, shard.state[INDEX_SHIFT]
-    start, moved = shard.state[GROW_START], shard.state[GROW_MOVED]
-    stop = min(moved + at_least, shard.state[GROW_CLAIMED])
-    while moved < stop or (moved > shard.state[GROW_MOVED] and slots[(start + moved) & mask] != 0):
+    mask, shift = num_slots - 1, shard.state[at.INDEX_SHIFT]
+    start, moved = shard.state[at.GROW_START], shard.state[at.GROW_MOVED]
+    stop = min(moved + at_least, shard.state[at.GROW_CLAIMED])
+    while moved < stop or (moved > shard.state[at.GROW_MOVED] and slots[(start + moved) & mask] != 0):
         slot = (start + moved) & mask
         entry = slots[slot]
         if entry != 0:
@@ -234,7 +219,7 @@ def move(shard: Shard, at_least: Any) -> None:
             else:
                 _put(shard.next_slots, (entry >> 32) >> (shift - 1), entry)
         moved += 1
-    shard.state[GROW_MOVED] = moved
+    shard.state[at.GROW_MOVED] = moved
     # The next call comes after random accesses; to the machine the two streams are no streams.
     slot = (start + moved) & mask
     for line in range(0, 2 * MOVES, _SLOTS_OF_LINE):
@@ -245,15 +230,13 @@ def move(shard: Shard, at_least: Any) -> None:
 @njit_lean
 def is_full(shard: Shard) -> Any:
     """Whether no key may be added before the index begins to grow, has more memory claimed, or is done."""
-    if shard.state[GROWING] == 0:
-        return 4 * (shard.state[NUM_ROWS] + 1) > 3 * shard.slots.shape[0]
-    return shard.state[GROW_MOVED] >= shard.state[GROW_CLAIMED]
+    if shard.state[at.GROWING] == 0:
+        return 4 * (shard.state[at.NUM_ROWS] + 1) > 3 * shard.slots.shape[0]
+    return shard.state[at.GROW_MOVED] >= shard.state[at.GROW_CLAIMED]
 
 
 @njit_lean
-def find_all(
-    shard: Shard, ids: NDArray[np.int64], tables: NDArray[np.int32], rows: NDArray[np.int32]
-) -> None:
+def find_all(shard: Shard, ids: I64, tables: I32, rows: I32) -> None:
     """Writes the row of every key, or ``NO_ROW``, to ``rows``, int32[U]."""
     for i in range(ids.shape[0]):
         rows[i] = find(shard, ids[i], np.int64(tables[i]))

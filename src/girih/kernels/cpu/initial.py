@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from girih.kernels.cpu.arrays import F32
 from girih.kernels.cpu.hashing import mix, mul_add, stream, uniform01
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import DIM, FIRST_COLUMN, INIT_CONSTANT, INIT_NORMAL, INIT_UNIFORM, Layout
@@ -19,7 +17,7 @@ from girih.kernels.cpu.transcendental import cos_sin_turns, log
 
 
 @njit_lean
-def fill_normal(out: NDArray[np.float32], base: Any, mean: Any, std: Any) -> None:
+def fill_normal(out: F32, base: Any, mean: Any, std: Any) -> None:
     """Normally distributed columns; columns 2k and 2k+1 are one Box–Muller pair."""
     for pair in range(out.shape[0] // 2):
         radius = std * math.sqrt(-2.0 * log(uniform01(stream(base, 2 * pair))))
@@ -33,14 +31,14 @@ def fill_normal(out: NDArray[np.float32], base: Any, mean: Any, std: Any) -> Non
 
 
 @njit_lean
-def fill_uniform(out: NDArray[np.float32], base: Any, low: Any, high: Any) -> None:
+def fill_uniform(out: F32, base: Any, low: Any, high: Any) -> None:
     """Columns uniform between ``low`` and ``high``."""
     for column in range(out.shape[0]):
         out[column] = low + (high - low) * uniform01(stream(base, column))
 
 
 @njit_lean
-def fill_initial(layout: Layout, key_id: Any, table: Any, out: NDArray[np.float32]) -> None:
+def fill_initial(layout: Layout, key_id: Any, table: Any, out: F32) -> None:
     """Writes the initial value of a row's W columns, float32[W], not yet rounded to 16 bits."""
     for segment in range(layout.segments.shape[0]):
         first = layout.segments[segment, FIRST_COLUMN]

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba as _typed_numba
+from numba import extending as _typed_extending
 from numba.core import cgutils as _typed_cgutils
 from numba.core import types as _typed_types
-from numba.extending import intrinsic as _typed_intrinsic
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
 cgutils: Any = _typed_cgutils
-intrinsic: Any = _typed_intrinsic
+extending: Any = _typed_extending
+intrinsic: Any = extending.intrinsic
 types: Any = _typed_types
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,45 +100,41 @@ def njit_lean(function: F) -> F:
     return _compiled(function, _nrt=False, forceinline=True)
 
 
-@intrinsic
-def _prefetch_line(typing_context: Any, array: Any, row: Any, byte: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        fields = context.make_array(signature.args[0])(context, builder, arguments[0])
-        word = context.get_value_type(types.intp)
-        number = context.cast(builder, arguments[1], signature.args[1], types.intp)
-        start = context.cast(builder, arguments[2], signature.args[2], types.intp)
-        stride = cgutils.unpack_tuple(builder, fields.strides)[0]
-        offset = builder.add(builder.mul(number, stride), start)
-        address = builder.add(builder.ptrtoint(fields.data, word), offset)
-        flag = context.get_value_type(types.int32)
-        function_type = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch")
-        read, keep, data = flag(0), flag(3), flag(1)
-        builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(array, row, byte), generate
-
-
 if JIT_DISABLED:
-
-    def prefetch(array: Any, row: Any) -> None:
-        """Asks for the first cache line of ``array[row]``; does nothing without the JIT."""
 
     def prefetch_at(array: Any, row: Any, byte: Any) -> None:
         """Asks for the cache line ``byte`` bytes into ``array[row]``; does nothing without the JIT."""
 
 else:
 
-    @njit_lean
-    def prefetch(array: Any, row: Any) -> None:
-        """Asks for the first cache line of ``array[row]``; any row number is safe."""
-        _prefetch_line(array, row, 0)
-
-    @njit_lean
-    def prefetch_at(array: Any, row: Any, byte: Any) -> None:
+    @intrinsic
+    def prefetch_at(typing_context: Any, array: Any, row: Any, byte: Any) -> Any:
         """Asks for the cache line ``byte`` bytes into ``array[row]``; any row number is safe."""
-        _prefetch_line(array, row, byte)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            fields = context.make_array(signature.args[0])(context, builder, arguments[0])
+            word = context.get_value_type(types.intp)
+            number = context.cast(builder, arguments[1], signature.args[1], types.intp)
+            start = context.cast(builder, arguments[2], signature.args[2], types.intp)
+            stride = cgutils.unpack_tuple(builder, fields.strides)[0]
+            offset = builder.add(builder.mul(number, stride), start)
+            address = builder.add(builder.ptrtoint(fields.data, word), offset)
+            flag = context.get_value_type(types.int32)
+            function_type = cgutils.ir.FunctionType(
+                cgutils.ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]
+            )
+            function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch")
+            read, keep, data = flag(0), flag(3), flag(1)
+            builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), read, keep, data])
+            return context.get_dummy_value()
+
+        return types.void(array, row, byte), generate
+
+
+@njit_lean
+def prefetch(array: Any, row: Any) -> None:
+    """Asks for the first cache line of ``array[row]``."""
+    prefetch_at(array, row, 0)
 
 
 @njit

@@ -3,14 +3,15 @@
 Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
 that training sees, V 32-bit words of a row: meta, embedding columns, optimizer state, and one more where V would
 be odd. All of a row lies in one place, for what a random access costs is the page, not the line.
+
+Kernels import this module as ``at``: ``shard.meta[row, at.COUNT]``.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U16, U64
 
 # Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
@@ -79,28 +80,27 @@ class Shard(NamedTuple):
         state: int64[16], what the shard as a whole knows.
         tables: int64[T, 16], list ends and counters of each table.
         cells: uint8[·], the counting Bloom filters side by side.
-        scratch: float32[1, W] for a row on its way; ``scratch_bits`` is the same memory as uint32.
+        scratch: float32[1, W] for a row on its way.
         scratch_halves: uint16[W].
         saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
     """
 
-    slots: NDArray[np.int64]
-    next_slots: NDArray[np.int64]
-    meta: NDArray[np.int32]
-    keys: NDArray[np.int64]
-    values: NDArray[np.float32]
-    halves: NDArray[np.uint16]
-    state: NDArray[np.int64]
-    tables: NDArray[np.int64]
-    cells: NDArray[np.uint8]
-    scratch: NDArray[np.float32]
-    scratch_bits: NDArray[np.uint32]
-    scratch_halves: NDArray[np.uint16]
-    saving: NDArray[np.int64]
-    kept: NDArray[np.uint8]
-    log: NDArray[np.int32]
-    log_bytes: NDArray[np.uint8]
+    slots: I64
+    next_slots: I64
+    meta: I32
+    keys: I64
+    values: F32
+    halves: U16
+    state: I64
+    tables: I64
+    cells: U8
+    scratch: F32
+    scratch_halves: U16
+    saving: I64
+    kept: U8
+    log: I32
+    log_bytes: U8
 
 
 class Layout(NamedTuple):
@@ -118,11 +118,11 @@ class Layout(NamedTuple):
     """
 
     dtype: int
-    segments: NDArray[np.int64]
-    rules: NDArray[np.int64]
-    chance: NDArray[np.float64]
-    bloom: NDArray[np.int64]
-    table_seeds: NDArray[np.uint64]
-    seeds: NDArray[np.uint64]
-    initializers: NDArray[np.int64]
-    initializer_options: NDArray[np.float64]
+    segments: I64
+    rules: I64
+    chance: F64
+    bloom: I64
+    table_seeds: U64
+    seeds: U64
+    initializers: I64
+    initializer_options: F64

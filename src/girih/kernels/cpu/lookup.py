@@ -13,44 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.kernels.cpu import admission, index, recency
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.layout import (
-    ADMISSION,
-    ADMIT_ALL,
-    ADMIT_MIN_COUNT,
-    COUNT,
-    EVICT_LFU,
-    EVICT_LRU,
-    EVICT_TTL,
-    EVICTED,
-    EVICTION,
-    EXPIRED,
-    FREE_ROW,
-    FULL,
-    HITS,
-    IN_SECONDS,
-    LAST_USED,
-    LOOKUPS,
-    MAX_ROWS,
-    MIN_COUNT,
-    NEW,
-    OLDEST,
-    REFUSED,
-    ROWS_COMMITTED,
-    ROWS_EVER,
-    TABLE_ROWS,
-    TTL,
-    VALUES,
-    Layout,
-    Shard,
-)
+from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
     AT_ONCE,
     begin_state,
     drop_row,
+    prefetch_ahead,
     prefetch_rows,
     read_initial,
     read_row,
@@ -66,34 +39,34 @@ _MOST = 2**31 - 1
 
 
 @njit_lean
-def expire(shard: Shard, layout: Layout, now: NDArray[np.int64], most: Any) -> Any:
+def expire(shard: Shard, layout: Layout, now: I64, most: Any) -> Any:
     """Drops the rows of ``ttl`` tables that were last used more than their time before ``now``, int64[T].
 
     At most ``most`` of them; returns how many.
     """
     dropped = 0
     for table in range(layout.rules.shape[0]):
-        if layout.rules[table, EVICTION] == EVICT_TTL:
-            row = shard.tables[table, OLDEST]
-            while row >= 0 and now[table] - shard.meta[row, LAST_USED] > layout.rules[table, TTL]:
+        if layout.rules[table, at.EVICTION] == at.EVICT_TTL:
+            row = shard.tables[table, at.OLDEST]
+            while row >= 0 and now[table] - shard.meta[row, at.LAST_USED] > layout.rules[table, at.TTL]:
                 if dropped == most:
                     return dropped
                 drop_row(shard, layout, row)
                 dropped += 1
-                shard.tables[table, EXPIRED] += 1
-                row = shard.tables[table, OLDEST]
+                shard.tables[table, at.EXPIRED] += 1
+                row = shard.tables[table, at.OLDEST]
     return dropped
 
 
 @njit_lean
 def is_listed(layout: Layout, table: Any) -> Any:
     """Whether a read moves the rows of a table to the newest end of its list."""
-    policy = layout.rules[table, EVICTION]
-    return policy == EVICT_LRU or policy == EVICT_TTL
+    policy = layout.rules[table, at.EVICTION]
+    return policy == at.EVICT_LRU or policy == at.EVICT_TTL
 
 
 @njit_lean
-def run_end(tables: NDArray[np.int32], start: Any) -> Any:
+def run_end(tables: I32, start: Any) -> Any:
     """The end of the keys of one table that begin at ``start``."""
     end = start + 1
     while end < tables.shape[0] and tables[end] == tables[start]:
@@ -113,15 +86,14 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
 def read_known(
     shard: Shard,
     layout: Layout,
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    now: NDArray[np.int64],
-    tags: NDArray[np.int32],
-    touched: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    out: NDArray[np.float32],
-    out_bits: NDArray[np.uint32],
+    ids: I64,
+    tables: I32,
+    counts: I32,
+    now: I64,
+    tags: I32,
+    touched: I64,
+    rows: I32,
+    out: F32,
 ) -> None:
     """Reads and marks used the keys that have rows; ``rows`` int32[U] is -1 for the others.
 
@@ -130,16 +102,17 @@ def read_known(
         now: int64[T]: the step, or the second for tables that count in seconds.
         tags: scratch, int32[U].
         touched: int64[T], adds the rows that this call has marked used.
-        out: float32[U, W], written where there is a row; ``out_bits`` is the same memory as uint32.
+        out: float32[U, W], written where there is a row.
     """
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
-    num_words = VALUES + out.shape[1]
+    num_words = at.VALUES + out.shape[1]
     prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     start = 0
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
+        # Two loops: with the asking in the inner one, a read takes a twentieth longer.
         for first in range(start, end, AT_ONCE):
             last = min(first + AT_ONCE, end)
             prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
@@ -152,14 +125,14 @@ def read_known(
                     continue
                 keep_row(shard, row)
                 count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-                shard.meta[row, LAST_USED] = max(np.int64(shard.meta[row, LAST_USED]), moment)
-                shard.meta[row, COUNT] = min(np.int64(shard.meta[row, COUNT]) + count, np.int64(_MOST))
+                shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
+                shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
                 if listed:
                     recency.touch(shard, table, row)
                 hits += 1
-                read_row(shard, layout, row, out, out_bits, i)
-        shard.tables[table, LOOKUPS] += end - start
-        shard.tables[table, HITS] += hits
+                read_row(shard, layout, row, out, i)
+        shard.tables[table, at.LOOKUPS] += end - start
+        shard.tables[table, at.HITS] += hits
         if listed:
             touched[table] += hits
         start = end
@@ -168,25 +141,25 @@ def read_known(
 @njit_lean
 def admits(shard: Shard, layout: Layout, key_id: Any, table: Any, count: Any, step: Any) -> Any:
     """Whether a key without a row may get one now."""
-    kind = layout.rules[table, ADMISSION]
-    if kind == ADMIT_ALL:
+    kind = layout.rules[table, at.ADMISSION]
+    if kind == at.ADMIT_ALL:
         return True
-    if kind == ADMIT_MIN_COUNT:
+    if kind == at.ADMIT_MIN_COUNT:
         seen = admission.seen(shard.cells, layout.bloom, key_id, table)
-        return seen + count >= layout.rules[table, MIN_COUNT]
+        return seen + count >= layout.rules[table, at.MIN_COUNT]
     return admission.lucky(layout.table_seeds[table], key_id, step, count, layout.chance[table])
 
 
 @njit_lean
-def may_evict(shard: Shard, layout: Layout, table: Any, step: Any, touched: NDArray[np.int64]) -> Any:
+def may_evict(shard: Shard, layout: Layout, table: Any, step: Any, touched: I64) -> Any:
     """Whether the oldest row of a full table may leave: not if this batch uses it."""
-    policy = layout.rules[table, EVICTION]
-    if policy != EVICT_LRU and policy != EVICT_TTL:
+    policy = layout.rules[table, at.EVICTION]
+    if policy != at.EVICT_LRU and policy != at.EVICT_TTL:
         return False
-    if touched[table] >= shard.tables[table, TABLE_ROWS]:
+    if touched[table] >= shard.tables[table, at.TABLE_ROWS]:
         return False
-    oldest = shard.tables[table, OLDEST]
-    return layout.rules[table, IN_SECONDS] != 0 or shard.meta[oldest, LAST_USED] < step
+    oldest = shard.tables[table, at.OLDEST]
+    return layout.rules[table, at.IN_SECONDS] != 0 or shard.meta[oldest, at.LAST_USED] < step
 
 
 @njit_lean
@@ -198,26 +171,26 @@ def make_room(
     count: Any,
     step: Any,
     forced: Any,
-    touched: NDArray[np.int64],
-    stuck: NDArray[np.uint8],
+    touched: I64,
+    stuck: U8,
 ) -> Any:
     """DONE where a key without a row may take one now; else REFUSE, or what is needed first."""
     rules = layout.rules[table]
     if not (forced or admits(shard, layout, key_id, table, count, step)):
-        if rules[ADMISSION] == ADMIT_MIN_COUNT:
+        if rules[at.ADMISSION] == at.ADMIT_MIN_COUNT:
             keep_cells(shard, layout, key_id, table)
             admission.add(shard.cells, layout.bloom, key_id, table, count)
-        shard.tables[table, REFUSED] += 1
+        shard.tables[table, at.REFUSED] += 1
         return REFUSE
-    if shard.tables[table, TABLE_ROWS] >= rules[MAX_ROWS]:
-        if rules[EVICTION] == EVICT_LFU and stuck[table] == 0:
+    if shard.tables[table, at.TABLE_ROWS] >= rules[at.MAX_ROWS]:
+        if rules[at.EVICTION] == at.EVICT_LFU and stuck[table] == 0:
             return NEED_LFU
         if not may_evict(shard, layout, table, step, touched):
-            shard.tables[table, FULL] += 1
+            shard.tables[table, at.FULL] += 1
             return REFUSE
-        drop_row(shard, layout, shard.tables[table, OLDEST])
-        shard.tables[table, EVICTED] += 1
-    elif shard.state[FREE_ROW] < 0 and shard.state[ROWS_EVER] >= shard.state[ROWS_COMMITTED]:
+        drop_row(shard, layout, shard.tables[table, at.OLDEST])
+        shard.tables[table, at.EVICTED] += 1
+    elif shard.state[at.FREE_ROW] < 0 and shard.state[at.ROWS_EVER] >= shard.state[at.ROWS_COMMITTED]:
         return NEED_ROWS
     return NEED_INDEX if index.is_full(shard) else DONE
 
@@ -226,19 +199,18 @@ def make_room(
 def read_new(
     shard: Shard,
     layout: Layout,
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    now: NDArray[np.int64],
+    ids: I64,
+    tables: I32,
+    counts: I32,
+    now: I64,
     step: int,
     start: int,
     forced: bool,
-    touched: NDArray[np.int64],
-    stuck: NDArray[np.uint8],
-    hyper: NDArray[np.float64],
-    rows: NDArray[np.int32],
-    out: NDArray[np.float32],
-    out_bits: NDArray[np.uint32],
+    touched: I64,
+    stuck: U8,
+    hyper: F64,
+    rows: I32,
+    out: F32,
 ) -> Any:
     """Admits, from key ``start`` on, the keys whose ``rows`` is -1; all read their initial value.
 
@@ -261,44 +233,32 @@ def read_new(
         twin = index.find(shard, key_id, table)
         if twin >= 0:  # the caller sent a key twice: it must not get two rows
             rows[i] = twin
-            read_row(shard, layout, twin, out, out_bits, i)
+            read_row(shard, layout, twin, out, i)
             continue
         need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
         if need != DONE and need != REFUSE:
             return i, need
-        read_initial(shard, layout, key_id, table, out[i], out_bits[i])
+        read_initial(shard, layout, key_id, table, out[i])
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
             rows[i] = row
-            write_row(shard, layout, row, out, out_bits, i)
+            write_row(shard, layout, row, out, i)
             begin_state(shard, layout, row, out[i], hyper)
-            shard.tables[table, NEW] += 1
+            shard.tables[table, at.NEW] += 1
             touched[table] += 1
     return ids.shape[0], DONE
 
 
 @njit_lean
-def peek(
-    shard: Shard,
-    layout: Layout,
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    tags: NDArray[np.int32],
-    rows: NDArray[np.int32],
-    out: NDArray[np.float32],
-    out_bits: NDArray[np.uint32],
-) -> None:
+def peek(shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
-    num_keys, num_words = ids.shape[0], VALUES + out.shape[1]
-    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
-    for first in range(0, num_keys, AT_ONCE):
-        last = min(first + AT_ONCE, num_keys)
-        prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
-        for i in range(first, last):
-            table = np.int64(tables[i])
-            rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
-            if rows[i] < 0:
-                read_initial(shard, layout, ids[i], table, out[i], out_bits[i])
-            else:
-                read_row(shard, layout, np.int64(rows[i]), out, out_bits, i)
+    num_keys, num_words = ids.shape[0], at.VALUES + out.shape[1]
+    for i in range(num_keys):
+        prefetch_ahead(shard, rows, i, num_words)
+        table = np.int64(tables[i])
+        rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
+        if rows[i] < 0:
+            read_initial(shard, layout, ids[i], table, out[i])
+        else:
+            read_row(shard, layout, np.int64(rows[i]), out, i)

@@ -12,14 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, I8, I32, I64
 from girih.kernels.cpu.jit import njit_lean, prefetch_at
 from girih.kernels.cpu.vector import add_scaled, copy_row, sum_rows
 
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 SUM, MEAN, SQRTN = 0, 1, 2
 _LINE = 64
 _LINES_AHEAD = 104
@@ -85,7 +82,7 @@ def pool(
     num_examples: int,
     features: I64,
     firsts: I64,
-    modes: NDArray[np.int8],
+    modes: I8,
     begin: int,
     end: int,
     out: F32,

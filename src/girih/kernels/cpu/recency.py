@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.jit import njit_lean, prefetch
 from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
 from girih.kernels.cpu.saving import keep_row
@@ -55,9 +55,7 @@ def touch(shard: Shard, table: Any, row: Any) -> None:
 
 
 @njit_lean
-def oldest_first(
-    meta: NDArray[np.int32], tables: NDArray[np.int64], table: Any, out: NDArray[np.int32]
-) -> Any:
+def oldest_first(meta: I32, tables: I64, table: Any, out: I32) -> Any:
     """Writes the rows of a table's list to ``out``, oldest first; returns how many."""
     row = tables[table, OLDEST]
     count = 0
@@ -69,7 +67,7 @@ def oldest_first(
 
 
 @njit_lean
-def prefetch_neighbours(meta: NDArray[np.int32], row: Any) -> None:
+def prefetch_neighbours(meta: I32, row: Any) -> None:
     """Asks for the meta of the rows that :func:`touch` will write beside ``row``."""
     prefetch(meta, meta[row, NEWER])
     prefetch(meta, meta[row, OLDER])

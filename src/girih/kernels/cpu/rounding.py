@@ -5,7 +5,7 @@ spacing of the format are right on average. Noise is 16 bits: the probability is
 and to 2⁻¹⁶ for subnormal ones. bfloat16 and float16 saturate at their largest finite value (65,504 for
 float16); NaN stays NaN.
 
-A float32 is seen through its bits, as int64; W columns of a row.
+A float32 is seen through its bits, as int64. Shapes: W columns of a row.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, U16
 from girih.kernels.cpu.hashing import mix, mul_add, stream, word16
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import BFLOAT16
@@ -91,37 +91,34 @@ def widen_float16(half: Any) -> Any:
 
 
 @njit_lean
-def widen_row(dtype: Any, halves: NDArray[np.uint16], bits: NDArray[np.uint32]) -> None:
-    """Reads W 16-bit columns as the bits of float32."""
-    for column in range(bits.shape[0]):
-        if dtype == BFLOAT16:
-            bits[column] = widen_bfloat16(halves[column])
-        else:
-            bits[column] = widen_float16(halves[column])
+def _narrow(dtype: Any, bits: Any, noise: Any) -> Any:
+    return narrow_bfloat16(bits, noise) if dtype == BFLOAT16 else narrow_float16(bits, noise)
 
 
 @njit_lean
-def narrow_row(dtype: Any, bits: NDArray[np.uint32], halves: NDArray[np.uint16]) -> None:
+def widen_row(dtype: Any, halves: U16, values: F32) -> None:
+    """Reads W 16-bit columns."""
+    bits = values.view(np.uint32)
+    for column in range(bits.shape[0]):
+        half = halves[column]
+        bits[column] = widen_bfloat16(half) if dtype == BFLOAT16 else widen_float16(half)
+
+
+@njit_lean
+def narrow_row(dtype: Any, values: F32, halves: U16) -> None:
     """Writes W columns, rounded to nearest."""
+    bits = values.view(np.uint32)
     for column in range(bits.shape[0]):
-        if dtype == BFLOAT16:
-            halves[column] = narrow_bfloat16(np.int64(bits[column]), NEAREST)
-        else:
-            halves[column] = narrow_float16(np.int64(bits[column]), NEAREST)
+        halves[column] = _narrow(dtype, np.int64(bits[column]), NEAREST)
 
 
 @njit_lean
-def narrow_row_randomly(
-    dtype: Any, bits: NDArray[np.uint32], halves: NDArray[np.uint16], seed: Any, key_id: Any, step: Any
-) -> None:
+def narrow_row_randomly(dtype: Any, values: F32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
     """Writes W columns, rounded by noise that (seed, id, step, column) alone decide."""
+    bits = values.view(np.uint32)
     base = mix(mul_add(mix(mul_add(key_id, 1, seed)), 1, step))
     noise = base
     for column in range(bits.shape[0]):
         if column & 3 == 0:
             noise = stream(base, column >> 2)
-        word = word16(noise, column & 3)
-        if dtype == BFLOAT16:
-            halves[column] = narrow_bfloat16(np.int64(bits[column]), word)
-        else:
-            halves[column] = narrow_float16(np.int64(bits[column]), word)
+        halves[column] = _narrow(dtype, np.int64(bits[column]), word16(noise, column & 3))

@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.hashing import key_hash, scaled
 from girih.kernels.cpu.jit import njit_lean
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 
 @njit_lean

@@ -8,46 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, recency
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import F32, F64, I32
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import njit_lean, prefetch_at
-from girih.kernels.cpu.layout import (
-    COUNT,
-    DIM,
-    EVICT_NONE,
-    EVICTION,
-    FIRST_COLUMN,
-    FLOAT32,
-    FREE_ROW,
-    GROWING,
-    LAST_USED,
-    NO_ROW,
-    NUM_ROWS,
-    OLDER,
-    OPTIMIZER,
-    ROWS_EVER,
-    STATE_START,
-    STATE_WIDTH,
-    TABLE,
-    TABLE_ROWS,
-    VALUES,
-    VERSION,
-    Layout,
-    Shard,
-)
+from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import begin_row
 from girih.kernels.cpu.rounding import narrow_row, widen_row
 from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.vector import copy_row
 
-AT_ONCE = 32  # rows that are asked for together
+AT_ONCE = 32  # rows that are asked for together, a power of two
 _LINE = 64
 
 
 @njit_lean
-def prefetch_rows(shard: Shard, rows: NDArray[np.int32], first: Any, last: Any, num_words: Any) -> None:
+def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any) -> None:
     """Asks for the cache lines of the first words of some of ``rows``, int32[U], as far as there are so many.
 
     A block of rows is asked for before the block before it is used: one by one, between uses, they come a third more
@@ -60,57 +38,58 @@ def prefetch_rows(shard: Shard, rows: NDArray[np.int32], first: Any, last: Any, 
 
 
 @njit_lean
+def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
+    """Where a block of ``rows`` begins at ``i``, asks for the rows of the next one."""
+    if i & (AT_ONCE - 1) == 0:
+        prefetch_rows(shard, rows, i + AT_ONCE if i > 0 else 0, i + 2 * AT_ONCE, num_words)
+
+
+@njit_lean
 def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
     """Whether a row number, from wherever, is the row of this key now."""
-    return 0 <= row < shard.state[ROWS_EVER] and index.holds_key(shard, row, key_id, table)
+    return 0 <= row < shard.state[at.ROWS_EVER] and index.holds_key(shard, row, key_id, table)
 
 
 @njit_lean
-def read_row(
-    shard: Shard, layout: Layout, row: Any, out: NDArray[np.float32], bits: NDArray[np.uint32], number: Any
-) -> None:
-    """Copies a row's columns to ``out[number]``, float32[W]; ``bits`` is the same memory as uint32."""
+def read_row(shard: Shard, layout: Layout, row: Any, out: F32, number: Any) -> None:
+    """Copies a row's columns to ``out[number]``, float32[W]."""
     dim = out.shape[1]
-    if layout.dtype == FLOAT32:
-        copy_row(out, number, 0, shard.values, row, VALUES, dim)
+    if layout.dtype == at.FLOAT32:
+        copy_row(out, number, 0, shard.values, row, at.VALUES, dim)
     else:
-        widen_row(layout.dtype, shard.halves[row, 2 * VALUES : 2 * VALUES + dim], bits[number])
+        widen_row(layout.dtype, shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + dim], out[number])
 
 
 @njit_lean
-def write_row(
-    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], bits: NDArray[np.uint32], number: Any
-) -> None:
+def write_row(shard: Shard, layout: Layout, row: Any, value: F32, number: Any) -> None:
     """Sets a row's columns from ``value[number]``, float32[W], rounded to nearest where rows are of 16 bits."""
-    if layout.dtype == FLOAT32:
-        copy_row(shard.values, row, VALUES, value, number, 0, value.shape[1])
+    if layout.dtype == at.FLOAT32:
+        copy_row(shard.values, row, at.VALUES, value, number, 0, value.shape[1])
     else:
-        narrow_row(layout.dtype, bits[number], shard.halves[row, 2 * VALUES : 2 * VALUES + value.shape[1]])
+        narrow_row(
+            layout.dtype, value[number], shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + value.shape[1]]
+        )
 
 
 @njit_lean
-def read_initial(
-    shard: Shard, layout: Layout, key_id: Any, table: Any, out: NDArray[np.float32], bits: NDArray[np.uint32]
-) -> None:
+def read_initial(shard: Shard, layout: Layout, key_id: Any, table: Any, out: F32) -> None:
     """Reads a key without a row: its initial value, as a row would keep it."""
     fill_initial(layout, key_id, table, out)
-    if layout.dtype != FLOAT32:
-        narrow_row(layout.dtype, bits, shard.scratch_halves)
-        widen_row(layout.dtype, shard.scratch_halves, bits)
+    if layout.dtype != at.FLOAT32:
+        narrow_row(layout.dtype, out, shard.scratch_halves)
+        widen_row(layout.dtype, shard.scratch_halves, out)
 
 
 @njit_lean
-def begin_state(
-    shard: Shard, layout: Layout, row: Any, value: NDArray[np.float32], hyper: NDArray[np.float64]
-) -> None:
+def begin_state(shard: Shard, layout: Layout, row: Any, value: F32, hyper: F64) -> None:
     """Writes the optimizer state of a new row whose columns are ``value``, float32[W]."""
     for segment in range(layout.segments.shape[0]):
-        first = layout.segments[segment, FIRST_COLUMN]
-        start = layout.segments[segment, STATE_START]
+        first = layout.segments[segment, at.FIRST_COLUMN]
+        start = layout.segments[segment, at.STATE_START]
         begin_row(
-            layout.segments[segment, OPTIMIZER],
-            value[first : first + layout.segments[segment, DIM]],
-            shard.values[row, start : start + layout.segments[segment, STATE_WIDTH]],
+            layout.segments[segment, at.OPTIMIZER],
+            value[first : first + layout.segments[segment, at.DIM]],
+            shard.values[row, start : start + layout.segments[segment, at.STATE_WIDTH]],
             hyper[segment],
         )
 
@@ -120,25 +99,25 @@ def take_row(
     shard: Shard, layout: Layout, key_id: Any, table: Any, now: Any, count: Any, version: Any
 ) -> Any:
     """Gives a key a row, with its value and state still to be written; memory must be there."""
-    row = shard.state[FREE_ROW]
+    row = shard.state[at.FREE_ROW]
     if row >= 0:
-        shard.state[FREE_ROW] = shard.meta[row, OLDER]
+        shard.state[at.FREE_ROW] = shard.meta[row, at.OLDER]
     else:
-        row = shard.state[ROWS_EVER]
-        shard.state[ROWS_EVER] = row + 1
+        row = shard.state[at.ROWS_EVER]
+        shard.state[at.ROWS_EVER] = row + 1
     keep_row(shard, row)
     shard.keys[row, 0] = key_id
-    shard.meta[row, TABLE] = table
-    shard.meta[row, LAST_USED] = now
-    shard.meta[row, COUNT] = count
-    shard.meta[row, VERSION] = version
+    shard.meta[row, at.TABLE] = table
+    shard.meta[row, at.LAST_USED] = now
+    shard.meta[row, at.COUNT] = count
+    shard.meta[row, at.VERSION] = version
     index.insert(shard, key_id, table, row)
-    if shard.state[GROWING] != 0:
+    if shard.state[at.GROWING] != 0:
         index.move(shard, index.MOVES)
-    if layout.rules[table, EVICTION] != EVICT_NONE:
+    if layout.rules[table, at.EVICTION] != at.EVICT_NONE:
         recency.push_newest(shard, table, row)
-    shard.state[NUM_ROWS] += 1
-    shard.tables[table, TABLE_ROWS] += 1
+    shard.state[at.NUM_ROWS] += 1
+    shard.tables[table, at.TABLE_ROWS] += 1
     return row
 
 
@@ -146,12 +125,12 @@ def take_row(
 def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
     """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
     keep_row(shard, row)
-    table = np.int64(shard.meta[row, TABLE])
+    table = np.int64(shard.meta[row, at.TABLE])
     index.delete(shard, shard.keys[row, 0], table)
-    if layout.rules[table, EVICTION] != EVICT_NONE:
+    if layout.rules[table, at.EVICTION] != at.EVICT_NONE:
         recency.unlink(shard, table, row)
-    shard.meta[row, TABLE] = NO_ROW
-    shard.meta[row, OLDER] = shard.state[FREE_ROW]
-    shard.state[FREE_ROW] = row
-    shard.state[NUM_ROWS] -= 1
-    shard.tables[table, TABLE_ROWS] -= 1
+    shard.meta[row, at.TABLE] = at.NO_ROW
+    shard.meta[row, at.OLDER] = shard.state[at.FREE_ROW]
+    shard.state[at.FREE_ROW] = row
+    shard.state[at.NUM_ROWS] -= 1
+    shard.tables[table, at.TABLE_ROWS] -= 1

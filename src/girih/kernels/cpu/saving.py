@@ -13,23 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.admission import NUM_HASHES, cell_of
+from girih.kernels.cpu.arrays import F32, I32, I64, U16
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.layout import (
-    CHUNK_BITS,
-    FIRST_PAGE,
-    HEADS,
-    LOST,
-    NUM_KEPT,
-    SAVE_PAGES,
-    SAVE_ROWS,
-    SAVED,
-    TABLE,
-    Layout,
-    Shard,
-)
+from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.vector import copy_row
 
 # The first words of a log record: its number, and one more than the place of its chunk's one before.
@@ -43,13 +32,13 @@ def _place_of(shard: Shard, number: Any) -> Any:
     byte, bit = number >> 3, 1 << (number & 7)
     if shard.kept[byte] & bit != 0:
         return -1
-    place = shard.saving[NUM_KEPT]
+    place = shard.saving[at.NUM_KEPT]
     if place >= shard.log.shape[0]:
-        shard.saving[LOST] = 1  # nobody made room: the save fails, memory stays whole
+        shard.saving[at.LOST] = 1  # nobody made room: the save fails, memory stays whole
         return -1
     shard.kept[byte] |= bit
-    shard.saving[NUM_KEPT] = place + 1
-    head = HEADS + (number >> shard.saving[CHUNK_BITS])
+    shard.saving[at.NUM_KEPT] = place + 1
+    head = at.HEADS + (number >> shard.saving[at.CHUNK_BITS])
     shard.log[place, 0] = number
     shard.log[place, 1] = shard.saving[head]
     shard.saving[head] = place + 1
@@ -59,7 +48,7 @@ def _place_of(shard: Shard, number: Any) -> Any:
 @njit_lean
 def keep_row(shard: Shard, row: Any) -> None:
     """To be called before a row is written to; costs one comparison where no save is under way."""
-    if row < shard.saving[SAVE_ROWS] and row >= shard.saving[SAVED]:
+    if row < shard.saving[at.SAVE_ROWS] and row >= shard.saving[at.SAVED]:
         place = _place_of(shard, np.int64(row))
         if place >= 0:
             for word in range(shard.meta.shape[1]):
@@ -69,13 +58,13 @@ def keep_row(shard: Shard, row: Any) -> None:
 @njit_lean
 def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
     """To be called before a key is counted in its table's Bloom filter."""
-    if shard.saving[SAVE_PAGES] == 0:
+    if shard.saving[at.SAVE_PAGES] == 0:
         return
     page_bytes = 4 * shard.meta.shape[1]
     for hashed in range(NUM_HASHES):
         page = np.int64(cell_of(layout.bloom, key_id, table, hashed)) // page_bytes
-        number = shard.saving[FIRST_PAGE] + page
-        if number >= shard.saving[SAVED]:
+        number = shard.saving[at.FIRST_PAGE] + page
+        if number >= shard.saving[at.SAVED]:
             place = _place_of(shard, number)
             if place >= 0:
                 start = page * page_bytes
@@ -84,9 +73,9 @@ def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
 
 
 @njit_lean
-def put_logged(shard: Shard, chunk: Any, first: Any, records: NDArray[np.int32]) -> None:
+def put_logged(shard: Shard, chunk: Any, first: Any, records: I32) -> None:
     """Puts what the log has of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
-    place = shard.saving[HEADS + chunk]
+    place = shard.saving[at.HEADS + chunk]
     while place > 0:
         number = np.int64(shard.log[place - 1, 0]) - first
         for word in range(records.shape[1]):
@@ -95,7 +84,7 @@ def put_logged(shard: Shard, chunk: Any, first: Any, records: NDArray[np.int32])
 
 
 @njit_lean
-def empty_log(shard: Shard, first_chunk: Any, out: NDArray[np.int32], ends: NDArray[np.int64]) -> Any:
+def empty_log(shard: Shard, first_chunk: Any, out: I32, ends: I64) -> Any:
     """Moves the log's records of chunks from ``first_chunk`` on to ``out``, int32[L, 1 + V], chunk by chunk.
 
     ``ends`` int64[number of chunks] tells where each ends in ``out``; returns how many records there are.
@@ -103,21 +92,21 @@ def empty_log(shard: Shard, first_chunk: Any, out: NDArray[np.int32], ends: NDAr
     count = 0
     for chunk in range(ends.shape[0]):
         if chunk >= first_chunk:
-            place = shard.saving[HEADS + chunk]
+            place = shard.saving[at.HEADS + chunk]
             while place > 0:
                 out[count, 0] = shard.log[place - 1, 0]
                 for word in range(out.shape[1] - 1):
                     out[count, 1 + word] = shard.log[place - 1, LINKS + word]
                 place = np.int64(shard.log[place - 1, 1])
                 count += 1
-        shard.saving[HEADS + chunk] = 0
+        shard.saving[at.HEADS + chunk] = 0
         ends[chunk] = count
-    shard.saving[NUM_KEPT] = 0
+    shard.saving[at.NUM_KEPT] = 0
     return count
 
 
 @njit_lean
-def put_spilled(spilled: NDArray[np.int32], first: Any, records: NDArray[np.int32]) -> None:
+def put_spilled(spilled: I32, first: Any, records: I32) -> None:
     """Puts records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
     for i in range(spilled.shape[0]):
         number = np.int64(spilled[i, 0]) - first
@@ -126,24 +115,7 @@ def put_spilled(spilled: NDArray[np.int32], first: Any, records: NDArray[np.int3
 
 
 @njit_lean
-def live_rows(records: NDArray[np.int32], rows: NDArray[np.int32]) -> Any:
-    """Writes the places of the rows that have a key, among int32[K, V], to ``rows``; returns how many."""
-    count = 0
-    for i in range(records.shape[0]):
-        rows[count] = i
-        if records[i, TABLE] >= 0:
-            count += 1
-    return count
-
-
-@njit_lean
-def split_halves(
-    records: NDArray[np.uint16],
-    rows: NDArray[np.int32],
-    columns: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.uint16],
-) -> None:
+def split_halves(records: U16, rows: I32, columns: I64, starts: I64, out: U16) -> None:
     """As :func:`split_words`, with half words as units."""
     for column in range(columns.shape[0]):
         first, width = columns[column, 0], columns[column, 1]
@@ -154,13 +126,7 @@ def split_halves(
 
 
 @njit_lean
-def split_words(
-    records: NDArray[np.float32],
-    rows: NDArray[np.int32],
-    columns: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.float32],
-) -> None:
+def split_words(records: F32, rows: I32, columns: I64, starts: I64, out: F32) -> None:
     """Copies rows of ``records``, [K, P] units, column by column.
 
     Each of ``columns``, int64[·, 2] (first unit, width), is one dense array in ``out``, [1, ·], from its

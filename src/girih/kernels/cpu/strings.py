@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import I64, U8
 from girih.kernels.cpu.jit import njit
 
 PRIME_1 = np.uint64(0x9E3779B185EBCA87)
@@ -34,9 +34,7 @@ def xxh64(text: bytes) -> int:
         return int(np.array([_xxh64(data, 0, len(text))], dtype=np.uint64).view(np.int64)[0])
 
 
-def ids_of_strings(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def ids_of_strings(data: U8, starts: I64, ends: I64) -> I64:
     """The ids of R strings: the integer that a string spells canonically, else its XXH64.
 
     Returns:

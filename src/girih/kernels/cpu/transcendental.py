@@ -30,19 +30,19 @@ if JIT_DISABLED:
 
 else:
 
-    @intrinsic
-    def _bits_of(typing_context: Any, x: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(types.int64))
+    def _reinterpreted(given: Any, wanted: Any) -> Any:
+        def value(typing_context: Any, x: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                return builder.bitcast(arguments[0], context.get_value_type(wanted))
 
-        return types.int64(types.float64), generate
+            return wanted(given), generate
 
-    @intrinsic
-    def _float_of(typing_context: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(types.float64))
+        return intrinsic(value)
 
-        return types.float64(types.int64), generate
+    _bits_of = _reinterpreted(types.float64, types.int64)
+    _float_of = _reinterpreted(types.int64, types.float64)
+
+    # Horner's rule is written out, since a loop over coefficients would hide the lanes of the loop around it.
 
     @njit_lean
     def log(x: Any) -> Any:
@@ -54,10 +54,9 @@ else:
         z = s * s
         w = z * z
         even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
-        odd = z * (
-            6.666666666666735130e-01
-            + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
-        )
+        odd = 1.818357216161805012e-01 + w * 1.479819860511658591e-01
+        odd = 2.857142874366239149e-01 + w * odd
+        odd = z * (6.666666666666735130e-01 + w * odd)
         half = 0.5 * f * f
         return exponent * _LN2_HIGH - ((half - (s * (half + even + odd) + exponent * _LN2_LOW)) - f)
 
@@ -67,38 +66,17 @@ else:
         quarter = np.int64(turns * 4.0 + 0.5)
         x = (turns * 4.0 - np.float64(quarter)) * (0.5 * math.pi)
         z = x * x
-        sine = x + x * z * (
-            -1.66666666666666324348e-01
-            + z
-            * (
-                8.33333333332248946124e-03
-                + z
-                * (
-                    -1.98412698298579493134e-04
-                    + z
-                    * (
-                        2.75573137070700676789e-06
-                        + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10)
-                    )
-                )
-            )
-        )
-        tail = z * (
-            4.16666666666666019037e-02
-            + z
-            * (
-                -1.38888888888741095749e-03
-                + z
-                * (
-                    2.48015872894767294178e-05
-                    + z
-                    * (
-                        -2.75573143513906633035e-07
-                        + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)
-                    )
-                )
-            )
-        )
+        sine = -2.50507602534068634195e-08 + z * 1.58969099521155010221e-10
+        sine = 2.75573137070700676789e-06 + z * sine
+        sine = -1.98412698298579493134e-04 + z * sine
+        sine = 8.33333333332248946124e-03 + z * sine
+        sine = -1.66666666666666324348e-01 + z * sine
+        sine = x + x * z * sine
+        tail = 2.08757232129817482790e-09 + z * -1.13596475577881948265e-11
+        tail = -2.75573143513906633035e-07 + z * tail
+        tail = 2.48015872894767294178e-05 + z * tail
+        tail = -1.38888888888741095749e-03 + z * tail
+        tail = z * (4.16666666666666019037e-02 + z * tail)
         cosine = 1.0 - (0.5 * z - z * tail)
         swapped = (quarter & 1) != 0
         first = sine if swapped else cosine

@@ -8,35 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, recency
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import I32, I64, U8
 from girih.kernels.cpu.jit import njit_lean
-from girih.kernels.cpu.layout import (
-    COUNT,
-    EVICT_NONE,
-    EVICTION,
-    LAST_USED,
-    NEWEST,
-    NO_ROW,
-    OLDEST,
-    VERSION,
-    Layout,
-    Shard,
-)
+from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import take_row
 
 
 @njit_lean
 def load_keys(
-    shard: Shard,
-    layout: Layout,
-    ids: NDArray[np.int64],
-    tables: NDArray[np.int32],
-    last_used: NDArray[np.int32],
-    counts: NDArray[np.int32],
-    versions: NDArray[np.int32],
-    rows: NDArray[np.int32],
+    shard: Shard, layout: Layout, ids: I64, tables: I32, last_used: I32, counts: I32, versions: I32, rows: I32
 ) -> None:
     """Finds or takes a row for each key and writes its meta; ``rows`` int32[K] tells where the values belong.
 
@@ -48,27 +31,25 @@ def load_keys(
         if row < 0:
             row = take_row(shard, layout, ids[i], table, last_used[i], counts[i], versions[i])
         else:
-            shard.meta[row, LAST_USED] = last_used[i]
-            shard.meta[row, COUNT] = counts[i]
-            shard.meta[row, VERSION] = versions[i]
-            if layout.rules[table, EVICTION] != EVICT_NONE:
+            shard.meta[row, at.LAST_USED] = last_used[i]
+            shard.meta[row, at.COUNT] = counts[i]
+            shard.meta[row, at.VERSION] = versions[i]
+            if layout.rules[table, at.EVICTION] != at.EVICT_NONE:
                 recency.touch(shard, table, row)
         rows[i] = row
 
 
 @njit_lean
-def relink(shard: Shard, table: Any, rows: NDArray[np.int32]) -> None:
+def relink(shard: Shard, table: Any, rows: I32) -> None:
     """Makes a table's list of ``rows``, all of its rows, oldest first."""
-    shard.tables[table, NEWEST] = NO_ROW
-    shard.tables[table, OLDEST] = NO_ROW
+    shard.tables[table, at.NEWEST] = at.NO_ROW
+    shard.tables[table, at.OLDEST] = at.NO_ROW
     for i in range(rows.shape[0]):
         recency.push_newest(shard, table, np.int64(rows[i]))
 
 
 @njit_lean
-def follow(
-    shard: Shard, table: Any, oldest: Any, newer_of: NDArray[np.int32], new_of: NDArray[np.int32]
-) -> None:
+def follow(shard: Shard, table: Any, oldest: Any, newer_of: I32, new_of: I32) -> None:
     """Makes the rows of a saved list the newest of a table's list, in the saved order.
 
     The list begins at ``oldest``; of each row number as it was then, int32[R], ``newer_of`` is the next one and
@@ -84,7 +65,7 @@ def follow(
 
 
 @njit_lean
-def add_cells(mine: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> None:
+def add_cells(mine: U8, theirs: U8) -> None:
     """Adds counts of one Bloom filter to another, cell by cell, saturating."""
     for i in range(mine.shape[0]):
         mine[i] = min(np.int64(mine[i]) + np.int64(theirs[i]), np.int64(255))

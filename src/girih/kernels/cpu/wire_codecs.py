@@ -1,4 +1,4 @@
-"""Kernels of the codecs of ``wire/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
+"""Kernels of the codecs in ``comm/codecs/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
 
 Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W floats.
 """
@@ -8,15 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, I32, I64, U16, U32, Bools
 from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import njit_lean
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-U32 = NDArray[np.uint32]
-F32 = NDArray[np.float32]
 
 PLAIN, SINGLES = -1, -2
 """In place of a feature's number of unique ids: it travels plainly; plainly, one id in each example."""
@@ -104,7 +99,7 @@ def pack_ids(
     ids: I64,
     offsets: I32,
     num_examples: Any,
-    pooled: NDArray[np.bool_],
+    pooled: Bools,
     weights: F32,
     table: I32,
     inverse: I32,
@@ -245,31 +240,30 @@ def unpack_ids(
 
 
 @njit_lean
-def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves: Any, scales: F32) -> None:
+def shrink_blocks(values: F32, scaled: F32, halves: U16, scales: F32) -> None:
     """Scales each block to ±κ and rounds it to float16, to nearest even.
 
     Args:
-        values, bits: float32[R, W] and the same memory as uint32.
-        scaled, scaled_bits: scratch, float32[W] and the same memory as uint32.
+        values: float32[R, W].
+        scaled: scratch, float32[W].
         halves: uint16[R, W], written: bits of float16.
         scales: float32[R], written: the largest finite magnitude of each block.
     """
+    bits, scaled_bits, scale_bits = values.view(np.uint32), scaled.view(np.uint32), scales.view(np.uint32)
     width = values.shape[1]
     for r in range(values.shape[0]):
         largest = np.uint32(0)
         for i in range(width):
             largest = max(largest, np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)))
-        scale = np.float32(0)
-        if largest < np.uint32(_INFINITY):
-            for i in range(width):
-                scale = max(scale, abs(values[r, i]))
-        else:
+        scale_bits[r] = largest  # magnitudes stand in the order of their bits
+        if largest >= np.uint32(_INFINITY):
+            scales[r] = np.float32(0)
             for i in range(width):
                 if np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)) < np.uint32(_INFINITY):
-                    scale = max(scale, abs(values[r, i]))
-            if scale == 0:
-                scale = np.float32(1)  # so that infinity times it is infinity
-        scales[r] = scale
+                    scales[r] = max(scales[r], abs(values[r, i]))
+            if scales[r] == 0:
+                scales[r] = np.float32(1)  # so that infinity times it is infinity
+        scale = scales[r]
         if scale >= np.float32(SMALL):
             factor = np.float32(np.float32(KAPPA) / scale)
             for i in range(width):
@@ -288,13 +282,10 @@ def shrink_blocks(values: F32, bits: U32, scaled: F32, scaled_bits: U32, halves:
             moved = np.uint32(max(magnitude, np.uint32(_LEAST_NORMAL)) - np.uint32(0x3800_0000))
             normal = np.uint32(moved + odd + np.uint32(0xFFF)) >> np.uint32(13)
             # a subnormal half counts units of 2⁻²⁴
-            units = (
-                abs(scaled[i]) * np.float32(2.0**24)
-                if magnitude < np.uint32(_LEAST_NORMAL)
-                else np.float32(0)
-            )
+            is_normal = magnitude >= np.uint32(_LEAST_NORMAL)
+            units = np.float32(0) if is_normal else abs(scaled[i]) * np.float32(2.0**24)
             small = np.uint32(np.int32(np.rint(units)))
-            half = normal if magnitude >= np.uint32(_LEAST_NORMAL) else small
+            half = normal if is_normal else small
             if magnitude >= np.uint32(_INFINITY):
                 half = np.uint32(0x7C00) if magnitude == np.uint32(_INFINITY) else np.uint32(0x7E00)
             halves[r, i] = np.uint16(sign | half)

@@ -88,7 +88,7 @@ class Bags:
             part = self._parts[number]
             ranges = [part.key_range(s, shard.first, shard.ends) for s, shard in enumerate(keys.shards)]
             for first, last in ranges:
-                gradient_kernels.clear(first, last, totals)
+                totals[first:last] = 0
             # by tables, no other key can come up
             first, last = (0, len(totals)) if part.shard is None else ranges[part.shard]
             for n, gradient, tail in taking_part:
@@ -104,8 +104,7 @@ class Bags:
                         mine.features, firsts[mine.features], mine.places, mine.modes, len(output.features), first, last,
                         totals,
                     )  # fmt: skip
-            bits = totals.view(np.uint32)
-            return max(gradient_kernels.first_nonfinite(first, last, bits) for first, last in ranges)
+            return max(gradient_kernels.first_nonfinite(first, last, totals) for first, last in ranges)
 
         return totals, max(each(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
 

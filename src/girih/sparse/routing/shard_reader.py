@@ -73,9 +73,9 @@ class ShardReader(Shards):
 
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
-            gradient_kernels.clear(first, behind, totals)
+            totals[first:behind] = 0
             gradient_kernels.scatter_whole(gradients, 0, found.inverse, 0, first, behind, totals)
-            return gradient_kernels.first_nonfinite(first, behind, totals.view(np.uint32))
+            return gradient_kernels.first_nonfinite(first, behind, totals)
 
         bad = max(each(self.pool, len(shards), add, len(gradients)))
         if bad < 0:

@@ -72,7 +72,6 @@ class ShardMemory:
                 arena.claim("index 0", 0, SLOT_BYTES * first_slots)
                 _set_index(state, 0, first_slots)
                 _empty(state, arena.array("tables", np.int64, layout.TABLE_COLUMNS))
-        scratch = np.zeros((1, num_columns), np.float32)
         self.arrays = Shard(
             slots=np.empty(0, np.int64),
             next_slots=np.empty(0, np.int64),
@@ -83,8 +82,7 @@ class ShardMemory:
             state=state,
             tables=arena.array("tables", np.int64, layout.TABLE_COLUMNS),
             cells=arena.array("cells", np.uint8),
-            scratch=scratch,
-            scratch_bits=scratch.view(np.uint32),
+            scratch=np.zeros((1, num_columns), np.float32),
             scratch_halves=np.zeros(num_columns, np.uint16),
             **_NO_SAVE,
         )

@@ -65,7 +65,7 @@ class RowTable:
         Raises:
             StorageFullError: no memory for more rows; the keys before were served.
         """
-        memory, kernel, out_bits = self._memory, self._kernel, out.view(np.uint32)
+        memory, kernel = self._memory, self._kernel
         rows = np.empty(len(ids), np.int32)
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
@@ -74,11 +74,11 @@ class RowTable:
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             lookup.read_known(
                 memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
-                out[part], out_bits[part],
+                out[part],
             )  # fmt: skip
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
-            found = rows[part], out[part], out_bits[part]
+            found = rows[part], out[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
@@ -102,7 +102,7 @@ class RowTable:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
         rows = np.empty(len(ids), np.int32)
         tags = self._scratch(len(ids))
-        lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out, out.view(np.uint32))
+        lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out)
         return rows
 
     def expire(self, now: Longs) -> None:
@@ -129,8 +129,8 @@ class RowTable:
     def evict_least_used(self, table: int, step: int, wanted: int) -> int:
         """Removes the least counted rows, ties by last use, none used at ``step``; returns how many."""
         rows = self.oldest_first(table)
-        counts, last_used = np.empty_like(rows), np.empty_like(rows)
-        update.usage(self._memory.arrays.meta, rows, counts, last_used)
+        meta = self._memory.arrays.meta
+        counts, last_used = meta[rows, layout.COUNT], meta[rows, layout.LAST_USED]
         may_leave = np.flatnonzero(last_used < step)
         order = np.lexsort((last_used[may_leave], counts[may_leave]))[:wanted]
         return self.drop(rows[may_leave[order]])

@@ -110,7 +110,6 @@ class Snapshot:
         """
         num_words, size = self._layout.num_words, 1 << self._chunk_bits
         records = np.empty((min(size, self._rows_ever), num_words), np.int32)
-        rows = np.empty(len(records) + 1, np.int32)
         halves = self.description["dtype"] != "float32"
         unit, split = (np.uint16, saving.split_halves) if halves else (np.float32, saving.split_words)
         columns = columns_of(self.description)
@@ -120,7 +119,7 @@ class Snapshot:
             start = chunk * size
             part = records[: min(size, self._rows_ever - start)]
             self._copy(chunk, self._memory.arrays.meta[start : start + len(part)], part, part)
-            live = rows[: saving.live_rows(part, rows)]
+            live = np.flatnonzero(part[:, layout.TABLE] >= 0).astype(np.int32)
             if self._since is not None:
                 live = live[part[live, layout.VERSION] > self._since]
             part[:, layout.OLDER] = np.arange(start, start + len(part))

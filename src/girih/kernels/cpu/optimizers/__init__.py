@@ -1,9 +1,8 @@
 """The sparse optimizers, one file each, and the one place that tells them apart.
 
 Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
-Python's float64), and two kernels on one row: ``begin`` (the state of a new row) and ``update``. Arithmetic
-is float32, in torch's order. Gradients of equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as
-±2⁵⁰ (see ``bound``).
+Python's float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of
+equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as ±2⁵⁰ (see ``bound``).
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih import optim
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, sgd
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = range(5)
 HYPER_COLUMNS = 8
+_FIRST_STATE = HYPER_COLUMNS - 1  # where the number stands with which a state begins
 _NUMBERS: dict[type, int] = {
     optim.SGD: SGD,
     optim.Adagrad: ADAGRAD,
@@ -39,22 +39,17 @@ def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, 
     return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
 
 
-def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> NDArray[np.float64]:
+def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64:
     """The hyperparameters of one step, for the kernels: float64[8]."""
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
     row[: len(numbers)] = numbers
+    row[_FIRST_STATE] = getattr(options, "initial_accumulator_value", 0.0)
     return row
 
 
 @njit_lean
-def update_row(
-    optimizer: Any,
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update_row(optimizer: Any, row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row's columns of one segment, float32[dim], and its state, in place."""
     if optimizer == SGD:
         sgd.update(row, state, grad, hyper)
@@ -69,26 +64,14 @@ def update_row(
 
 
 @njit_lean
-def begin_row(
-    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
-) -> None:
+def begin_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
     """Writes the state of a new row whose value is ``row``."""
-    if optimizer == SGD:
-        sgd.begin(row, state, hyper)
-    elif optimizer == ADAGRAD:
-        adagrad.begin(row, state, hyper)
-    elif optimizer == ROWWISE_ADAGRAD:
-        rowwise_adagrad.begin(row, state, hyper)
-    elif optimizer == ADAM:
-        adam.begin(row, state, hyper)
-    else:
-        ftrl.begin(row, state, hyper)
+    state[:] = np.float32(hyper[_FIRST_STATE])
+    settle_row(optimizer, row, state, hyper)
 
 
 @njit_lean
-def settle_row(
-    optimizer: Any, row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]
-) -> None:
+def settle_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
     """Makes the state agree with a row that was set from outside; only FTRL's depends on the row."""
     if optimizer == FTRL:
         ftrl.settle(row, state, hyper)

@@ -7,11 +7,9 @@ State: s, ``dim`` floats, from ``initial_accumulator_value``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import Adagrad
@@ -23,17 +21,12 @@ def state_columns(options: Adagrad, dim: int) -> tuple[tuple[str, int], ...]:
 
 
 def hyper(options: Adagrad, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, eps, λ, initial s."""
-    return options.lr * lr_scale, options.eps, options.l2, options.initial_accumulator_value
+    """lr, eps, λ."""
+    return options.lr * lr_scale, options.eps, options.l2
 
 
 @njit_lean
-def update(
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row, float32[dim]."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     for d in range(row.shape[0]):
@@ -42,9 +35,3 @@ def update(
         root = np.sqrt(state[d]) + eps
         if root > 0:  # eps = 0 and no gradient yet: nothing moves
             row[d] -= lr * g / root
-
-
-@njit_lean
-def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = np.float32(hyper[3])

@@ -9,11 +9,10 @@ t is the optimizer's step, for all rows alike. State: m and v, 2 · ``dim`` floa
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import Adam
@@ -32,12 +31,7 @@ def hyper(options: Adam, lr_scale: float, step: int) -> tuple[float, ...]:
 
 
 @njit_lean
-def update(
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row, float32[dim]."""
     size, first, second = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
@@ -50,9 +44,3 @@ def update(
         means[d] = m
         squares[d] = v
         row[d] -= size * (m / (np.sqrt(v) + eps))
-
-
-@njit_lean
-def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0

@@ -14,11 +14,9 @@ it stands still. State: z and n, 2 · ``dim`` floats.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers.bound import bounded
 from girih.optim import FTRL
@@ -35,12 +33,7 @@ def hyper(options: FTRL, lr_scale: float, step: int) -> tuple[float, ...]:
 
 
 @njit_lean
-def update(
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row, float32[dim]."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
     l1, l2, scale = np.float32(hyper[2]), np.float32(hyper[3]), np.float32(hyper[4])
@@ -63,14 +56,7 @@ def update(
 
 
 @njit_lean
-def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0
-    settle(row, state, hyper)
-
-
-@njit_lean
-def settle(row: NDArray[np.float32], state: NDArray[np.float32], hyper: NDArray[np.float64]) -> None:
+def settle(row: F32, state: F32, hyper: F64) -> None:
     """Makes z agree with a row that was set from outside; n stays."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
     l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])

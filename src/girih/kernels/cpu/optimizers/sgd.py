@@ -7,11 +7,9 @@ State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.kernels.cpu.jit import njit_lean
 from girih.optim import SGD
 
@@ -27,12 +25,7 @@ def hyper(options: SGD, lr_scale: float, step: int) -> tuple[float, ...]:
 
 
 @njit_lean
-def update(
-    row: NDArray[np.float32],
-    state: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    hyper: NDArray[np.float64],
-) -> None:
+def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     """Moves one row, float32[dim]."""
     lr, momentum, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     for d in range(row.shape[0]):
@@ -41,9 +34,3 @@ def update(
             g = momentum * state[d] + g
             state[d] = g
         row[d] -= lr * g
-
-
-@njit_lean
-def begin(row: NDArray[np.float32], state: NDArray[np.float32], hyper: Any) -> None:
-    """The state of a new row."""
-    state[:] = 0.0
