@@ -6,6 +6,7 @@ not waiting: it shows against the same batches lying in memory.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ class Given(Dataset):
 def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, repeats: int) -> None:
     """Adds the tables of reading alone, and of training with it."""
     num_rows = ordered.num_examples
-    given = Given(**{name: getattr(ordered, name) for name in ordered.__slots__}, held=list(ordered))
+    given = Given(
+        **{one.name: getattr(ordered, one.name) for one in dataclasses.fields(ordered) if one.init},
+        held=list(ordered),
+    )
     files = {ORDERED: ordered, SHUFFLED: shuffled}
     with _pool_of(1):
         alone = harness.alternate(

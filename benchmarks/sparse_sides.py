@@ -141,7 +141,7 @@ class Module:
             ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
             self.bags(*self.prepare(np.tile(ids, self.features), 1))
         spare, _ = self.prepare(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), 1)
-        for store in self.bags.table.stores:
+        for store in self.bags.table.stores[0]:
             store.evict(spare.numpy(), np.zeros(len(spare), np.int32))
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ class Module:
         return
 
     def close(self) -> None:
-        for store in self.bags.table.stores:
+        for store in self.bags.table.stores[0]:
             store.close()
 
 

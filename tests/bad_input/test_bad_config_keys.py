@@ -164,7 +164,10 @@ WRONG_TYPES = [
     ("dense_optimizer.lr = 'fast'", "[dense_optimizer].lr = 'fast': expected a number"),
     ("dense_optimizer.betas = [0.9]", "[dense_optimizer].betas = [0.9]: expected a list of 2"),
     ("sparse_optimizer = 3", "[sparse_optimizer] = 3: expected a table with the key 'name'"),
-    ("sparse_optimizer = {name = 'sgd', lr = 'fast'}", "[sparse_optimizer] lr = 'fast': expected a number"),
+    (
+        "sparse_optimizer = {name = 'sgd', lr = 'fast'}",
+        "[sparse_optimizer] lr = 'fast': expected a finite number ≥ 0",
+    ),
     ("strategy = 3", "[strategy] = 3: expected a table of options"),
     ("strategy.name = 3", "[strategy]: unknown name 3; valid: "),
     ("store = 3", "[store] = 3: expected a table of options"),

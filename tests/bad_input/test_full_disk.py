@@ -109,7 +109,7 @@ def test_a_report_onto_a_full_disk(trained, mount):
     shutil.copytree(trained / "run", disk / "run")
     fill(disk)
     told = trained.told("report", disk / "run")
-    assert told == f"{disk / 'run' / 'report.html'}: no room left to write the page; free some and try again"
+    assert told == f"{disk / 'run' / 'report.html'}: no space left on the disk; free some and try again"
 
 
 def test_a_read_only_disk(trained, mount):

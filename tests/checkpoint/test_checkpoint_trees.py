@@ -1,7 +1,7 @@
 import json
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from girih.checkpoint import trees
@@ -37,6 +37,8 @@ def same(one, other):
 
 
 @given(nested)
+@example({trees.ITEMS: None})
+@example({trees.TENSOR: "a tensor"})
 def test_split_and_join_are_inverse_through_json(tree):
     tree = with_tensors(tree)
     plain, tensors = trees.split(tree)

@@ -287,7 +287,7 @@ def test_columns_to_keep_that_are_not_there(tmp_path):
         ({"shuffle_rows": 0}, "shuffle_rows = 0"),
         ({"seed": "x"}, "seed = 'x'"),
         ({"shuffle": "yes"}, "shuffle = 'yes'"),
-        ({"on_bad_row": "ignore"}, "on_bad_row = 'ignore': expected 'error' or 'skip'"),
+        ({"on_bad_row": "ignore"}, "on_bad_row = 'ignore': expected one of 'error', 'skip'"),
         ({"separator": "::"}, "separator = '::': expected one ASCII character"),
         ({"separator": ""}, "separator = ''"),
         ({"separator": "\n"}, "separator"),

@@ -42,7 +42,7 @@ def rows_of(checkpoint):
     for file in sorted(checkpoint.glob("tables/*/*.safetensors")):
         snapshot = read_snapshot(file)
         tables = [table["name"] for table in snapshot.description["tables"]]
-        names = [n for n in snapshot._columns if n.split(".")[0] in ("embedding", "first_order")]
+        names = [c.name for c in snapshot._columns if c.name.split(".")[0] in ("embedding", "first_order")]
         values = np.concatenate([np.atleast_2d(np.array(snapshot.column(n)).T).T for n in names], axis=1)
         for key, table, value in zip(snapshot.column("ids"), snapshot.column("tables"), values, strict=True):
             rows[file.parent.name, tables[table], int(key)] = value.copy()

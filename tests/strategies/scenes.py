@@ -174,7 +174,8 @@ class Threads(Cluster):
     """Roles as threads of the first trainer's process; the trainers are others' business."""
 
     def __init__(self, ranks, change=lambda role: role):
-        super().__init__(ranks)
+        super().__init__()
+        self.ranks = ranks
         self._change, self._started, self.failures = change, {}, []
         self.secret, self.registry = SECRET, None  # the same on all ranks; nothing comes back elsewhere
         self.addresses = {}

@@ -19,7 +19,7 @@ def split(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
             tensors[path] = node.detach().cpu().contiguous().clone()
             return {TENSOR: path}
         if isinstance(node, Mapping):
-            if all(isinstance(key, str) for key in node):
+            if all(isinstance(key, str) and key not in (TENSOR, ITEMS) for key in node):
                 return {key: walk(item, f"{path}.{key}" if path else key) for key, item in node.items()}
             return {ITEMS: [[key, walk(item, f"{path}.{key}")] for key, item in node.items()]}
         if isinstance(node, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,8 +102,15 @@ def page_of(run: RunRecord) -> str:
         calibration=[_calibration(*each) for each in list(by_label.items())[:MAX_CALIBRATION_PLOTS]],
         timeline=timeline(run),
         totals=list(_totals(run.summary or {})),
-        javascript=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"),
+        javascript=_drawing_code(),
     )
+
+
+@functools.cache
+def _drawing_code() -> str:
+    """JavaScript that draws charts; making it takes about two seconds."""
+    code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return code
 
 
 def _part(mapping: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:

@@ -47,7 +47,11 @@ def append_line(path: Path, line: str) -> None:
 
 
 def disk_full(error: OSError, path: str | os.PathLike[str]) -> StorageFullError | None:
-    """The error that names the path, where the disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    """The error that names the path, where the disk is full; an error that says so already counts too."""
+    if not isinstance(error, StorageFullError) and error.errno not in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+    ):
         return None
     return StorageFullError(f"{os.fspath(path)}: no space left on the disk; free some and try again")

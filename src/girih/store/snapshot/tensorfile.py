@@ -127,7 +127,7 @@ class TensorWriter:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageFullError(
-                    f"{self._where}: no room for {self.num_bytes:,} bytes ({error.strerror}); free space"
+                    f"{self._where}: no space left on the disk for {self.num_bytes:,} bytes; free some and try again"
                 ) from None
             raise
 
