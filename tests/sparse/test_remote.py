@@ -8,8 +8,10 @@ from remote_site import batch_of, give, site, spec_of
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
-from girih.errors import GirihError, NonFiniteError
-from girih.runs.stats import wire_bytes
+from girih.comm.rpc import Reply
+from girih.errors import GirihError, Lost, NonFiniteError
+from girih.runs.stats import Stats, wire_bytes
+from girih.sparse.halves.remote import RemotePending
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 from girih.tables import LRU, MinCount
 
@@ -262,3 +264,13 @@ def test_halves_on_the_wire_lose_little():
             found.append((embeddings.stacked(("user", "item")).detach(), torch.from_numpy(each.peek(batch))))
         for close, true in zip(*found, strict=True):
             assert 0 < (close - true).abs().max() <= true.abs().max() * 2**-11
+
+
+def test_a_lost_update_is_counted_once_however_many_wait_for_it():
+    stats, reply = Stats(), Reply("worker", Verb.PUSH)
+    reply.finish(Lost("the worker was restarted"))
+    pending = RemotePending(reply, stats)
+    for _ in range(2):
+        with pytest.raises(Lost, match="restarted"):
+            pending.wait()
+    assert stats.counters["lost_updates"] == 1

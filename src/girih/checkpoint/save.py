@@ -42,23 +42,30 @@ class SparseSave(Protocol):
 
 
 class SavedRows(Protocol):
-    """What a checkpoint asks of a sparse half."""
+    """What a checkpoint asks of a sparse half; all trainers are asked together."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
-        """All rows as they are now, to be written as parts of a checkpoint while training goes on."""
+        """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those saved, whatever the number of shards then and now."""
+        """Replaces all rows by those saved, whatever the number of shards then and now.
+
+        Args:
+            step: updates that were applied when they were saved.
+
+        Raises:
+            CheckpointError: damaged, or of another layout; names the part.
+        """
 
 
 class SavedParameters(Protocol):
-    """What a checkpoint asks of a dense half."""
+    """What a checkpoint asks of a dense half; all trainers are asked together."""
 
     def state(self) -> dict[str, Any]:
-        """Parameters and optimizer state; asked of all trainers."""
+        """Parameters and optimizer state."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes parameters and optimizer state."""
+        """The inverse of :meth:`state`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from girih.checkpoint.save import SavedParameters
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -69,7 +70,7 @@ class KnownAtOnce:
         return self.refusal or NonFiniteError("this step was not refused")
 
 
-class DenseHalf(Protocol):
+class DenseHalf(SavedParameters, Protocol):
     """Owns the parameters."""
 
     def compute(self, batch: Batch, embeddings: Embeddings, onto: Any = None) -> Computed:
@@ -90,14 +91,6 @@ class DenseHalf(Protocol):
 
     def stats(self) -> Mapping[str, int]:
         """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Parameters and optimizer state, for a checkpoint; called by all trainers together."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
         ...
 
     def close(self) -> None:

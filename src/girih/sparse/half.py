@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from girih.checkpoint.parts import PartReader
-from girih.checkpoint.save import SparseSave
-from girih.checkpoint.storage import Storage
+from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 
@@ -87,7 +85,7 @@ class SparseStats:
     processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class SparseHalf(Protocol):
+class SparseHalf(SavedRows, Protocol):
     """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
 
     def pull(self, batch: Batch) -> Pulled:
@@ -104,21 +102,6 @@ class SparseHalf(Protocol):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
-        ...
-
-    def begin_save(self, writer: Storage) -> SparseSave:
-        """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
-        ...
-
-    def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those saved, whatever the number of shards then and now.
-
-        Args:
-            step: updates that were applied when they were saved.
-
-        Raises:
-            CheckpointError: damaged, or of another layout; names the part.
-        """
         ...
 
     def close(self) -> None:

@@ -85,6 +85,7 @@ class RemotePending:
 
     def __init__(self, reply: Reply, stats: Stats) -> None:
         self._reply, self._stats = reply, stats
+        self._is_counted = False
 
     def done(self) -> bool:
         """Whether an answer is here."""
@@ -99,7 +100,9 @@ class RemotePending:
         try:
             answer(self._reply)
         except Lost:
-            self._stats.counters["lost_updates"] += 1
+            if not self._is_counted:  # the schedule and ``sync`` both wait
+                self._stats.counters["lost_updates"] += 1
+            self._is_counted = True
             raise
 
 
