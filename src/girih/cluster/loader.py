@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,12 +21,13 @@ import numpy as np
 from girih.cluster.roles import RoleName
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Request, listen
+from girih.comm.rpc import Client, Request
 from girih.data import Batch, Dataset, Position, read_ahead
 from girih.data.shares import share_of
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, as_text, from_text
+from girih.sparse.service.serving import Service
 
 Answer = Callable[[Request], None]
 OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
@@ -61,19 +61,8 @@ class Loader:
             RoleName.EMBEDDING_WORKER, self.workers, secret=self.secret, registry=self.registry
         )
         work = _Work(self, clients)
-
-        def handle(request: Request) -> None:
-            pool.submit(work.do, request)
-
         try:
-            with (
-                ThreadPoolExecutor(1, "girih-loader") as pool,
-                listen(
-                    handle, address=self.address, secret=self.secret, incarnation=self.incarnation
-                ) as server,
-            ):
-                ready(server.address)
-                stop.wait()
+            work.serve(self, ready, stop)
         finally:
             work.end()
             for client in clients:
@@ -173,24 +162,17 @@ class _Pass:
             return lane.last is None
 
 
-class _Work:
+class _Work(Service):
     """The work of a loader, request by request."""
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
+        super().__init__({
+            Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
+        })  # fmt: skip
         self.role = role
         self._workers = workers
         self._pass: _Pass | None = None
         self._stats = Stats()
-        self._verbs = {
-            Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
-        }  # fmt: skip
-
-    def do(self, request: Request) -> None:
-        """Answers a request, or sees to it."""
-        try:
-            self._verbs[Verb(request.frame.kind)](request)
-        except Exception as error:
-            request.fail(error)
 
     def end(self) -> None:
         """Stops reading."""

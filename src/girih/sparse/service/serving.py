@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 from girih.comm.rpc import Request, listen
@@ -38,7 +37,7 @@ class Service:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        self.later(request, partial(self._verbs[Verb(request.frame.kind)], request))
+        self.later(request, lambda: self._verbs[Verb(request.frame.kind)](request))
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
         """Does work for a request after all that waits."""
