@@ -18,8 +18,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two files at a time, each in one process: most tests use one core. Kernels are compiled once, before.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+# Two files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
+# take the cores from the other file's (four times as long for tests of whole models).
+PYTEST := GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup

@@ -305,7 +305,7 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(StorageFullError, match="free space"):
+    with pytest.raises(StorageFullError, match="no space left"):
         write_snapshot(store, tmp_path / "0")
     assert list(tmp_path.iterdir()) == []
 

@@ -277,7 +277,7 @@ def tell(trainer, data):
     return {
         "shared": shared.numpy().tobytes().hex(),
         "columns": [feature.name for feature in trainer._run.session.feed.schema_of(data).features],
-        "rows": sum(trainer.sparse._tables.stats().rows.values()),
+        "rows": sum(trainer.sparse._shards.rows().values()),
         "predicted": trainer.predict(data).tolist(),
     }
 

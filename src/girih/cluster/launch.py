@@ -1,6 +1,6 @@
 """The launcher of ``girih train`` with several processes: it starts them all at once, and does nothing else.
 
-Trainer 0 is a child like any other, but that it has the terminal: it writes the run and says what there is to say.
+Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
 Neither torch nor numba is imported here.
 """
 

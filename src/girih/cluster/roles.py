@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class RoleName(StrEnum):
-    """The roles there are."""
+    """What a process of a run can be; there is no group server yet, and a dense server is a thread of trainer 0."""
 
     LOADER = "loader"
     EMBEDDING_WORKER = "embedding-worker"
@@ -24,8 +24,7 @@ MODULES = {
     RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
     RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
 }
-"""What a process of a role imports while it waits to learn what to do. Trainers are commands of their own; a dense
-server is a thread of trainer 0, and there are no group servers yet."""
+"""What a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
 
 
 class RestartPolicy(Enum):
@@ -43,7 +42,7 @@ class Role(Protocol):
     Attributes:
         name: a :class:`RoleName`.
         index: which of its kind.
-        incarnation: the how-manieth life of this role and index, from 0; set in its process.
+        incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
     """
 
     name: str

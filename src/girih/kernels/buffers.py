@@ -1,4 +1,4 @@
-"""Arrays whose memory is used again once nobody sees it.
+"""Arrays whose memory is reused once nothing refers to it.
 
 Fresh memory costs: the system clears each page when it is first touched, which takes longer than to fill it.
 """

@@ -23,7 +23,7 @@ class Handle(Protocol):
     """One process that was started. Methods may be called from any thread.
 
     Attributes:
-        incarnation: the how-manieth life of this role and index, from 0.
+        incarnation: how often this role and index has been restarted; 0 for its first process.
         host: the machine it runs on.
     """
 

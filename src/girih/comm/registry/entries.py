@@ -20,7 +20,7 @@ class Entry:
 
     Attributes:
         address: where it listens; "" where it does not.
-        incarnation: the how-manieth life of that role and index, from 0.
+        incarnation: how often that role and index has been restarted; 0 for its first process.
     """
 
     address: str

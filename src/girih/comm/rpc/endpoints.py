@@ -32,7 +32,7 @@ def listen(
         address: ``tcp://HOST:PORT`` (``*``: any free port), or ``shm://`` for this host. Loopback unless another host
             is named: data travel in the clear; the secret does not travel.
         secret: what clients must know.
-        incarnation: the how-manieth life of this process it is; clients are told.
+        incarnation: how often this process's role and index has been restarted; clients are told.
 
     Raises:
         WireError: the address cannot be listened at.

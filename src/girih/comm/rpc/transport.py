@@ -1,7 +1,7 @@
 """Interface of transports, as calls need it: one side listens, one dials, and connections join the two.
 
-Messages of parts go over a connection in order, whole and once, until it breaks. All of it works without waiting but
-for ``dial``; who waits does so for the files.
+Messages of parts go over a connection in order, whole and once, until it breaks. Nothing here blocks except ``dial``;
+callers wait on the file descriptors.
 """
 
 from __future__ import annotations

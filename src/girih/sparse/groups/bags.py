@@ -30,7 +30,7 @@ class Bags:
     """Pools rows, and scatters gradients.
 
     Args:
-        num_parts: how many shards share the numbers of keys; so many parts the work is partition into.
+        num_parts: shards whose keys are numbered together; the work is split into as many parts.
         pool: runs the parts side by side; None runs them in turn.
     """
 

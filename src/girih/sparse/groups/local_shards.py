@@ -1,6 +1,6 @@
 """The shards that one process holds: opened, counted, saved, loaded.
 
-Every process of a run holds as many, neighbours among all; a checkpoint has one file a shard.
+All processes of a run hold the same number of shards, with consecutive numbers; a checkpoint has one file per shard.
 """
 
 from __future__ import annotations

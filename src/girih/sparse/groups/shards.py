@@ -1,7 +1,7 @@
 """The keys' side of a group: ids become unique keys of each shard, keys become rows, gradients move rows.
 
-Every shard's thread finds its own keys among all ids, so that nothing is sorted or copied between them. All
-shards number their keys together: those of shard s from s · n on, n being the ids of the group.
+Every shard's thread finds its own keys among all ids, so that nothing is sorted or copied between them. Keys are numbered
+across shards: those of shard s start at s · n, where n is the number of ids of the group.
 
 Shapes: F features of the group, N ids, U unique keys of a shard, W columns of a row.
 """

@@ -1,4 +1,4 @@
-"""What the sparse halves with shards in this process share: a batch is read, and applied, when it is asked for."""
+"""Base of the sparse halves whose shards are in this process: reads and updates happen at once, during the call."""
 
 from __future__ import annotations
 

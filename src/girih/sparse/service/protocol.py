@@ -7,6 +7,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
     trainer ─PUSH──►  worker  ─UPDATE──► server gradients of bags; of rows (steps 6 and 7)
     trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
     trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
+    trainer ─BEGIN, NEXT, END──► loader       a pass over the data; a share of it without its ids
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ NO_TURN = -1
 class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
 
-    STORE_IDS: (pass); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
+    STORE_IDS: (pass, trainer, examples); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
     PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.
-    PEEK: (); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
+    PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
     LOOKUP: (sample, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
     UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → ().
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
@@ -39,7 +40,7 @@ class Verb(IntEnum):
     To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer).
-    STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: → text (facts of parts). LOAD: text (address, parts) → ().
+    STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
     """
 
     STORE_IDS = 1

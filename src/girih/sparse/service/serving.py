@@ -12,7 +12,7 @@ from girih.sparse.service.protocol import Verb
 
 
 class Address(Protocol):
-    """Where a role listens, who may ask it, and the how-manieth of its lives this is: see :func:`listen`."""
+    """Where a role listens, the secret that callers prove to know, and how often the role was restarted: see :func:`listen`."""
 
     address: str
     secret: bytes
