@@ -124,10 +124,13 @@ shards = 1
 """
 
 
-def write(directory, *, num_examples=STEPS * SIZE, size=SIZE):
-    """Writes data, and ``deepfm``, ``din``, ``mmoe`` and ``weighted`` as configurations."""
+def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
+    """Writes data, and ``deepfm``, ``din``, ``mmoe`` and ``weighted`` as configurations.
+
+    Evaluation data have ``held_out`` examples.
+    """
     start = 0
-    for name, rows in (("train", num_examples), ("valid", 1001), ("test", 1001)):
+    for name, rows in (("train", num_examples), ("valid", held_out), ("test", held_out)):
         pq.write_table(log(rows, start), directory / f"{name}.parquet", row_group_size=700)
         start += rows
     for name, rows in (("train", num_examples), ("test", 500)):

@@ -87,7 +87,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = write(tmp_path_factory.mktemp("edges"), num_examples=TAIL)
+    directory = write(tmp_path_factory.mktemp("edges"), num_examples=TAIL, held_out=101)
     for config in ("deepfm", "din"):
         play(directory, scene(f"base-{config}", config, "local"))
     return directory
