@@ -2,7 +2,7 @@
 
 import pytest
 
-from girih.planner.traffic import Speeds, split_pays, substitution, synchronous
+from girih.planner.traffic import Speeds, remote, split_pays, substitution, synchronous
 
 
 def test_replicated_sends_partial_results_around_a_ring_and_nothing_else():
@@ -42,3 +42,21 @@ def test_splitting_pays_where_links_are_fast_or_the_network_is_large_for_its_par
     assert split_pays(4096, 4, speeds=fast, **more)
     assert not split_pays(4096, 4, speeds=slow, **more)
     assert not split_pays(16, 4, speeds=fast, **more)
+
+
+def test_encodings_change_what_goes_between_worker_and_trainer_alone():
+    share = {
+        "ids": 100,
+        "keys": 40,
+        "numbers": 200,
+        "vectors": 30,
+        "outputs": 120,
+        "parameters": 0,
+        "in_step": True,
+    }
+    plain = remote(2, **share)
+    assert (plain.ids, plain.embeddings) == (100 * 8 + 40 * 12, (200 + 120) * 4)
+    coded = remote(2, **share, compress_ids=True, half_of=["gradients"])
+    assert coded.ids == 40 * 8 + 100 * 2 + 40 * 12
+    assert coded.embeddings == plain.embeddings
+    assert coded.gradients == 200 * 4 + 120 * 2 + 30 * 4

@@ -83,7 +83,7 @@ def test_hostile_counts_are_refused(num_examples):
 @pytest.mark.parametrize("half", [False, True])
 def test_vectors_survive(half):
     rng = np.random.default_rng(0)
-    packets = Codec((True,), half_embeddings=half, half_gradients=half)
+    packets = Codec((True,), float16_embeddings=half, float16_gradients=half)
     rows = [rng.normal(size=shape).astype(np.float32) for shape in ((5, 2, 4), (3, 4), (0, 4), (4, 0, 4))]
     for row, again in zip(rows, packets.unpack_embeddings(packets.pack_embeddings(rows)), strict=True):
         assert row.shape == again.shape

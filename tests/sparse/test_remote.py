@@ -253,7 +253,7 @@ def test_text_and_numbers_survive():
 
 def test_halves_on_the_wire_lose_little():
     batch = batch_of(range(50), range(50))
-    with site(half_embeddings=True, half_gradients=True) as here, site() as exact:
+    with site(float16_embeddings=True, float16_gradients=True) as here, site() as exact:
         found = []
         for each in (here, exact):
             (trainer,) = each.trainers

@@ -87,12 +87,13 @@ class GroupFacts:
 
     Attributes:
         dim: numbers per row, first-order weights included.
-        output_numbers: numbers per example that its pooled outputs have.
+        output_vectors, output_numbers: vectors per example that its pooled outputs have, and their numbers.
     """
 
     name: str
     tables: tuple[str, ...]
     dim: int
+    output_vectors: int
     output_numbers: int
 
 

@@ -7,9 +7,10 @@ B: examples of the step's batch over all trainers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-KEY_BYTES, COUNT_BYTES, FLOAT_BYTES = 8, 4, 4
+KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +76,36 @@ def synchronous(num_trainers: int, *, keys: float, numbers: float, parameters: i
 
 
 def remote(
-    num_trainers: int, *, ids: float, keys: float, numbers: float, parameters: int, in_step: bool
+    num_trainers: int,
+    *,
+    ids: float,
+    keys: float,
+    numbers: float,
+    vectors: float,
+    outputs: float,
+    parameters: int,
+    in_step: bool,
+    compress_ids: bool = False,
+    half_of: Collection[str] = (),
 ) -> Traffic:
     """Tables in embedding servers: ids to a worker, keys to the servers, rows and bags back, gradients there again.
 
     Bytes that all processes send for one trainer's share of a step.
 
     Args:
-        ids: ids of the share; keys: unique ones; numbers: of all their rows, and of the pooled outputs.
+        ids: ids of the share; keys: unique ones; numbers: of all their rows; vectors: pooled ones of the share;
+            outputs: their numbers.
         in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters back.
+        compress_ids: each unique id goes once to the worker, with the examples that it is in.
+        half_of: "embeddings", "gradients": what goes between worker and trainer as float16, each vector with its scale.
     """
-    rows = numbers * FLOAT_BYTES
+    rows, half = numbers * FLOAT_BYTES, outputs * FLOAT_BYTES / 2 + vectors * FLOAT_BYTES
+    told = keys * KEY_BYTES + ids * EXAMPLE_BYTES if compress_ids else ids * KEY_BYTES
     dense = ring_bytes(parameters * FLOAT_BYTES, num_trainers) if in_step else 2.0 * parameters * FLOAT_BYTES
     return Traffic(
-        ids=ids * KEY_BYTES + keys * (KEY_BYTES + COUNT_BYTES),
-        embeddings=rows,
-        gradients=rows,
+        ids=told + keys * (KEY_BYTES + COUNT_BYTES),
+        embeddings=rows + (half if "embeddings" in half_of else outputs * FLOAT_BYTES),
+        gradients=rows + (half if "gradients" in half_of else outputs * FLOAT_BYTES),
         dense=dense if num_trainers > 1 else 0.0,
     )
 

@@ -60,14 +60,19 @@ class RemoteStrategy(StrategyOptions):
         predicted: dict[str, Any] = {}
         profile = facts.profile
         if profile is not None and facts.batch_size is not None:
-            outputs = sum(group.output_numbers for group in facts.groups)
+            share = facts.batch_size / facts.num_trainers
+            wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
             sent = traffic.remote(
                 facts.num_trainers,
                 ids=profile.ids / facts.num_trainers,
                 keys=profile.keys_of_share,
-                numbers=profile.numbers_of_share + facts.batch_size / facts.num_trainers * outputs,
+                numbers=profile.numbers_of_share,
+                vectors=share * sum(group.output_vectors for group in facts.groups),
+                outputs=share * sum(group.output_numbers for group in facts.groups),
                 parameters=facts.model.num_parameters,
                 in_step=in_step,
+                compress_ids=self.compress_ids,
+                half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
             )
             predicted = predicted_bytes(sent)
         return base_plan(
@@ -105,8 +110,8 @@ class RemoteStrategy(StrategyOptions):
             context.sparse.schema,
             context.sparse.needs,
             compress_ids=self.compress_ids,
-            half_embeddings=self.wire_embeddings == "float16",
-            half_gradients=self.wire_gradients == "float16",
+            float16_embeddings=self.wire_embeddings == "float16",
+            float16_gradients=self.wire_gradients == "float16",
         )
         servers = self._start_servers(plan, context, num_contributors)
         workers = self._start_workers(plan, context, codec, servers)

@@ -35,6 +35,7 @@ def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
             name=group.spec.name,
             tables=tuple(table.name for table in group.spec.tables),
             dim=group.spec.dim,
+            output_vectors=sum(len(o.features) for o in group.outputs if not o.whole),
             output_numbers=sum(o.segment.dim * len(o.features) for o in group.outputs if not o.whole),
         )
         for group in sparse.groups()

@@ -29,13 +29,13 @@ class Codec:
     Attributes:
         pooled: bool[F] as a tuple, features whose order within a bag does not matter.
         compress_ids: ids as unique ids with the examples they are in, without loss.
-        half_embeddings, half_gradients: vectors as float16 with a scale each, with a small loss.
+        float16_embeddings, float16_gradients: vectors as float16 with a scale each, with a small loss.
     """
 
     pooled: tuple[bool, ...]
     compress_ids: bool = False
-    half_embeddings: bool = False
-    half_gradients: bool = False
+    float16_embeddings: bool = False
+    float16_gradients: bool = False
 
     @classmethod
     def of(cls, schema: Schema, needs: Needs, **options: bool) -> Codec:
@@ -85,20 +85,20 @@ class Codec:
 
     def pack_embeddings(self, rows: Sequence[NDArray[np.float32]]) -> Arrays:
         """Packs embeddings for :meth:`unpack_embeddings`."""
-        return _packed(rows) if self.half_embeddings else tuple(rows)
+        return _packed(rows) if self.float16_embeddings else tuple(rows)
 
     def unpack_embeddings(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
         """float32[..., D] each."""
-        return _unpacked(arrays) if self.half_embeddings else list(arrays)
+        return _unpacked(arrays) if self.float16_embeddings else list(arrays)
 
     def pack_gradients(self, gradients: Sequence[NDArray[np.float32] | None]) -> Arrays:
         """Packs gradients for :meth:`unpack_gradients`."""
         rows = [NO_ROWS if gradient is None else gradient for gradient in gradients]
-        return _packed(rows) if self.half_gradients else tuple(rows)
+        return _packed(rows) if self.float16_gradients else tuple(rows)
 
     def unpack_gradients(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32] | None]:
         """float32[·, D] each, or None where an output took no part in the loss."""
-        rows = _unpacked(arrays) if self.half_gradients else arrays
+        rows = _unpacked(arrays) if self.float16_gradients else arrays
         return [row.reshape(-1, row.shape[-1]) if row.ndim > 1 else None for row in rows]
 
 

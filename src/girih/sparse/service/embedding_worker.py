@@ -137,7 +137,7 @@ class _Work(Service):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
                 parts = [frame.arrays[g] for frame in frames]
                 values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                take = None if self._codec.half_embeddings else request.buffer
+                take = None if self._codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(values, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
