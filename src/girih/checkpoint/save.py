@@ -42,7 +42,7 @@ class SparseSave(Protocol):
 
 
 class SavedRows(Protocol):
-    """What a checkpoint asks of a sparse half; all trainers are asked together."""
+    """Interface of a sparse half to checkpoints; all trainers are asked together."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
         """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
@@ -59,7 +59,7 @@ class SavedRows(Protocol):
 
 
 class SavedParameters(Protocol):
-    """What a checkpoint asks of a dense half; all trainers are asked together."""
+    """Interface of a dense half to checkpoints; all trainers are asked together."""
 
     def state(self) -> dict[str, Any]:
         """Parameters and optimizer state."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class RoleName(StrEnum):
-    """What a process of a run can be; there is no group server yet, and a dense server is a thread of trainer 0."""
+    """Names of roles, for every process of a run; there is no group server yet, and a dense server is a thread of trainer 0."""
 
     LOADER = "loader"
     EMBEDDING_WORKER = "embedding-worker"

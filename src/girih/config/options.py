@@ -26,7 +26,7 @@ class Options:
             object.__setattr__(self, name, built)
 
     def _owner(self) -> str:
-        """What names of options begin with in errors, as in ``table 'user': dim``."""
+        """The beginning of options' names in errors, as in ``table 'user': dim``."""
         return ""
 
 

@@ -113,7 +113,7 @@ class ReadPlan:
 
 
 def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[str]:
-    """What is wrong with the type of a feature's weights, beside that of its ids."""
+    """Names what is wrong with the type of a feature's weights, beside that of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)
     if feature.separator:

@@ -1,4 +1,4 @@
-"""What all models of girih are."""
+"""Base of all models of girih."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
 class Status(IntEnum):
-    """What a message is to the session."""
+    """Kind of a message, for the session."""
 
     REQUEST, REPLY, FAILED, ACKNOWLEDGE, GOODBYE = range(5)
 

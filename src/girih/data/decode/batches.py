@@ -86,7 +86,7 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
 
 
 def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch]) -> NDArray[Any]:
-    """What the batches hold for each id, in the order in which one batch holds it: by feature, then by part."""
+    """Content of the batches for each id, in the order in which one batch holds it: by feature, then by part."""
     ends = [part.offsets[:: part.num_examples] for part in parts]
     pieces = [
         own[end[f] : end[f + 1]]

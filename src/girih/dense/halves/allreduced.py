@@ -95,7 +95,7 @@ class AllReducedReplica(SynchronousReplica):
 
 
 def _one_example(batch: Batch, embeddings: Embeddings) -> tuple[Batch, Embeddings]:
-    """Of zeros, without ids."""
+    """Makes embeddings of zeros, without ids."""
     numeric, labels = (np.zeros((1, array.shape[1]), np.float32) for array in (batch.numeric, batch.labels))
     return replace(batch, numeric=numeric, labels=labels), embeddings.mapped(
         lambda bags: bags.new_zeros(1, *bags.shape[1:]),

@@ -65,7 +65,7 @@ class ShardedParameters(dict[nn.Parameter, Split]):
 
 
 def _changed(moments: Mapping[str, Any], own: Split, change: Change) -> dict[str, Any]:
-    """What an optimizer keeps of a parameter, all but single numbers changed as the parameter is."""
+    """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
     return {
         key: change(own, value) if isinstance(value, Tensor) and value.dim() else value
         for key, value in moments.items()

@@ -55,7 +55,7 @@ else:
     lanes_type = _Lanes()
 
     def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Where lanes begin, given an array and a flat position."""
+        """Address at which lanes begin, given an array and a flat position."""
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         position = context.cast(builder, arguments[1], signature.args[1], types.intp)
         # by way of an integer: of two pointers LLVM would ask again and again whether what they point to overlaps

@@ -43,7 +43,7 @@ class FieldProjection(Operator):
         return F.linear(self.flat(numeric, embeddings), self.weight, self.bias)
 
     def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """What W is multiplied with: own columns, side by side."""
+        """The input that W is multiplied with: own columns, side by side."""
         return self.inputs(numeric, embeddings)
 
     def narrow(self, schema: Schema) -> dict[str, Split]:

@@ -35,7 +35,7 @@ class Split:
     size: int
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """What stays of the parameter, or of a tensor of its shape."""
+        """Selects the kept part of the parameter, or of a tensor of its shape."""
         return whole.index_select(self.dim, self.places.to(whole.device))
 
 

@@ -56,7 +56,7 @@ class Output:
         )
 
     def ids_in(self, batch: Batch) -> slice:
-        """Where the ids of the one feature of a whole output lie in a batch."""
+        """Slice of the ids of a whole output's one feature in a batch."""
         return ids_within(batch, int(self.features[0]))
 
     def shape_in(self, batch: Batch) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 
 def ids_within(batch: Batch, feature: int) -> slice:
-    """Where a feature's ids lie in a batch."""
+    """Slice of a feature's ids in a batch."""
     size = batch.num_examples
     return slice(int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size]))
 

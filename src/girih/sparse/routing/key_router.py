@@ -42,7 +42,7 @@ class RoutedKeys:
         return [0, *self.ends[:, -1].tolist()]
 
     def of_place(self, place: int) -> KeyRequest:
-        """What one place is asked for."""
+        """Keys that one place is asked for."""
         first, behind = self.bounds()[place : place + 2]
         (unique,) = self.keys.shards
         lengths = np.diff(self.ends[place], prepend=first)

@@ -40,7 +40,7 @@ from girih.sparse.spec import SparseSpec
 
 @dataclass(frozen=True)
 class _Read:
-    """What a request read from one group, kept until its gradients come."""
+    """Keys and rows that a request read from one group, kept until its gradients come."""
 
     keys: NDArray[np.int64]
     lengths: NDArray[np.int64]

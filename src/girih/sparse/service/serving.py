@@ -1,4 +1,4 @@
-"""How a role answers: its requests are done one after the other, in one thread."""
+"""The service of a role: its requests are done one after the other, in one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from girih.sparse.service.protocol import Verb
 
 
 class Address(Protocol):
-    """Where a role listens, the secret that callers prove to know, and how often the role was restarted: see :func:`listen`."""
+    """Interface of a role to its service: where it listens, the secret that callers prove to know, and how often the role was restarted: see :func:`listen`."""
 
     address: str
     secret: bytes
