@@ -149,6 +149,7 @@ def test_a_stranger_is_heard_for_a_fixed_number_of_bytes_only(server):
         flood(stranger)
     assert server.num_refused == 1
     assert server.num_damaged == 0
+    assert not server._peers  # only a session's bytes are read as messages
     assert works(server)
 
 

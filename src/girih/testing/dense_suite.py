@@ -81,7 +81,7 @@ class Case:
         return Embeddings((Block(self.names, vectors),), {}, (Block(self.names, weights),))
 
     def of_features(self, names: Collection[str]) -> Case:
-        """What of it a trainer gets that has some features alone."""
+        """The case of a trainer that has some features alone."""
         own = [place for place, name in enumerate(self.names) if name in names]
         numeric = [place for place, name in enumerate(NUMERIC) if name in names]
         size = self.batch.num_examples
@@ -123,7 +123,7 @@ class DenseHalfSuite:
         raise NotImplementedError
 
     def case(self, seed: int, size: int = 6) -> Case:
-        """What this trainer gets of a batch."""
+        """This trainer's part of a batch."""
         return case(seed, size)
 
     def nan_case(self, feature: str) -> tuple[Case, str]:

@@ -174,7 +174,7 @@ def hold(module: str, suite: str, segments: str) -> None:
 
 
 def traces() -> tuple[int, int]:
-    """How many descriptors and threads this process has; the former are known where there is a /proc."""
+    """Counts descriptors and threads of this process; the former are known where there is a /proc."""
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     return descriptors, threading.active_count()
