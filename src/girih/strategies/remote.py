@@ -30,6 +30,8 @@ class RemoteStrategy(StrategyOptions):
     """Tables in processes of their own.
 
     Attributes:
+        in_step: whether all trainers do a step together: servers apply its gradients as one, and loaders read for all
+            at once.
         staleness: τ, the most batches of a trainer that are read but not yet applied when a batch is read.
         trainers, embedding_workers, embedding_servers, loaders: processes; trainers under ``torchrun`` as many
             as it starts.
@@ -40,6 +42,7 @@ class RemoteStrategy(StrategyOptions):
     """
 
     name: ClassVar[str]
+    in_step: ClassVar[bool]
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
     embedding_workers: Processes = 1
@@ -55,8 +58,8 @@ class RemoteStrategy(StrategyOptions):
         """Processes beside the trainers."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
-    def remote_plan(self, facts: Facts, *, in_step: bool) -> Plan:
-        """Keys are hashed to servers, whatever the data; the dense half works in step, or not."""
+    def plan(self, facts: Facts) -> Plan:
+        """Keys are hashed to servers, whatever the data."""
         predicted: dict[str, Any] = {}
         profile = facts.profile
         if profile is not None and facts.batch_size is not None:
@@ -70,13 +73,13 @@ class RemoteStrategy(StrategyOptions):
                 vectors=share * sum(group.output_vectors for group in facts.groups),
                 outputs=share * sum(group.output_numbers for group in facts.groups),
                 parameters=facts.model.num_parameters,
-                in_step=in_step,
+                in_step=self.in_step,
                 compress_ids=self.compress_ids,
                 half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
             )
             predicted = predicted_bytes(sent)
         return base_plan(
-            self,  # type: ignore[arg-type]  # whoever inherits has plan and build
+            self,  # type: ignore[arg-type]  # whoever inherits has build
             facts,
             schedule={"name": "pipelined", "staleness": self.staleness},
             feed={"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
@@ -93,12 +96,8 @@ class RemoteStrategy(StrategyOptions):
         """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
         return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
-    def session(self, plan: Plan, context: RunContext, dense: Replica, *, num_contributors: int) -> Session:
-        """Starts servers and workers; the session has the way to them, and a dense half.
-
-        Args:
-            num_contributors: trainers whose gradients of a step are applied as one.
-        """
+    def session(self, plan: Plan, context: RunContext, dense: Replica) -> Session:
+        """Starts servers and workers; the session has the way to them, and a dense half."""
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
@@ -113,7 +112,7 @@ class RemoteStrategy(StrategyOptions):
             float16_embeddings=self.wire_embeddings == "float16",
             float16_gradients=self.wire_gradients == "float16",
         )
-        servers = self._start_servers(plan, context, num_contributors)
+        servers = self._start_servers(plan, context)
         workers = self._start_workers(plan, context, codec, servers)
         sparse = RemoteSparse(
             context.sparse,
@@ -144,11 +143,12 @@ class RemoteStrategy(StrategyOptions):
             name, lambda: [role(index, self.address(host(name, index))) for index in range(count)]
         )
 
-    def _start_servers(self, plan: Plan, context: RunContext, num_contributors: int) -> tuple[str, ...]:
+    def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         from girih.sparse.service.embedding_server import EmbeddingServer
 
         secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
         spec = _spec_of_servers(context.sparse, count)
+        num_contributors = context.ranks.size if self.in_step else 1
 
         def server(index: int, address: str) -> EmbeddingServer:
             return EmbeddingServer(spec, index, count, num_contributors, address, secret, segment)
@@ -179,7 +179,9 @@ class RemoteStrategy(StrategyOptions):
 
         def loader(index: int, address: str) -> Loader:
             served, secret, registry = range(index, size, count), processes.secret, processes.registry
-            return Loader(data, codec, index, tuple(served), size, workers, address, secret, registry)
+            return Loader(
+                data, codec, index, tuple(served), size, workers, address, secret, registry, self.in_step
+            )
 
         return self._start(context, LOADER, count, loader)
 

@@ -239,7 +239,7 @@ class Loaded(TrainingFeed):
             return self.loader.call(Verb.NEXT, (number, self.rank, next(shares)))
 
         try:
-            answer(self.loader.call(Verb.BEGIN, (number,), (begin,)))
+            answer(self.loader.call(Verb.BEGIN, (number, self.rank), (begin,)))
             asked = deque(ask() for _ in range(max(1, self.data.read_ahead)))
             while (frame := answer(asked.popleft())).fields[0]:
                 asked.append(ask())

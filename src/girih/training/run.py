@@ -163,7 +163,7 @@ class TrainingRun:
             spans=self.context.stats.spans,
         )
         try:
-            loop.run(self.state.epoch + epochs)
+            loop.run(self.ranks.broadcast(self.state.epoch + epochs))
             self.ranks.finish()  # others may need the loaders still
             self._loaders = feed.stats()
             loop.close()
@@ -213,7 +213,11 @@ class TrainingRun:
     def resume(self, place: Storage, train: Dataset | None) -> None:
         """Goes on from a checkpoint: its step, position and random state too."""
         loaded = self.restore(place, train)
-        self.state = RunState.from_dict(loaded.state["run"])
+        run, of_each = loaded.state["run"], loaded.state.get("trainers", ())
+        alike = all(each["step"] == run["step"] for each in of_each)
+        if len(of_each) == self.ranks.size and (alike or self.ranks.apart):
+            run = of_each[self.ranks.rank]
+        self.state = RunState.from_dict(run)
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
@@ -233,6 +237,7 @@ class TrainingRun:
             schema=self.facts.schema,
             state={
                 "run": self.state.to_dict(),
+                "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
             },

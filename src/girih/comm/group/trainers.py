@@ -25,6 +25,11 @@ class TrainerGroup(Collectives):
         """From here on each trainer goes at its own pace between two saves; else all do every step together."""
         self._apart = apart
 
+    @property
+    def apart(self) -> bool:
+        """Whether each goes at its own pace."""
+        return self._apart
+
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
         """Once per step: all learn the sum of their losses, how many refuse the step, and whether one wants to stop.
 
