@@ -176,6 +176,7 @@ class _Work(Service):
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = Stats()
+        self._dispatching = threading.Lock()  # one at a time, whichever reading it is of: spans do not overlap
 
     def end(self) -> None:
         """Stops reading."""
@@ -185,7 +186,7 @@ class _Work(Service):
     def dispatch(self, share: Batch, after: Position, batch: int, number: int, trainer: int) -> Answer:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
         worker = (batch + trainer) % len(self._workers)
-        with self._stats.spans("dispatch"):
+        with self._dispatching, self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
             source = (number, trainer, share.num_examples)
             kept = self._workers[worker].call(Verb.STORE_IDS, source, ids).wait()
