@@ -83,7 +83,6 @@ def fit(ranks, strategy, directory, data="same", before_step=None, epochs=1, loa
         train = girih.read_parquet(directory / f"{data}.parquet", SCHEMA, batch_size=SIZE)
         trainer.fit(train, epochs=epochs - trainer.state.epoch)
         summary = trainer.summary(None, duration_s=0.0)
-        trainer.dense.sync()  # the dense server's newest numbers
         rows = trainer.predictions(train)
         predicted = np.concatenate([probabilities for _, probabilities in rows])[:, 0]
     ranks.step_apart(False)

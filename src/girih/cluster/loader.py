@@ -176,7 +176,9 @@ class _Work(Service):
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = Stats()
-        self._dispatching = threading.Lock()  # one at a time, whichever reading it is of: spans do not overlap
+        self._dispatching = (
+            threading.Lock()
+        )  # one at a time, whichever reading it is of: spans do not overlap
 
     def end(self) -> None:
         """Stops reading."""
