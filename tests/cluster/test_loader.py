@@ -254,7 +254,7 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
     data = girih.read_parquet(path, SCHEMA, batch_size=SIZE)
     for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (2, 2, [(0,), (1,)])):
         processes = Processes()
-        plan = SimpleNamespace(feed={"loaders": num_loaders})
+        plan = SimpleNamespace(feed={"loaders": num_loaders}, wire={"transport": "shared"})
         context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size))
         girih.Hybrid(loaders=num_loaders)._start_loaders(plan, context, PACKETS, ("a", "b"), data)
         assert [role.trainers for role in processes.roles] == expected
