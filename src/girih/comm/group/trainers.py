@@ -72,11 +72,10 @@ class TrainerGroup(Collectives):
             self._agreed_stop = self.has(note)
 
     def rendezvous(self) -> bool:
-        """Before all do something together: whether none of them leaves, or has left, to stop."""
+        """Before all do something together: whether all are there; none leaves to stop, or has done its last step."""
         if not self._apart or self.size == 1:
             return True
-        self._count_leaving(False)
-        return not self._agreed_stop
+        return self._count_leaving(False) == 0 and not self._agreed_stop
 
     def finish(self) -> None:
         """Returns when all have done their last step."""
