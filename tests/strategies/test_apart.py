@@ -5,6 +5,7 @@ is SGD's rate: what a trainer pulls is how many updates it has seen.
 """
 
 import math
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -142,6 +143,9 @@ def two(ranks):
         for staleness in (0, 2):
             name = f"{strategy.name} {staleness}"
             told[name] = fit(ranks, strategy(trainers=2, staleness=staleness), directory, epochs=EPOCHS)
+    ranks.barrier()
+    if ranks.first:
+        shutil.rmtree(directory)
     return told
 
 
