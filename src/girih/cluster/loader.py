@@ -178,7 +178,7 @@ class _Work(Service):
         self._stats = Stats()
         self._dispatching = (
             threading.Lock()
-        )  # one at a time, whichever reading it is of: spans do not overlap
+        )  # one dispatch at a time, of whichever reading: spans do not overlap
 
     def end(self) -> None:
         """Stops reading."""
