@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from girih.cli.words import Command
+from girih.dense.accel import dynamo
 from girih.errors import GirihError, UserError
 
 UNUSABLE = (
@@ -47,7 +48,8 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits with its status."""
+    """Runs one command and exits with its status; the process is girih's own."""
+    dynamo.load_late()
     try:
         status = run(arguments)
     except KeyboardInterrupt:
