@@ -60,12 +60,12 @@ class Keeping:
 class Site:
     """One loader for some trainers, two workers."""
 
-    def __init__(self, stack, path, num_trainers=2, trainers=None, num_workers=2):
+    def __init__(self, stack, path, num_trainers=2, trainers=None, num_workers=2, in_step=True):
         self.data = replace(girih.read_parquet(path, SCHEMA, batch_size=SIZE), read_ahead=AHEAD)
         self.workers = [Keeping(stack, number) for number in range(num_workers)]
         hosts = tuple(worker.server.address for worker in self.workers)
         served = tuple(range(num_trainers)) if trainers is None else trainers
-        loader = Loader(self.data, PACKETS, 0, served, num_trainers, hosts, "shm://", SECRET)
+        loader = Loader(self.data, PACKETS, 0, served, num_trainers, hosts, "shm://", SECRET, in_step=in_step)
         stop, told, address = threading.Event(), threading.Event(), []
         thread = threading.Thread(target=loader.run, args=(lambda a: (address.append(a), told.set()), stop))
         thread.start()
@@ -85,8 +85,9 @@ class Site:
     def ask(self, number, trainer, share):
         return self.client.call(Verb.NEXT, (number, trainer, share))
 
-    def begin(self, number, epoch=0):
-        answer(self.client.call(Verb.BEGIN, (number,), (as_text({"epoch": epoch, "position": None}),)))
+    def begin(self, number, trainer=0):
+        told = as_text({"epoch": 0, "position": None})
+        answer(self.client.call(Verb.BEGIN, (number, trainer), (told,)))
 
 
 @contextmanager
@@ -189,6 +190,35 @@ def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_n
             answer(here.ask(1, 0, 6))
 
 
+def test_trainers_at_their_own_pace_have_readings_of_their_own(path):
+    with site(path, in_step=False) as here:
+        here.begin(1, 1)
+        slow = [answer(here.ask(1, 1, 0))]
+        feed = here.feed(here.stack, 0)
+        fast = [list(feed.stream(epoch, None)) for epoch in range(3)]  # passes 1 to 3, to their ends
+        assert [len(each) for each in fast] == [6, 6, 6]
+        kept = [source for worker in here.workers for source in worker.kept if source[1] == 1]
+        assert len(kept) <= 1 + AHEAD  # memory is bounded, however far one is behind
+        slow += [answer(here.ask(1, 1, share)) for share in range(1, 6)]
+        assert answer(here.ask(1, 1, 6)).fields[0] == 0
+        for number, whole in enumerate(batch for batch, _ in here.data.batches(0)):
+            (mine, _), theirs = fast[0][number], slow[number]
+            np.testing.assert_array_equal(np.concatenate([mine.numeric, theirs.arrays[0]]), whole.numeric)
+            assert mine.share.weight == theirs.arrays[2][0] == 1  # each step is of one trainer alone
+            assert mine.share.num_examples == whole.num_examples
+
+
+def test_the_next_pass_of_trainers_in_step_leaves_a_late_one_the_end_of_this_one(path):
+    with site(path) as here:
+        here.begin(1)
+        late = [here.ask(1, 1, share) for share in range(6)]
+        assert [answer(here.ask(1, 0, share)).fields[0] for share in range(7)] == [1] * 6 + [0]
+        answer(here.client.call(Verb.END, (1, 0)))
+        here.begin(2)
+        assert [answer(reply).fields[0] for reply in [*late, here.ask(1, 1, 6)]] == [1] * 6 + [0]
+        assert answer(here.ask(2, 0, 0)).fields[0] == 1
+
+
 def test_what_is_wrong_with_the_data_reaches_every_trainer_however_often_it_asks(tmp_path):
     clicks = np.arange(NUM_EXAMPLES) % 2.0
     clicks[9] = np.nan
@@ -224,7 +254,7 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
     data = girih.read_parquet(path, SCHEMA, batch_size=SIZE)
     for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (2, 2, [(0,), (1,)])):
         processes = Processes()
-        plan = SimpleNamespace(feed={"loaders": num_loaders})
+        plan = SimpleNamespace(feed={"loaders": num_loaders}, wire={"transport": "shared"})
         context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size))
         girih.Hybrid(loaders=num_loaders)._start_loaders(plan, context, PACKETS, ("a", "b"), data)
         assert [role.trainers for role in processes.roles] == expected

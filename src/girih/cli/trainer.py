@@ -60,7 +60,7 @@ def train(
             return _train(settings, datasets, None, newest, cluster)
     run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
-        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir))
+        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)

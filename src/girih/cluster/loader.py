@@ -1,7 +1,8 @@
 """A loader: reads batches, gives each trainer's ids to an embedding worker and the rest of them to the trainer
 (Persia §4.1, steps 1 and 2).
 
-Several loaders read the same batches; each serves its part of the trainers.
+Several loaders read the same batches; each serves its part of the trainers: those in step by one reading, those that
+go at their own pace by a reading each, so that none waits for another (decision 0020).
 
 Shapes: B examples of a share.
 """
@@ -12,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ class Loader:
         trainers: those it serves, of ``num_trainers``.
         workers: where the embedding workers listen; registry: where one that came back is found.
         address: where to listen; see :func:`girih.comm.rpc.listen`.
+        in_step: whether all trainers do a step together.
     """
 
     data: Dataset
@@ -52,6 +54,7 @@ class Loader:
     address: str
     secret: bytes
     registry: Registry | None = None
+    in_step: bool = True
     incarnation: int = 0
     name: str = RoleName.LOADER
 
@@ -93,12 +96,12 @@ class _Lane:
 
 
 class _Pass:
-    """One reading of an epoch, or the rest of it."""
+    """One reading of an epoch, or the rest of it, for some trainers."""
 
-    def __init__(self, work: _Work, number: int, told: Mapping[str, Any]) -> None:
-        self.number, self.told = number, told
+    def __init__(self, work: _Work, number: int, trainers: tuple[int, ...], told: Mapping[str, Any]) -> None:
+        self._number, self._told = number, told
         self._work = work
-        self._lanes = {trainer: _Lane() for trainer in work.role.trainers}
+        self._lanes = {trainer: _Lane() for trainer in trainers}
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
@@ -108,12 +111,11 @@ class _Pass:
         with self._changing(trainer) as lane:
             lane.waiting[number] = request
 
-    def end(self, *trainers: int) -> None:
-        """Some trainers want no more; returns when nothing more will be kept for them."""
-        for trainer in trainers:
-            with self._changing(trainer) as lane:
-                lane.ready.clear()
-                lane.last = OVER
+    def end(self, trainer: int) -> None:
+        """A trainer wants no more; returns when nothing more will be kept for it."""
+        with self._changing(trainer) as lane:
+            lane.ready.clear()
+            lane.last = OVER
         if self._is_over():
             self._thread.join()
 
@@ -130,27 +132,28 @@ class _Pass:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
-        role, position = self._work.role, self.told["position"]
+        role, position = self._work.role, self._told["position"]
+        data = replace(role.data)  # with a count of skipped rows of its own
         try:
-            batches = role.data.batches(
-                self.told["epoch"], None if position is None else Position.from_dict(position)
+            batches = data.batches(
+                self._told["epoch"], None if position is None else Position.from_dict(position)
             )
-            with read_ahead(batches, role.data.read_ahead) as ahead:
+            with read_ahead(batches, data.read_ahead) as ahead:
                 for number, (batch, after) in enumerate(ahead):
-                    for trainer in role.trainers:
+                    for trainer in self._lanes:
                         if self._has_room(trainer):
                             share = share_of(batch, trainer, role.num_trainers)
-                            answer = self._work.dispatch(share, after, number, self.number, trainer)
+                            answer = self._work.dispatch(share, after, number, self._number, trainer)
                             with self._changing(trainer) as lane:
                                 if lane.last is None:
                                     lane.ready.append(answer)
                     if self._is_over():
                         return
-            skipped = as_text(asdict(role.data.skipped))
+            skipped = as_text(asdict(data.skipped))
             last: Answer = partial(Request.reply, fields=(0,), arrays=(skipped,))
         except Exception as error:
             last = partial(Request.fail, error=error)
-        for trainer in role.trainers:
+        for trainer in self._lanes:
             with self._changing(trainer) as lane:
                 lane.last = lane.last or last
 
@@ -171,23 +174,26 @@ class _Work(Service):
         })  # fmt: skip
         self.role = role
         self._workers = workers
-        self._pass: _Pass | None = None
+        self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = Stats()
+        self._dispatching = (
+            threading.Lock()
+        )  # one dispatch at a time, of whichever reading: spans do not overlap
 
     def end(self) -> None:
         """Stops reading."""
-        if self._pass is not None:
-            self._pass.end(*self.role.trainers)
-            self._pass = None
+        for (_, trainer), begun in self._passes.items():
+            begun.end(trainer)
 
     def dispatch(self, share: Batch, after: Position, batch: int, number: int, trainer: int) -> Answer:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
         worker = (batch + trainer) % len(self._workers)
-        with self._stats.spans("dispatch"):
+        with self._dispatching, self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
             source = (number, trainer, share.num_examples)
             kept = self._workers[worker].call(Verb.STORE_IDS, source, ids).wait()
-        weight = 1.0 if share.share is None else share.share.weight
+        # the step's loss is the mean over the whole batch; of a trainer alone with its step, over its share
+        weight = share.share.weight if share.share is not None and self.role.in_step else 1.0
         whole = share.num_examples if share.share is None else share.share.num_examples
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
         if share.example_weights is not None:
@@ -198,22 +204,24 @@ class _Work(Service):
         return partial(Request.reply, fields=(1, worker, kept.fields[0], whole), arrays=arrays)
 
     def _begin(self, request: Request) -> None:
-        number = request.frame.fields[0]
-        if self._pass is None or self._pass.number != number:
-            self.end()
-            self._pass = _Pass(self, number, from_text(request.frame.arrays[0]))
+        number, trainer = request.frame.fields
+        if (number, trainer) not in self._passes:
+            trainers = self.role.trainers if self.role.in_step else (trainer,)
+            begun = _Pass(self, number, trainers, from_text(request.frame.arrays[0]))
+            self._passes |= {(number, each): begun for each in trainers}
         request.reply()
 
     def _next(self, request: Request) -> None:
         number, trainer, share = request.frame.fields
-        if self._pass is None or self._pass.number != number:
+        if (number, trainer) not in self._passes:
             raise ValueError(f"pass {number} is over")
-        self._pass.next(trainer, share, request)
+        self._passes[number, trainer].next(trainer, share, request)
 
     def _end(self, request: Request) -> None:
         number, trainer = request.frame.fields
-        if self._pass is not None and self._pass.number == number:
-            self._pass.end(trainer)
+        ended = self._passes.pop((number, trainer), None)
+        if ended is not None:
+            ended.end(trainer)
             for worker in self._workers:
                 worker.call(Verb.DROP_IDS, (number, trainer)).wait()
         request.reply()

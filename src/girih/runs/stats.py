@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
+UPDATES_SINCE_READ = "updates since read"
+"""Histogram of an embedding server, over batches: updates of all trainers between the read of rows and their own."""
 
 
 class Stats:

@@ -9,7 +9,7 @@ from typing import Any
 from girih.comm.group import TrainerGroup
 from girih.dense.half import DenseHalf
 from girih.metrics import Metrics
-from girih.runs.stats import Stats, wire_bytes
+from girih.runs.stats import UPDATES_SINCE_READ, Stats, wire_bytes
 from girih.sparse.half import SparseStats
 from girih.training.state import RunState
 
@@ -45,6 +45,10 @@ def summarize(
     stale, num_steps, lost, *sent = ranks.sum(
         [state.staleness_sum, state.step, own.counters["lost_updates"], *(wire[kind] for kind in WIRE_KINDS)]
     )
+    since_read: Counter[int] = Counter()
+    for snapshot in processes:
+        for number, times in snapshot["histograms"].get(UPDATES_SINCE_READ, {}).items():
+            since_read[int(number)] += times
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
     return {
         "auc": None if metrics is None else metrics.auc,
@@ -54,6 +58,9 @@ def summarize(
         "num_rows": sum(sparse.rows.values()),
         "staleness_max": int(ranks.largest([state.staleness_max])[0]),
         "staleness_mean": stale / num_steps if num_steps else 0.0,
+        "updates_since_read_max": max(since_read, default=0),
+        "updates_since_read_mean": sum(n * times for n, times in since_read.items())
+        / max(1, since_read.total()),
         "lost_updates": int(lost),
         "wire_bytes": {kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
         **facts,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.remote import RemoteStrategy
+from girih.strategies.remote import RemoteStrategy, address_of
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 class Asynchronous(RemoteStrategy):
     """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``RemoteStrategy``.
 
-    ``staleness`` bounds each trainer's dense gradients under way as well. The dense server is a thread of the
-    first trainer.
+    Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` bounds each
+    trainer's dense gradients under way as well. The dense server is a thread of the first trainer.
     """
 
     name: ClassVar[str] = "asynchronous"
+    in_step: ClassVar[bool] = False
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data."""
         if facts.device != "cpu":
             raise ConfigError("strategy 'asynchronous' computes on CPUs only; set train.device = 'cpu'")
-        return self.remote_plan(facts, in_step=False)
+        return RemoteStrategy.plan(self, facts)  # a class with slots has no bare super()
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
@@ -47,7 +48,7 @@ class Asynchronous(RemoteStrategy):
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],
-            address=self.address(processes.host("trainer", 0)),
+            address=address_of(plan, processes.host("trainer", 0)),
             secret=processes.secret,
         )
-        return self.session(plan, context, dense, num_contributors=1)
+        return self.session(plan, context, dense)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.strategies.remote import RemoteStrategy
 
@@ -26,14 +25,11 @@ class Hybrid(RemoteStrategy):
     """Trains on several trainers in step, with tables in processes of their own; see ``RemoteStrategy``."""
 
     name: ClassVar[str] = "hybrid"
-
-    def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to servers, whatever the data."""
-        return self.remote_plan(facts, in_step=True)
+    in_step: ClassVar[bool] = True
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        return self.session(plan, context, dense, num_contributors=context.ranks.size)
+        return self.session(plan, context, dense)

@@ -203,7 +203,7 @@ class LoaderFeed(ExampleFeed):
 class Loaded(TrainingFeed):
     """Training data that a loader sends.
 
-    What is left of earlier requests waits at the loader; up to ``read_ahead`` shares are on their way here.
+    Up to ``read_ahead`` shares are on their way here.
 
     Attributes:
         rank: this trainer's. first: whether it is the first one that the loader serves.
@@ -239,7 +239,7 @@ class Loaded(TrainingFeed):
             return self.loader.call(Verb.NEXT, (number, self.rank, next(shares)))
 
         try:
-            answer(self.loader.call(Verb.BEGIN, (number,), (begin,)))
+            answer(self.loader.call(Verb.BEGIN, (number, self.rank), (begin,)))
             asked = deque(ask() for _ in range(max(1, self.data.read_ahead)))
             while (frame := answer(asked.popleft())).fields[0]:
                 asked.append(ask())

@@ -60,7 +60,7 @@ class Loop:
         """
         while self.state.epoch < until_epoch and not self._finished():
             with closing(self._batches()) as batches:
-                self._evaluate_if_due()  # one that a stop left undone
+                self._meet_if_due()  # a meeting that a stop left undone
                 try:
                     self._train_on(batches)
                 except BaseException:
@@ -76,9 +76,7 @@ class Loop:
         with closing(self._steps(source)) as steps:
             for step in steps:
                 self._account(step)
-                self._evaluate_if_due()
-                if self._every(self.save_every_steps):
-                    self._save()
+                self._meet_if_due()
                 if self._finished():
                     return
 
@@ -125,12 +123,12 @@ class Loop:
         state.staleness_max = max(state.staleness_max, step.staleness)
         state.staleness_sum += step.staleness
         if step.refused is not None:
+            state.refused += 1
             if self.options.on_nonfinite == "stop":
                 raise NonFiniteError(
                     f"step {state.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
-            state.refused += 1
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
@@ -145,9 +143,12 @@ class Loop:
         self.learning_rate.after("epoch")
         self._record_metrics(scores)
 
-    def _evaluate_if_due(self) -> None:
+    def _meet_if_due(self) -> None:
+        """What all trainers do together: an evaluation, and a checkpoint."""
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
             self._record_metrics(self._measure())
+        if self._every(self.save_every_steps) and self.state.saved_step != self.state.step:
+            self._save()
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
@@ -180,6 +181,7 @@ class Loop:
     def _save(self) -> None:
         self._metrics.settle(wait=True)  # what a resumed run does not compute again must be on disk
         if self.ranks.rendezvous():
+            self.state.saved_step = self.state.step
             self.save()
 
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:

@@ -142,13 +142,13 @@ class TrainingRun:
         self.context.stats.spans = Spans()
         self._loaders = {}
         log = self.open_log()
-        feed = session.feed.train(train, self.normalization)
         log.begin(self.state, session.sparse.stats().store)
         plan = self.opened()[0].to_dict()
         if self.directory is not None:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan)
+        feed = session.feed.train(train, self.normalization)
         loop = Loop(
             session=session,
             feed=feed,
@@ -166,7 +166,7 @@ class TrainingRun:
             spans=self.context.stats.spans,
         )
         try:
-            loop.run(self.state.epoch + epochs)
+            loop.run(self.ranks.broadcast(self.state.epoch + epochs))
             self.ranks.finish()  # others may need the loaders still
             self._loaders = feed.stats()
             loop.close()
@@ -177,7 +177,10 @@ class TrainingRun:
                 self._note(log, failed=True)
             with contextlib.suppress(Exception):
                 self.checkpoints.settle(wait=True)
+            with contextlib.suppress(Exception):
+                session.feed.end_training()
             raise
+        session.sync()  # what went wrong with the last updates is raised here
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
         self._note(log)
@@ -219,13 +222,26 @@ class TrainingRun:
     def resume(self, place: Storage, train: Dataset | None) -> None:
         """Goes on from a checkpoint: its step, position and random state too."""
         loaded = self.restore(place, train)
-        self.state = RunState.from_dict(loaded.state["run"])
+        run, of_each = loaded.state["run"], loaded.state.get("trainers", ())
+        alike = all(each["step"] == run["step"] for each in of_each)
+        if len(of_each) == self.ranks.size and (alike or self.ranks.apart):
+            run = of_each[self.ranks.rank]
+        self.state = RunState.from_dict(run)
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
             self.checkpoints.set_best(checkpoint.find(place.parent, step=self.state.best_step))
         self.learning_rate.restore(loaded.state["learning_rate"])
-        random_state.restore(loaded.random, self.ranks.rank)
+        alike, were_alike = (
+            {} if plan is None else plan.get("seeds", {})
+            for plan in (self.opened()[0].to_dict(), loaded.plan)
+        )
+        random_state.restore(
+            loaded.random,
+            self.ranks.rank,
+            alike=alike.get("dropout") == "alike",
+            were_alike=were_alike.get("dropout") == "alike",
+        )
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
 
@@ -239,6 +255,7 @@ class TrainingRun:
             schema=self.facts.schema,
             state={
                 "run": self.state.to_dict(),
+                "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
             },

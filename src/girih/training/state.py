@@ -18,6 +18,7 @@ class RunState:
         position: where the data goes on in the epoch under way; None at its start.
         refused: steps refused for a NaN or an infinity.
         evaluated_step: the last step after which the validation data was judged.
+        saved_step: the last step after which a checkpoint was due, and made.
         best_step, best_value: the best evaluation so far, under early stopping.
         bad_evaluations: evaluations since then that were no better.
         stopped_early: early stopping ended the run.
@@ -30,6 +31,7 @@ class RunState:
     position: dict[str, Any] | None = None
     refused: int = 0
     evaluated_step: int | None = None
+    saved_step: int | None = None
     best_step: int | None = None
     best_value: float | None = None
     bad_evaluations: int = 0

@@ -25,6 +25,11 @@ class TrainerGroup(Collectives):
         """From here on each trainer goes at its own pace between two saves; else all do every step together."""
         self._apart = apart
 
+    @property
+    def apart(self) -> bool:
+        """Whether each goes at its own pace."""
+        return self._apart
+
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
         """Once per step: all learn the sum of their losses, how many refuse the step, and whether one wants to stop.
 
@@ -67,11 +72,10 @@ class TrainerGroup(Collectives):
             self._agreed_stop = self.has(note)
 
     def rendezvous(self) -> bool:
-        """Before all do something together: whether none of them leaves, or has left, to stop."""
+        """Before all do something together: whether all are there; none leaves to stop, or has done its last step."""
         if not self._apart or self.size == 1:
             return True
-        self._count_leaving(False)
-        return not self._agreed_stop
+        return self._count_leaving(False) == 0 and not self._agreed_stop
 
     def finish(self) -> None:
         """Returns when all have done their last step."""

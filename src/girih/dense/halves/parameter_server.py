@@ -25,7 +25,6 @@ from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Reply, Request, connect, listen
 from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
-from girih.errors import NonFiniteError
 
 STEP, NEWEST = 1, 2
 
@@ -151,10 +150,6 @@ class ParameterServerReplica(Replica):
     def close(self) -> None:
         """Ends the server, or leaves it."""
         self._closing.close()
-
-    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
-        """The loss is this trainer's share's, as all shares are about equal."""
-        return value * self._ranks.size, refusal
 
     def _refresh(self) -> None:
         """Takes the newest parameters."""

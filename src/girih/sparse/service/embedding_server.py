@@ -29,7 +29,7 @@ from girih.cluster.roles import RoleName
 from girih.cluster.segments import remove_segments
 from girih.comm.rpc import Request
 from girih.errors import NonFiniteError
-from girih.runs.stats import Stats
+from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys
 from girih.sparse.routing.shard_reader import ShardReader
@@ -47,8 +47,10 @@ class _Read:
     found: GroupKeys
 
 
-_Part = tuple[Request, list[_Read]]
-"""A trainer's request with the gradients of a step, or to drop it; and what it read from each group."""
+_Reads = tuple[list[_Read], int]
+"""What a request read from each group, and how many updates were applied before."""
+_Part = tuple[Request, _Reads]
+"""A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
 
 
 @dataclass
@@ -102,7 +104,8 @@ class _Work(Service):
         self._shards, self._writing = shards, writing
         self._num_contributors = num_contributors
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
-        self._reads: dict[tuple[int, int], list[_Read]] = {}
+        self._reads: dict[tuple[int, int], _Reads] = {}
+        self._num_updates = 0  # of all trainers
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
         self._stats = Stats()
@@ -130,7 +133,7 @@ class _Work(Service):
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
-            self._reads[request.client, sample] = reads
+            self._reads[request.client, sample] = reads, self._num_updates
         request.reply((staleness,), values)
 
     def _take_part(self, request: Request) -> None:
@@ -147,14 +150,18 @@ class _Work(Service):
 
     def _apply_turn(self, parts: dict[int, _Part]) -> None:
         in_order = [parts[trainer] for trainer in sorted(parts)]
+        updates = [part for part in in_order if part[0].frame.kind == Verb.UPDATE]
         try:
             with self._stats.spans("update"):
-                self._apply([part for part in in_order if part[0].frame.kind == Verb.UPDATE])
+                self._apply(updates)
         except Exception as error:
             for request, _ in in_order:
                 request.fail(error)
             return
         self._done.update(parts.keys())
+        for _, (_, num_before) in updates:
+            self._stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
+        self._num_updates += bool(updates)
         for request, _ in in_order:
             request.reply()
 
@@ -162,7 +169,7 @@ class _Work(Service):
         """Applies the sum of all parts, in the order of trainers."""
         sums = []
         for g, reader in enumerate(self._readers):
-            given = [(reads[g], request.frame.arrays[g]) for request, reads in parts]
+            given = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
             if not any(gradient.shape[1] for _, gradient in given):  # no width: it took no part in the loss
                 continue
             gradients = [

@@ -37,7 +37,7 @@ class Verb(IntEnum):
     UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → ().
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
         trained on.
-    To loaders, BEGIN: (pass); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
+    To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
