@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih.data import read_csv, read_libsvm, read_parquet
+from girih.data.unit import BadRow
 from girih.errors import DataError
 from girih.schema import Categorical, Labels, Numeric, Schema
 
@@ -22,6 +23,7 @@ SCHEMA = Schema(
 HEADER = "c,n,tags,tw,x,y,r,w"
 GOOD = ["1,2,a|b,1|2,3,1,1,1", "2,,,,,0,2,0"]
 
+FLOAT = "expected an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), or bucketize"
 CELLS = [
     ("1,2,a,1,3,1", "6 cells: expected 8", "wrong number of cells"),
     ("1,2,a,1,3,1,1,1,1", "9 cells: expected 8", "wrong number of cells"),
@@ -47,6 +49,9 @@ CELLS = [
     ("1,2,a|b,1,3,1,1,1", "column 'tw' = '1': expected as many weights as 'tags' has ids", None),
     ("1,2,,1,3,1,1,1", "column 'tw' = '1': expected as many weights as 'tags' has ids", None),
     ("1,2,a|b,1|x,3,1,1,1", "column 'tw' = '1|x': expected finite numbers as weights", None),
+    ("1.0,2,a,1,3,1,1,1", f"column 'c' = '1.0': {FLOAT}", None),
+    ("1.5e+18,2,a,1,3,1,1,1", f"column 'c' = '1.5e+18': {FLOAT}", None),
+    ("1,2,a|2.0||b,1|1|1,3,1,1,1", f"column 'tags' = 'a|2.0||b': {FLOAT}", None),
     ("1,2,a|b,1|nan,3,1,1,1", "column 'tw' = '1|nan': expected finite numbers as weights", None),
 ]
 
@@ -149,6 +154,41 @@ def test_the_first_bad_row_is_the_one_that_is_named(tmp_path):
     path.write_text("c,x,y\n1,1,1\n1,1,7\n1,zz,1\n1,1\n")
     with pytest.raises(DataError, match="line 3: column 'y'"):
         list(read_csv(path, Schema([Categorical(name="c"), Numeric(name="x")], "y")))
+
+
+def test_text_that_only_looks_like_a_number_is_an_id_like_any_other(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("c,y\n1.1,1\n1.2.0,1\nv1.0,0\n1e5,0\n")
+    assert len(next(iter(read_csv(path, Schema([Categorical(name="c")], "y")))).ids) == 4
+    pq.write_table(pa.table({"c": ["1.0"], "y": [1]}), tmp_path / "a.parquet")  # whose columns have types
+    assert (
+        len(next(iter(read_parquet(tmp_path / "a.parquet", Schema([Categorical(name="c")], "y")))).ids) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1", "1 cells: expected 2"),
+        ("", "1 cells: expected 2"),
+        ("1,x", "column 'y' = 'x': expected a label"),
+    ],
+)
+def test_the_first_bad_line_of_many_ends_it(tmp_path, monkeypatch, line, told):
+    path, made = tmp_path / "a.csv", []
+    path.write_text("c,y\n1,1\n\r\n" + "1,1\n" * 5 + (line or "\n1") + "\n" + f"{line or 1}\n" * 20_000)
+    monkeypatch.setattr("girih.data.decode.decoder.BadRow", lambda *row: made.append(row) or BadRow(*row))
+    monkeypatch.setattr("girih.data.formats.delimited.BadRow", lambda *row: made.append(row) or BadRow(*row))
+    with pytest.raises(DataError, match=rf"line {9 if line else 10}: {told}"):
+        list(read_csv(path, Schema([Categorical(name="c")], "y")))
+    assert len(made) == 1
+
+
+def test_a_quote_left_open_before_the_first_short_line_is_told_first(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('c,y\n1,1\n"1,1\n2,1\n3\n4,1\n')
+    with pytest.raises(DataError, match='line 3: a quote " is not closed on its line'):
+        list(read_csv(path, Schema([Categorical(name="c")], "y")))
 
 
 def test_line_numbers_hold_in_later_blocks_and_after_resuming(tmp_path):

@@ -41,7 +41,7 @@ WORDS = [
 
 
 def test_canonical_decimals_are_their_integers_and_all_else_is_hashed() -> None:
-    assert strings.ids_of_strings(*spans(WORDS)).tolist() == [id_of_string(word) for word in WORDS]
+    assert strings.ids_of_strings(*spans(WORDS))[0].tolist() == [id_of_string(word) for word in WORDS]
 
 
 @settings(max_examples=50, deadline=None)
@@ -49,4 +49,15 @@ def test_canonical_decimals_are_their_integers_and_all_else_is_hashed() -> None:
     st.lists(st.one_of(st.binary(max_size=40), st.integers(-(2**64), 2**64).map(lambda i: str(i).encode())))
 )
 def test_ids_of_any_strings(words: list[bytes]) -> None:
-    assert strings.ids_of_strings(*spans(words)).tolist() == [id_of_string(word) for word in words]
+    assert strings.ids_of_strings(*spans(words))[0].tolist() == [id_of_string(word) for word in words]
+
+
+FLOATS = [b"7.0", b"-7.0", b"0.0", b"10.0", b"1e+17", b"-1.5e+18", b"1.2345678901234568e+18", b"007.0"]
+TEXT = [
+    b"7", b"7.5", b"1.2.0", b".0", b"-.0", b"v1.0", b"1.0a", b"7.00", b"1e3", b"1e+3", b"e+17", b"ae+17", b"1,5e+17", b"0", b"",
+]  # fmt: skip
+
+
+def test_whole_numbers_spelled_as_floats_are_marked() -> None:
+    _, floats = strings.ids_of_strings(*spans([*FLOATS, *TEXT]))
+    assert floats.tolist() == [True] * len(FLOATS) + [False] * len(TEXT)

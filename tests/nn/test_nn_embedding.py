@@ -1,4 +1,3 @@
-import copy
 import threading
 
 import numpy as np
@@ -292,17 +291,6 @@ def test_inside_a_users_own_model_and_loop():
 def test_mistakes_are_named(use, message):
     with pytest.raises(ConfigError, match=message):
         use()
-
-
-def test_options_without_meaning_here_are_refused():
-    for option in ("max_norm", "scale_grad_by_freq", "sparse", "num_embeddings"):
-        with pytest.raises(TypeError, match=option):
-            girih.nn.EmbeddingBag(4, **{option: 1})
-
-
-def test_copies_are_refused():
-    with pytest.raises(TypeError, match="use state_dict"):
-        copy.deepcopy(girih.nn.Embedding(4))
 
 
 def test_torch_modules_with_options_without_meaning_here_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import time
@@ -62,11 +63,14 @@ def train(
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
-            click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)
+            click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)
         with _joined(settings) as cluster:
             told = {"newest": None if newest is None else newest.absolute().url}
             if cluster.ranks.broadcast(told if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
+                if changes := changed(run, settings):
+                    names = ", ".join(change.partition(":")[0] for change in changes)
+                    click.echo(f"changed since, without effect on a finished run: {names}")
                 return 0
             return _train(settings, datasets, run, newest, cluster)
 
@@ -110,6 +114,7 @@ def _train(
     console = Console(file=io.StringIO()) if run is None else None
     with (
         Progress(total, console=console) as progress,
+        nullcontext() if run is None else _showing_warnings(progress),
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
         if newest is not None:
@@ -151,6 +156,27 @@ def _train(
     for name, data in datasets.items():
         skipped(data, name)
     return 0
+
+
+class _Shown(logging.Handler):
+    """Shows what the library logs as lines of the progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.message(self.format(record))
+
+
+@contextmanager
+def _showing_warnings(progress: Progress) -> Iterator[None]:
+    logger, shown = logging.getLogger("girih"), _Shown(progress)
+    logger.addHandler(shown)
+    try:
+        yield
+    finally:
+        logger.removeHandler(shown)
 
 
 def _open_data(settings: RunConfig) -> dict[str, Dataset]:

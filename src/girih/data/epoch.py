@@ -87,7 +87,8 @@ class _Windows:
         self._next = replace(start, row=0)  # where the window that is being filled begins
         self._cursor = start.cursor
         parts = self._order(data.source.num_parts, "parts")
-        self._units = data.source.read(data.plan, parts, start.cursor)
+        self._plan = replace(data.plan, until_bad=data.on_bad_row == "error")
+        self._units = data.source.read(self._plan, parts, start.cursor)
         self._rows: list[DecodedRows] = []
         self._num_rows = 0  # that can be used
         self._buffers = Buffers(_LEAST_BYTES)
@@ -142,7 +143,7 @@ class _Windows:
         unit = next(self._units, None)
         if unit is None:
             return False
-        rows, bad = decode(unit, self._data.plan, self._buffers)
+        rows, bad = decode(unit, self._plan, self._buffers)
         if bad and self._data.on_bad_row == "error":
             raise DataError(unit.locate(bad[0]))
         skipped = self._data.skipped

@@ -23,6 +23,7 @@ class ReadPlan:
         labels: those that are decoded, in order. weight: the column of example weights, if any.
         conditions: the derived labels, parsed.
         keep: columns carried along as they are.
+        until_bad: rows after the first bad one need not be looked at.
     """
 
     schema: Schema
@@ -30,6 +31,7 @@ class ReadPlan:
     weight: str | None
     conditions: dict[str, Condition]
     keep: tuple[str, ...]
+    until_bad: bool = False
 
     @property
     def columns(self) -> dict[str, str]:

@@ -69,8 +69,9 @@ class _BinaryCrossEntropy(torch.autograd.Function):
         if weights is None:
             share = z.new_full((num_examples, 1), 1.0 / max(1, z.numel()))
         else:
-            total = weights.float().sum()
-            share = torch.where(total > 0, weights.float() / (total * num_labels), 0.0)[:, None]
+            weights = weights.double()  # their sum may be more than float32 holds
+            total = weights.sum() * num_labels
+            share = torch.where(total > 0, weights / total, 0.0).float()[:, None]
         loss = (F.binary_cross_entropy_with_logits(z, y, reduction="none") * share).sum()
         ctx.save_for_backward(((z.sigmoid() - y) * share).to(logits.dtype))
         return loss

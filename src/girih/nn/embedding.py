@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.nn.growing import GrowingModule, RowOptions, integers
+from girih.nn.refusals import answers_movers, uncaptured
 from girih.schema import Pooling
 from girih.sparse.groups.pack import POOLING_MODES
 
@@ -45,9 +46,10 @@ class EmbeddingBag(GrowingModule):
         store: shards and memory; each shard has a thread.
 
     Raises:
-        ConfigError: an option out of range, or ``share`` together with options of rows.
+        ConfigError: an option that is unknown or out of range, or ``share`` together with options of rows.
     """
 
+    @answers_movers(RowOptions.__annotations__)
     def __init__(
         self,
         dim: int,
@@ -65,6 +67,7 @@ class EmbeddingBag(GrowingModule):
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
 
+    @uncaptured
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
@@ -138,11 +141,13 @@ class Embedding(GrowingModule):
     Arguments are those of :class:`EmbeddingBag`, without pooling; ``padding_idx`` gives zeros and learns nothing.
     """
 
+    @answers_movers(RowOptions.__annotations__)
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
         super().__init__(dim, **rows)
         self._vectors = self.table.group("sum", whole=padding_idx is None)
         self.padding_idx = padding_idx
 
+    @uncaptured
     def forward(self, input: Tensor) -> Tensor:
         """Ids, int64 of any shape, to float32[*shape, dim] in host memory.
 

@@ -14,6 +14,7 @@ from girih import config
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.models.needs import EMBEDDING
+from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED
 from girih.optim import Adagrad, SparseOptimizer
 from girih.schema import Categorical, Pooling
 from girih.sparse.groups.group import CpuGroup, GroupRead
@@ -115,7 +116,15 @@ class GrowingModule(nn.Module):
         self.lr_scale = 1.0
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(f"{type(self).__name__}: rows have one owner and are not copied; use state_dict()")
+        raise TypeError(f"{type(self).__name__}: {UNCOPIED}")
+
+    def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks each module for it
+        raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}")
+        return super().__getattr__(name)
 
     @property
     def num_rows(self) -> int:

@@ -16,7 +16,9 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def fraction(value: Any, digits: int = 5) -> str:
-    """For example 0.98412."""
+    """For example 0.98412; from a million on 3.5e36."""
+    if is_number(value) and abs(value) >= 1e6:
+        return f"{value:.1e}".replace("e+", "e").replace("e0", "e")
     return f"{value:.{digits}f}" if is_number(value) else DASH
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -36,10 +37,15 @@ class RunDirectory:
         config: the configuration as it was run.
 
     Raises:
-        RunDirectoryError: it is taken, in use, not a directory, or not writable.
+        RunDirectoryError: it is taken, in use, not a local directory, or not writable.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
+        if address := re.match(r"([a-z][a-z0-9+.-]+):/", str(path)):  # Path makes one slash of two
+            raise RunDirectoryError(
+                f"{address[1]}://…: a run directory is local; name one, and set checkpoint.dir to an address like"
+                " this for checkpoints elsewhere"
+            )
         self.path, self.config = path, path / "config.toml"
         self._made = [p for p in (path, *path.parents) if not os.path.lexists(p)]
         try:

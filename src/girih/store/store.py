@@ -41,6 +41,9 @@ class Store:
         arena: where the arrays live; :class:`Heap` by default.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
+    Attributes:
+        num_peeks, num_absent: keys peeked at by this process, and those of them that had no row.
+
     Raises:
         ConfigError: a spec that cannot be held, or an arena of another layout.
         StorageFullError: no memory to begin with.
@@ -56,6 +59,7 @@ class Store:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
+        self.num_peeks, self.num_absent = 0, 0
         self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
 
     def lookup(self, ids: Longs, tables: Ints, counts: Ints | None, step: int, out: Floats) -> Ints:
@@ -84,7 +88,10 @@ class Store:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
-        return self.state.peek(ids, tables, out)
+        rows = self.state.peek(ids, tables, out)
+        self.num_peeks += len(rows)
+        self.num_absent += int(np.count_nonzero(rows < 0))
+        return rows
 
     def apply_gradients(
         self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float = 1.0

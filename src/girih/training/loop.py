@@ -18,6 +18,7 @@ from girih.runs.log import RunLog
 from girih.runs.stats import Spans
 from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
+from girih.training.notes import Notes
 from girih.training.schedules import Step
 from girih.training.session import Session
 from girih.training.state import RunState
@@ -46,6 +47,7 @@ class Loop:
     score: Callable[[], Scores | None] | None
     label_names: Sequence[str]
     ranks: TrainerGroup
+    notes: Notes
     spans: Spans
     save_every_steps: int | None = None
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
@@ -68,7 +70,10 @@ class Loop:
                 self._end_epoch()
 
     def _train_on(self, batches: Stream) -> None:
-        with closing(self._steps(batches)) as steps:
+        source: Iterator[tuple[Batch, Position]] = batches
+        if self.state.step == 0:
+            source = self.notes.first_epoch(batches, self.feed.data.batch_size)
+        with closing(self._steps(source)) as steps:
             for step in steps:
                 self._account(step)
                 self._meet_if_due()

@@ -33,6 +33,7 @@ from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
+from girih.training.notes import Notes
 from girih.training.planning import decide
 from girih.training.session import Session
 from girih.training.state import RunState
@@ -71,6 +72,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
+        self.notes = Notes(self.ranks, self.facts.schema.labels.names)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
@@ -160,6 +162,7 @@ class TrainingRun:
             label_names=self.facts.schema.labels.names,
             save_every_steps=self.saving.every_steps if self.saves else None,
             ranks=self.ranks,
+            notes=self.notes,
             spans=self.context.stats.spans,
         )
         try:
@@ -188,7 +191,10 @@ class TrainingRun:
     def score(self, data: Dataset) -> Scores | None:
         """Scores a dataset; see :func:`girih.training.evaluation.score`."""
         session, normalization = self.open(), self.known_normalization()
-        return evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+        before = session.sparse.stats().store
+        scores = evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+        self.notes.evaluation(data.addresses[0], scores, before, session.sparse.stats().store)
+        return scores
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""

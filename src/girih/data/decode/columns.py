@@ -71,25 +71,28 @@ def null_mask(array: Any) -> NDArray[np.bool_] | None:
     return mask
 
 
-def scalar_ids(array: Any) -> NDArray[np.int64]:
-    """One id a row, int64[R], of strings, integers or booleans; null is :data:`NULL_ID`."""
-    kind = array.type
+def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """One id a row, of strings, integers or booleans; null is :data:`NULL_ID`.
+
+    Returns:
+        int64[R]; bool[R] where a string spells a whole number as a float, or None for all but plain strings.
+    """
+    kind, floats = array.type, None
     if pa.types.is_dictionary(kind):
-        words = np.append(scalar_ids(array.dictionary), np.int64(NULL_ID))
+        words = np.append(scalar_ids(array.dictionary)[0], np.int64(NULL_ID))
         indices = array.indices.fill_null(len(words) - 1) if array.indices.null_count else array.indices
-        ids: NDArray[np.int64] = words[indices.to_numpy(zero_copy_only=False)]
-        return ids
+        return words[indices.to_numpy(zero_copy_only=False)], None
     if pa.types.is_null(kind):
-        return np.full(len(array), NULL_ID, dtype=np.int64)
+        return np.full(len(array), NULL_ID, dtype=np.int64), None
     null = null_mask(array)
     if is_string(kind):
-        ids = strings.ids_of_strings(*spans(array))
+        ids, floats = strings.ids_of_strings(*spans(array))
     else:
         array = array.cast(pa.int8()) if pa.types.is_boolean(kind) else array
         array = array if null is None else array.fill_null(0)
         ids = array.to_numpy()
         ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
-    return ids if null is None else np.where(null, NULL_ID, ids)
+    return ids if null is None else np.where(null, NULL_ID, ids), floats
 
 
 def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:

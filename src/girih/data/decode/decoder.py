@@ -19,6 +19,7 @@ from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
+LABEL = "a label in [0, 1]"
 
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
@@ -48,7 +49,9 @@ class _Reader:
         if isinstance(feature, Categorical) and feature.bucketize:
             return Bags(self._buckets(feature.source, feature.bucketize))
         values, offsets = columns.pieces(self._column(feature.source), feature.separator)
-        ids = columns.scalar_ids(values)
+        ids, floats = columns.scalar_ids(values)
+        if self._unit.is_text and floats is not None and floats.any():
+            self._refuse_floats(feature.source, floats, offsets)
         weights = None
         if isinstance(feature, Categorical) and feature.weights:
             weights = self._weights(feature, feature.weights, Bags(ids, offsets).bounds())
@@ -59,6 +62,17 @@ class _Reader:
                 weights, _ = columns.keep_last(weights, offsets, feature.max_length)
             ids, offsets = columns.keep_last(ids, offsets, feature.max_length)
         return Bags(ids, offsets, weights)
+
+    def _refuse_floats(
+        self, column: str, floats: NDArray[np.bool_], offsets: NDArray[np.int64] | None
+    ) -> None:
+        """Text has no types: only the spelling, bool[M], tells that ids were written as floats."""
+        rows = np.flatnonzero(floats)
+        good = np.ones(self._unit.table.num_rows, dtype=np.bool_)
+        good[rows if offsets is None else np.searchsorted(offsets, rows, side="right") - 1] = False
+        self._expect(
+            good, column, "an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), or bucketize"
+        )
 
     def _buckets(self, column: str, boundaries: tuple[float, ...]) -> NDArray[np.int64]:
         values, null = self._finite(column)
@@ -101,7 +115,7 @@ class _Reader:
         condition = self._plan.conditions.get(name)
         if condition is None:
             values, _ = columns.numbers(self._column(name))
-            self._expect((values >= 0.0) & (values <= 1.0), name, "a label in [0, 1]")
+            self._expect((values >= 0.0) & (values <= 1.0), name, LABEL)
             return _narrow(values)
         array = self._column(condition.column)
         if condition.on_strings:
@@ -161,12 +175,19 @@ class _Reader:
         unit, bad = self._unit, list(self._unit.bad)
         good = np.ones(unit.table.num_rows, dtype=np.bool_)
         for rows, column, expected in self._found:
-            for row in rows[good[rows]].tolist():
+            told = rows[good[rows]]
+            for row in told[: 1 if self._plan.until_bad else None].tolist():
                 reason = f"column {column!r}: expected {expected}"
                 message = f"column {column!r} {self._shown(column, row)}: expected {expected}"
+                if expected == LABEL and self._is_word(column, row):
+                    message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)
+
+    def _is_word(self, column: str, row: int) -> bool:
+        value = self._unit.table.column(column)[row].as_py()
+        return isinstance(value, bytes) and columns.number_of(value.strip()) is None
 
     def _shown(self, column: str, row: int) -> str:
         value = self._unit.table.column(column)[row].as_py()

@@ -6,6 +6,7 @@ Values do not contain line breaks. Blank lines are passed over.
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from girih.data.unit import BadRow, Unit
 from girih.errors import ConfigError, DataError
 
 _NO_LINE_END = re.compile(rb"[^\r\n]")
+_LINE = re.compile(rb"[^\r\n][^\n]*\n?")  # not a blank one
 
 
 def split_cells(
@@ -32,11 +34,14 @@ def split_cells(
     separator: str,
     quote: str,
     address: str,
+    *,
+    until_bad: bool = False,
 ) -> tuple[Any, list[Any]]:
     """Splits lines into cells: some columns as a table, null where empty, and the lines with more or fewer cells.
 
     Args:
         columns: those to read, and their Arrow types.
+        until_bad: the first line with more or fewer cells ends it; there is no table then.
 
     Raises:
         DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
@@ -45,7 +50,7 @@ def split_cells(
 
     def note(row: Any) -> str:
         broken.append(row)
-        return "skip"
+        return "error" if until_bad else "skip"
 
     # Arrow tells columns apart by name; those that nobody reads may share one
     unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
@@ -68,6 +73,8 @@ def split_cells(
             ),
         )
     except pa.ArrowException as error:
+        if until_bad and broken:
+            return None, broken
         raise DataError(f"{address}: cannot be split into cells: {one_line(error)}") from None
     return table, broken
 
@@ -143,16 +150,20 @@ class DelimitedSource(TextSource):
         """Splits a block into cells; lines that cannot be split are bad rows."""
         address, names = self.files[number].address, self.starts[number].names
         columns = dict.fromkeys(plan.columns, pa.binary())
-        table, broken = split_cells(block.data, names, columns, self._separator, self._quote, address)
-        numbers: range | NDArray[np.int64] = range(block.line, after.line)
+        splitting = (names, columns, self._separator, self._quote, address)
+        table, broken = split_cells(block.data, *splitting, until_bad=plan.until_bad)
+        if table is None:
+            block = _up_to_line(block, broken[0].number)
+            table, broken = split_cells(block.data, *splitting)
+        numbers: range | NDArray[np.int64] = range(block.line, block.line + block.num_lines)
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
             data, lines, bad = self._without_open_quotes(block)
             if bad or table.num_rows + len(broken) != len(lines):
-                table, broken = split_cells(data, names, columns, self._separator, self._quote, address)
+                table, broken = split_cells(data, *splitting)
             if table.num_rows + len(broken) != len(lines):
                 raise DataError(
-                    f"{address}: lines {block.line} to {after.line - 1} do not all end in \\n or \\r\\n"
+                    f"{address}: lines {block.line} to {block.line + block.num_lines - 1} do not all end in \\n or \\r\\n"
                 )
             places = np.array([row.number for row in broken], dtype=np.int64) - 1
             for place, row in zip(places, broken, strict=True):
@@ -177,3 +188,10 @@ class DelimitedSource(TextSource):
                 lines.append(number)
                 kept.append(line)
         return b"\n".join(kept) + b"\n", np.array(lines, dtype=np.int64), bad
+
+
+def _up_to_line(block: Block, number: int) -> Block:
+    """The lines of a block up to one of those that are not blank, counted from 1, as far as there are so many."""
+    *_, last = itertools.islice(_LINE.finditer(block.data), number)
+    data = block.data[: last.end()]
+    return block._replace(data=data, num_lines=data.count(b"\n") + (not data.endswith(b"\n")))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.kernels.cpu.arrays import I64, U8
 from girih.kernels.cpu.jit import njit
@@ -34,16 +35,16 @@ def xxh64(text: bytes) -> int:
         return int(np.array([_xxh64(data, 0, len(text))], dtype=np.uint64).view(np.int64)[0])
 
 
-def ids_of_strings(data: U8, starts: I64, ends: I64) -> I64:
+def ids_of_strings(data: U8, starts: I64, ends: I64) -> tuple[I64, NDArray[np.bool_]]:
     """The ids of R strings: the integer that a string spells canonically, else its XXH64.
 
     Returns:
-        int64[R].
+        int64[R]; bool[R], which spell a whole number as floats are printed, ``7.0`` or ``1.5e+17``.
     """
-    ids = np.empty(len(starts), dtype=np.uint64)
+    ids, floats = np.empty(len(starts), dtype=np.uint64), np.zeros(len(starts), dtype=np.bool_)
     with np.errstate(over="ignore"):
-        _ids_of_strings(data, starts, ends, ids)
-    return ids.view(np.int64)
+        _ids_of_strings(data, starts, ends, ids, floats)
+    return ids.view(np.int64), floats
 
 
 @njit
@@ -133,9 +134,27 @@ def _canonical(data: Any, start: Any, end: Any) -> Any:
 
 
 @njit
-def _ids_of_strings(data: Any, starts: Any, ends: Any, ids: Any) -> None:
+def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
+    """Whether a string is ``7.0`` or ``1.5e+17``: digits before ``.0``, or digits and dots before ``e+`` and two more."""
+    # dot and plus first: they are rare, so that the processor guesses these branches
+    if end - start >= 3 and data[end - 2] == 46 and data[end - 1] == 48:
+        behind, has_exponent = end - 2, False
+    elif end - start >= 5 and data[end - 3] == 43 and data[end - 4] == 101:
+        behind, has_exponent = end - 4, True
+    else:
+        return False
+    first = start + 1 if data[start] == 45 else start
+    for at in range(first, behind):
+        if not (48 <= data[at] <= 57 or (has_exponent and data[at] == 46)):
+            return False
+    return behind > first
+
+
+@njit
+def _ids_of_strings(data: Any, starts: Any, ends: Any, ids: Any, floats: Any) -> None:
     for row in range(len(starts)):
         is_integer, value = _canonical(data, starts[row], ends[row])
         if not is_integer:
             value = _xxh64(data, starts[row], ends[row])
+            floats[row] = _is_whole_float(data, starts[row], ends[row])
         ids[row] = value

@@ -94,11 +94,11 @@ class LocalShards:
             raise
 
     def counters(self) -> dict[str, int]:
-        """Sums over all shards here, see ``Store.counters``, and ``rows``."""
+        """Sums over all shards here, see ``Store.counters``, and ``rows``, ``peeks``, ``absent``."""
         total: Counter[str] = Counter()
         for _, store in self.files():
             total.update(store.counters())
-            total["rows"] += store.num_rows
+            total.update(rows=store.num_rows, peeks=store.num_peeks, absent=store.num_absent)
         return dict(total)
 
     def rows(self) -> dict[str, int]:

@@ -1,0 +1,95 @@
+"""What people who come from torch's embeddings try, and what these modules answer: one sentence each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar, cast
+
+import torch
+
+from girih.errors import ConfigError, nearest
+
+Self = TypeVar("Self")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+UNCAPTURED = (
+    "reads rows of a table that grows, which no graph can hold: trace, script or export the layers behind it,"
+    " and compile without fullgraph"
+)
+UNCOPIED = "rows have one owner and are neither copied nor pickled; use state_dict(), and load it into a module made anew"
+ATTRIBUTES = {
+    "weight": "rows are no parameter; read those of ids by module(ids) under torch.no_grad(), which makes no rows, and"
+    " set them by module.assign(ids, vectors)",
+    "num_embeddings": "rows appear as ids are seen; module.num_rows counts them",
+    "embedding_dim": "it is called dim",
+}
+"""Attributes of torch's modules, and what there is instead."""
+
+_OPTIONS = {
+    "num_embeddings": "rows appear as ids are seen; leave num_embeddings out, write {example}",
+    "embedding_dim": "it is called dim; write {example}",
+    "max_norm": "rows are never renormalized; leave it out",
+    "norm_type": "rows are never renormalized; leave it out",
+    "scale_grad_by_freq": "gradients of equal ids are summed; leave it out",
+    "sparse": "only the rows of a batch ever move; leave it out",
+    "device": "rows stay in host memory; leave it out, and move the output",
+    "_weight": "trained weights come by {name}.from_torch(module)",
+    "_freeze": "module.eval() keeps rows as they are; leave it out",
+}
+
+
+def answers_movers(
+    known: Iterable[str],
+) -> Callable[[Callable[Concatenate[Self, P], None]], Callable[Concatenate[Self, P], None]]:
+    """Decorates an ``__init__``: arguments of torch's modules, and unknown ones, are ConfigErrors that help.
+
+    Args:
+        known: options that it takes besides those in its signature.
+    """
+
+    def decorate(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
+        name, names = init.__qualname__.partition(".")[0], {*inspect.signature(init).parameters, *known}
+
+        @functools.wraps(init)
+        def checked(self: Self, *given: P.args, **options: P.kwargs) -> None:
+            _check(name, names - {"self", "rows"}, given, options)
+            init(self, *given, **options)
+
+        return cast(Callable[Concatenate[Self, P], None], checked)
+
+    return decorate
+
+
+def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+    """Decorates a ``forward`` that is refused in a trace or an export, where one batch's rows would become constants.
+
+    ``torch.compile`` leaves it out of the graph, and refuses it under ``fullgraph``.
+    """
+
+    @functools.wraps(forward)
+    def eager(self: Self, *given: P.args, **options: P.kwargs) -> R:
+        is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_traced or torch.compiler.is_compiling():
+            raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
+        return forward(self, *given, **options)
+
+    disabled: Any = torch.compiler.disable(eager)  # type: ignore[no-untyped-call]
+    disabled._torchdynamo_disable_msg = f"a girih.nn module {UNCAPTURED}"  # as reason= of later torch
+    return cast(Callable[Concatenate[Self, P], R], disabled)
+
+
+def _check(name: str, known: set[str], given: Sequence[object], options: Mapping[str, object]) -> None:
+    numbers = [one for one in given[:2] if isinstance(one, SupportsIndex)]
+    width = numbers[1] if len(numbers) == 2 else options.get("embedding_dim", options.get("dim", 16))
+    example = f"{name}({width})"
+    if len(numbers) == 2:
+        told = _OPTIONS["num_embeddings"].format(example=example)
+        raise ConfigError(f"{name}({numbers[0]}, {numbers[1]}): {told}")
+    for option in options:
+        if option in _OPTIONS:
+            raise ConfigError(f"{name}: {option}: {_OPTIONS[option].format(name=name, example=example)}")
+        if option not in known:
+            raise ConfigError(f"{name}: unknown option {option!r}{nearest(option, known)}")

@@ -1,0 +1,100 @@
+"""What is probably not meant, said once in a line: data and options with which little is learned or judged.
+
+Each line is a warning of the logger ``girih.training.notes``; ``girih train`` shows it among its progress.
+
+Shapes: B examples, T labels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.group import TrainerGroup
+from girih.data import Batch, Position
+from girih.metrics import Scores
+
+_LOG = logging.getLogger(__name__)
+MANY_ABSENT = 0.2
+"""The share of looked-up ids without a row from which an evaluation says so."""
+
+
+@dataclass
+class Notes:
+    """Lines about one run, each told once, by the first trainer.
+
+    Attributes:
+        label_names: of the T labels.
+    """
+
+    ranks: TrainerGroup
+    label_names: Sequence[str]
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def first_epoch(
+        self, batches: Iterable[tuple[Batch, Position]], batch_size: int
+    ) -> Iterator[tuple[Batch, Position]]:
+        """Passes an epoch through; tells at its end that it was one step, or that a label never changed."""
+        low = high = np.empty((0, len(self.label_names)), np.float32)
+        num_batches = num_examples = 0
+        for batch, position in batches:
+            num_batches, num_examples = num_batches + 1, num_examples + batch.num_examples
+            if not len(low) or (low == high).any():
+                low, high = _range([low, high, batch.labels])
+            yield batch, position
+        if num_batches == 1:
+            self._tell(
+                "train",
+                "step",
+                f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
+            )
+        whose = "" if self.ranks.size == 1 else " of trainer 0"
+        self._constant(
+            "train", f"all {num_examples:,} training examples{whose}", low, high, "there is nothing to learn"
+        )
+
+    def evaluation(
+        self, data: str, scores: Scores | None, before: Mapping[str, int], after: Mapping[str, int]
+    ) -> None:
+        """Tells that a label never changes in some data, or that many of its ids have no row.
+
+        Args:
+            data: the address of its first file.
+            before, after: the counters of the store around the evaluation.
+        """
+        if scores is None or not scores.num_examples:
+            return
+        low, high = _range([scores.arrays()["labels"]])
+        self._constant(
+            data, f"all {scores.num_examples:,} examples of {data}", low, high, "AUC is not defined"
+        )
+        peeks, absent = (after.get(name, 0) - before.get(name, 0) for name in ("peeks", "absent"))
+        if absent > MANY_ABSENT * peeks and after.get("rows", 0):
+            self._tell(
+                data,
+                "ids",
+                f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or written"
+                " in another way than in the training data?",
+            )
+
+    def _constant(
+        self, data: str, where: str, low: NDArray[np.float32], high: NDArray[np.float32], so: str
+    ) -> None:
+        for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
+            if least == most:
+                self._tell(data, name, f"label {name!r} is {least:g} in {where}: {so}")
+
+    def _tell(self, data: str, subject: str, text: str) -> None:
+        if self.ranks.first and (data, subject) not in self._told:
+            self._told.add((data, subject))
+            _LOG.warning("%s", text)
+
+
+def _range(labels: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The least and the largest of each label, float32[1, T] each; [0, T] where there are none."""
+    every = np.concatenate(labels)
+    return (every.min(axis=0)[None], every.max(axis=0)[None]) if len(every) else (every, every)
