@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,7 +48,12 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits with its status."""
+    """Runs one command and exits with its status: 130 where a signal ends it, and nothing else hears that."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the process is a command's: nobody else's handlers are in it
+        signal.signal(number, signal.default_int_handler)
     try:
         status = run(arguments)
     except KeyboardInterrupt:

@@ -19,6 +19,12 @@ def gather(ranks: TrainerGroup, device: torch.device) -> list[dict[str, Any]]:
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
 
 
+def check(states: Sequence[dict[str, Any]], rank: int) -> None:
+    """Raises what torch does where :func:`restore` would meet no state of a generator."""
+    if rank < len(states):
+        torch.Generator().set_state(states[rank]["cpu"])
+
+
 def restore(states: Sequence[dict[str, Any]], rank: int) -> None:
     """Puts this trainer's state back; a trainer that was not there when it was saved keeps its own."""
     if rank >= len(states):
