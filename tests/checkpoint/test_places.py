@@ -155,7 +155,7 @@ CRAFTED = {
     "a step that is a word": (lambda c: c["state"]["run"].update(step="x"), "state.run step = 'x'"),
     "two steps": (lambda c: c["state"]["run"].update(step=2), r"step = 1, but state.run.step = 2"),
     "a step of another directory": (of_step(9), "it is of step 9, which lies in step-00000009"),
-    "a step beyond all": (of_step(10**30), r"state.run step = 10+: expected"),
+    "a step beyond all": (of_step(10**30), r"step = 10+: expected an integer from 0 to 2147483647"),
     "a plan that is a list": (lambda c: c.update(plan=[]), "plan"),
 }
 
