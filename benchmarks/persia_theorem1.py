@@ -1,6 +1,6 @@
 """Persia's Theorem 1 as an experiment: what staleness τ costs, by how often the most frequent id comes (α).
 
-    girih bench persia_theorem1 [--quick] [--results FILE] [--docs DIRECTORY]
+    girih bench persia_theorem1 [--quick] [--results FOLDER] [--docs FOLDER]
 
 The theorem is of SGD, and its third term grows with τ and with α. So: one trainer with ``hybrid``, whose staleness is at most τ
 (its mean is told beside) and nothing else differs from τ = 0; plain SGD on rows; a generated click log of two id
@@ -20,8 +20,7 @@ import harness
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from persia_runs import Results, Run, gap, markdown, spread
-from persia_table2 import ROOT, add_options, default_results
+from experiments import Run, add_options, gap, markdown, pictures, results, spread
 from pictures import Chart, write_picture
 
 from girih.testing.click_log import click_log
@@ -42,8 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     report = harness.Report("persia_theorem1", arguments)
     quick = arguments.quick
-    results = Results(arguments.results or default_results(quick, "persia-theorem1.json"))
-    docs = arguments.docs or (Path("runs/persia") if quick else ROOT / "docs")
+    kept_runs = results(arguments, "persia-theorem1")
     seeds = range(1, 2 if quick else 1 + arguments.seeds)
     steps = 50 if quick else NUM_STEPS
     series, rows = {}, []
@@ -52,7 +50,7 @@ def main() -> None:
         alphas = {exponent: write_log(Path(folder), exponent, steps) for exponent in EXPONENTS}
         for exponent, alpha in alphas.items():
             tried = {
-                rate: results.train([experiment(exponent, 0, rate, 1)])[0]["auc"]
+                rate: kept_runs.train([experiment(exponent, 0, rate, 1)])[0]["auc"]
                 for rate in RATES[: 1 if quick else None]
             }
             rate = max(tried, key=lambda each: tried[each])
@@ -60,10 +58,10 @@ def main() -> None:
                 f"Zipf {exponent:g}:", ", ".join(f"rate {each:g}: {auc:.4f}" for each, auc in tried.items())
             )
             kept = [
-                results.train([experiment(exponent, staleness, rate, seed) for seed in seeds])
+                kept_runs.train([experiment(exponent, staleness, rate, seed) for seed in seeds])
                 for staleness in STALENESS
             ]
-            unmoved = results.train([experiment(exponent, 0, UNMOVED, 1)])[0]["auc"]
+            unmoved = kept_runs.train([experiment(exponent, 0, UNMOVED, 1)])[0]["auc"]
             rows.append([f"{exponent:g}", f"{alpha:.4f}", f"{rate:g}", f"{unmoved:.4f}", *cells(kept)])
             points = [
                 (np.log2(t + 1), gap_of(runs, kept[0])) for t, runs in zip(STALENESS, kept, strict=True)
@@ -71,7 +69,7 @@ def main() -> None:
             series[f"α = {alpha:.3f} (Zipf {exponent:g})"] = points
     x_title = f"log2(τ + 1), τ = {', '.join(map(str, STALENESS))}"
     chart = Chart("SGD", x_title, "test AUC less that of τ = 0", series)
-    write_picture(docs / "persia-theorem1.svg", [chart])
+    write_picture(pictures(arguments) / "persia-theorem1.svg", [chart])
     header = [
         "Zipf exponent",
         "α",
@@ -81,6 +79,7 @@ def main() -> None:
         *(f"τ = {each}" for each in STALENESS[1:]),
     ]
     print(markdown(header, rows))
+    print(kept_runs.told())
     table = report.table("test AUC less that of τ = 0", dict.fromkeys(header, "{}"))
     for row in rows:
         table.row(dict(zip(header, row, strict=True)))

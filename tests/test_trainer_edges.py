@@ -10,7 +10,14 @@ import girih
 from girih import checkpoint
 from girih.cluster.cluster import Cluster
 from girih.config.file import RunConfig
-from girih.errors import CheckpointError, RoleError, RunDirectoryError, WireError
+from girih.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteError,
+    RoleError,
+    RunDirectoryError,
+    WireError,
+)
 from girih.runs.callbacks import Callback
 
 
@@ -275,3 +282,48 @@ def test_every_call_tells_which_process_is_gone(log_directory, tmp_path):
         ):
             with pytest.raises(RoleError, match="embedding-server 1"):
                 call()
+
+
+def test_a_trainer_that_was_not_made_gives_its_run_directory_back(log_directory, tmp_path, monkeypatch):
+    def fails(directory):
+        raise RuntimeError("no tensorboard here")
+
+    settings = settings_of(log_directory, "train.tensorboard=true")
+    with monkeypatch.context() as patched:
+        patched.setattr("girih.trainer.TensorBoard", fails)
+        with pytest.raises(
+            RuntimeError, match="no tensorboard"
+        ) as kept:  # as a notebook keeps what was raised
+            settings.trainer(run=tmp_path / "run")
+    with settings_of(log_directory).trainer(run=tmp_path / "run") as trainer:
+        trainer.fit(settings.dataset("train"), epochs=1)
+    assert kept.value is not None
+
+
+def test_what_needs_a_session_says_so_before_there_is_one(log_source):
+    with settings_of(log_source).trainer() as trainer:
+        for name in ("sparse", "dense", "learning_rate"):
+            with pytest.raises(ConfigError, match="fit, load or evaluate first"):
+                getattr(trainer, name)
+
+
+def test_a_step_that_ends_a_run_is_no_update(log_source):
+    """Under on_nonfinite = "stop": the number of updates is that of optimizer steps, for whoever goes on."""
+    settings = settings_of(log_source, "dense_optimizer.lr=1e30", "train.log_every_steps=1")
+    with settings.trainer() as trainer:
+        with pytest.raises(NonFiniteError):
+            trainer.fit(settings.dataset("train"), epochs=1)
+        applied = trainer.dense.state()["optimizer"]["state"][0]["step"]
+        assert trainer.state.num_updates == int(applied)
+
+
+def test_gradients_of_another_loop_are_not_added_to_a_step(log_source):
+    settings = settings_of(log_source, "train.max_steps=3")
+    weights = []
+    for left in (0.0, 100.0):
+        with settings.trainer() as trainer:
+            for parameter in trainer.model.parameters():
+                parameter.grad = torch.full_like(parameter, left)
+            trainer.fit(settings.dataset("train"), epochs=1)
+            weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    assert all(map(torch.equal, *weights))

@@ -90,7 +90,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
         factory = "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)"
         expect("dense_optimizer", dense_optimizer, Callable | None, factory)
-        expect("strategy", strategy, Strategy | None, "a strategy, as girih.Local()")
+        expect(
+            "strategy",
+            strategy,
+            Strategy | None,
+            "a strategy, as girih.Local(), or an object with name, trainers, plan and build",
+        )
         expect("schema", schema, Schema | None, "a girih.Schema")
         expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
@@ -142,6 +147,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             self._cluster.show_in(directory)
             self._cluster.prepare(roles_of(self.strategy))
         except BaseException:
+            if self._opened is not None:
+                self._opened.close()
             self._cluster.close(failed=True)
             raise
 
@@ -173,6 +180,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
     @property
     def learning_rate(self) -> LearningRate:
         """The schedule of the learning rates, once the session is open."""
+        self._run.opened()
         return self._run.learning_rate
 
     def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:

@@ -55,3 +55,10 @@ def test_an_optimizer_state_survives():
     other.load_state_dict(trees.join(json.loads(json.dumps(plain)), tensors))
     assert same(other.state_dict()["state"], optimizer.state_dict()["state"])
     assert other.param_groups[0]["lr"] == 0.1
+
+
+def test_keys_that_give_tensors_the_same_path_keep_their_own():
+    tree = {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2), "n": {1: torch.ones(3), "1": torch.zeros(3)}}
+    plain, tensors = trees.split(tree)
+    assert same(trees.join(json.loads(json.dumps(plain)), tensors), tree)
+    assert "a.b" in tensors  # what has a path of its own is called by it

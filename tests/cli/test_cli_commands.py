@@ -312,3 +312,61 @@ def test_output_that_cannot_be_written_is_told(trained, log_directory, capsys):
         run("predict", trained, "--data", log_directory / "test.parquet", "--out", "/dev/full/x.parquet") == 2
     )
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_new_run_does_not_go_on_with_the_checkpoints_of_another(log_directory, capsys):
+    """Two runs that name one ``checkpoint.dir``."""
+    shared = ["--set", f"checkpoint.dir={log_directory}/kept"]
+    assert run("train", log_directory / "config.toml", "--run", log_directory / "one", *shared) == 0
+    capsys.readouterr()
+    second = [
+        "train",
+        log_directory / "config.toml",
+        "--run",
+        log_directory / "two",
+        *shared,
+        "--set",
+        "train.seed=8",
+    ]
+    assert run(*second) == 2
+    assert "holds an earlier run" in capsys.readouterr().err
+    assert not (log_directory / "two").exists()
+
+
+def test_tables_in_shared_memory_are_read_by_one_process(log_directory, capsys):
+    path = log_directory / "run"
+    assert run("train", log_directory / "config.toml", "--run", path) == 0
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(
+        config + '\n[store]\narena = "shared"\n[strategy]\nname = "gone.py:Mine"\n'
+    )
+    assert run("evaluate", path) == 0
+
+
+def test_report_draws_each_run(log_directory, trained, capsys):
+    assert run("report", trained, trained) == 0
+    assert (trained / "report.html").is_file()
+
+
+def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
+    words = ["--strategy", "substitution", "--set", "model.name=dnn"]
+    assert run("plan", log_directory / "config.toml", *words, "--out", log_directory / "plan.json") == 0
+    assert "may change what is automatic here" in capsys.readouterr().err
+    plan = json.loads((log_directory / "plan.json").read_text())
+    owned = plan["placement"]
+    for edited, said in (
+        (
+            {"schedule": {"name": "in_step"}},
+            "plan: schedule has ['name'], expected ['name', 'upper_network']",
+        ),
+        ({"placement": {}}, "plan: placement has []"),
+        (
+            {"placement": owned | {"user": 7}},
+            "feature 'user' is owned by trainer 7, expected one of 1 from 0",
+        ),
+    ):
+        (log_directory / "plan.json").write_text(json.dumps(plan | edited))
+        words_of = ["--run", log_directory / "planned", "--plan", log_directory / "plan.json"]
+        assert run("train", log_directory / "config.toml", *words, *words_of) == 2
+        assert said in capsys.readouterr().err
+        assert not (log_directory / "planned").exists()

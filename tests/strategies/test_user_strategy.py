@@ -111,7 +111,7 @@ class TestFromAFile:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"name": "mine.py:NoStrategy"}, "is not a class with plan and build"),
+            ({"name": "mine.py:NoStrategy"}, "is not a class with name, trainers, plan and build"),
             ({"name": "mine.py:Min"}, "Mine"),
             ({"name": "mine.py:Mine", "ahed": 1}, "ahead"),
             ({"name": "mine"}, "unknown name"),
@@ -305,3 +305,17 @@ class TestPlan:
             assert trainer.plan.predicted == {"noted": 1}
             trainer.fit(data(log_directory), epochs=1)
         assert json.loads((run / "plan.json").read_text())["predicted"] == {"noted": 1}
+
+
+def test_a_class_without_trainers_is_refused_by_what_it_lacks(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE.replace("    trainers: ClassVar[int] = 1\n", ""))
+    with pytest.raises(
+        ConfigError, match="has no trainers; expected a class with name, trainers, plan and build"
+    ):
+        create({"name": f"{tmp_path}/mine.py:Mine"}, "here")
+
+
+def test_more_loaders_than_trainers_are_refused(log_source):
+    settings = RunConfig.load(log_source / "config.toml", overrides=["strategy.loaders=3"], strategy="hybrid")
+    with pytest.raises(ConfigError, match="loaders = 3: expected at most one per trainer, 1 in all"):
+        settings.planned()

@@ -142,7 +142,9 @@ def test_what_a_half_raises_ends_the_steps_and_lets_go_of_the_rest():
     dense.compute = fail
     with pytest.raises(RuntimeError, match="of the model"):
         list(steps_of(Pipelined(2), batches(9), sparse, dense))
-    assert of(sparse.events, "give up") == [1, 2]
+    assert of(sparse.events, "give up") == [0, 1, 2]
+    sparse.sync()
+    assert sparse.open == []
 
 
 def test_learning_rates_are_asked_for_once_a_step():

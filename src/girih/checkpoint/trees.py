@@ -16,6 +16,8 @@ def split(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     def walk(node: Any, path: str) -> Any:
         if isinstance(node, Tensor):
+            while path in tensors:  # keys "a.b" and "b" in "a", or 1 and "1"
+                path += "'"
             tensors[path] = node.detach().cpu().contiguous().clone()
             return {TENSOR: path}
         if isinstance(node, Mapping):

@@ -50,7 +50,10 @@ def open_config(run: Path) -> RunConfig:
         raise MissingFileError(f"{run}: no such run directory")
     if not (run / "config.toml").is_file():
         raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
-    return RunConfig.load(run / "config.toml")
+    settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
+    if settings.store.arena == "shared":  # as embedding servers had it
+        settings = replace(settings, store=replace(settings.store, arena="heap"))
+    return settings
 
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
@@ -61,6 +64,6 @@ def load_trainer(run: Path, settings: RunConfig) -> Trainer:
         click.echo(
             f"{run}: not finished; using {checkpoint.find(run).name}, or the best checkpoint", err=True
         )
-    trainer = replace(settings, strategy=Local()).trainer()  # one process is enough to read
+    trainer = settings.trainer()
     trainer.load(final, resume=False)
     return trainer

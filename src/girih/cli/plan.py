@@ -12,6 +12,7 @@ from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
 from girih.report.text import size
 from girih.runs.files import write_whole
+from girih.strategies import measures_of
 
 
 @cli.command()
@@ -32,4 +33,10 @@ def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, ou
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    if "speeds" in measures_of(settings.strategy) and "speeds" not in decided.measured:
+        click.echo(
+            "link and processor speeds are measured when a run starts, and may change what is automatic here;"
+            " girih train --plan holds this plan as it is",
+            err=True,
+        )
     return 0

@@ -12,8 +12,9 @@ from girih.report import write_report
 
 
 @cli.command()
-@click.argument("run", type=PATH)
-def report(run: Path) -> int:
-    """Draw a run as one self-contained page, report.html."""
-    click.echo(write_report(run))
+@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+def report(runs: tuple[Path, ...]) -> int:
+    """Draw each run as one self-contained page, report.html."""
+    for run in runs:
+        click.echo(write_report(run))
     return 0

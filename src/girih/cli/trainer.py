@@ -58,7 +58,7 @@ def train(
             newest = None if told["newest"] is None else Storage(told["newest"])
             return _train(settings, datasets, None, newest, cluster)
     with RunDirectory(run_path, resume=resume) as run:
-        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir))
+        newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"{run_path}: no checkpoint there; starting anew", err=True)

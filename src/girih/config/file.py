@@ -133,8 +133,10 @@ class RunConfig:
                 mapping["data"][split] = [self._absolute(path) for path in paths]
         if ".py:" in self.model_options["name"]:
             mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
-        if isinstance(mapping.get("strategy"), dict) and ".py:" in str(mapping["strategy"].get("name")):
-            mapping["strategy"]["name"] = self._absolute(mapping["strategy"]["name"])
+        strategy = mapping.get("strategy", {})
+        strategy = {"name": strategy} if isinstance(strategy, str) else strategy
+        if ".py:" in str(strategy.get("name")):
+            mapping["strategy"] = strategy | {"name": self._absolute(strategy["name"])}
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         if self.checkpoint.dir is not None:

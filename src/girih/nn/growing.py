@@ -147,7 +147,7 @@ class GrowingModule(nn.Module):
         keys, tables = ids.numpy(), np.zeros(len(ids), np.int32)
         if len(np.unique(keys)) != len(keys):
             raise ConfigError("ids: some are repeated; expected each once")
-        values = np.ascontiguousarray(vectors.detach().float().numpy())
+        values = np.ascontiguousarray(vectors.detach().float().cpu().numpy())
         shards = shard_of(keys, tables, self.table.shards_each)
         for _, store in self.table.files():
             part = np.flatnonzero(shards == store.shard)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
@@ -98,19 +97,6 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """Machines of a run.
-
-    Attributes:
-        hosts: role, or role and index → host; the machine at hand where it is missing.
-    """
-
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that a strategy decides from.
 
@@ -129,6 +115,5 @@ class Facts:
     seed: int
     batch_size: int | None = None
     device: str = "cpu"
-    topology: Topology = field(default_factory=Topology)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None

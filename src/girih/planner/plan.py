@@ -75,6 +75,25 @@ class Plan:
             raise ConfigError(f"{path}: not JSON ({error}); girih plan prints a plan") from None
         return cls.from_dict(mapping, str(path))
 
+    def check_like(self, other: Plan) -> None:
+        """Refuses a plan that was edited into one that nothing can be built from.
+
+        Raises:
+            ConfigError: a section has other keys than ``other``'s, or a feature's owner is no trainer.
+        """
+        for section in ("placement", "schedule", "feed", "wire", "seeds"):
+            found, expected = (sorted(getattr(plan, section)) for plan in (self, other))
+            if found != expected:
+                raise ConfigError(
+                    f"plan: {section} has {found}, expected {expected}; plan again with girih plan"
+                )
+        trainers = other.roles.get("trainer", 1)
+        for feature, owner in self.placement.items():
+            if not 0 <= owner < trainers:
+                raise ConfigError(
+                    f"plan: placement: feature {feature!r} is owned by trainer {owner}, expected one of {trainers} from 0"
+                )
+
     def fits(self, other: Plan) -> bool:
         """Whether both are for the same strategy with the same options, processes and groups."""
         one, another = (

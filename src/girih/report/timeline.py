@@ -21,12 +21,12 @@ def timeline(run: RunRecord) -> dict[str, Any] | None:
         return None
     start_us, end_us, told = window(events)
     inside = [e for e in events if e.start_us < end_us and e.start_us + e.duration_us > start_us]
-    drawn = set(sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS])
+    drawn = sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS]
     if len(drawn) < len(inside):
         told += f" {count(len(inside) - len(drawn))} of the shortest spans are left out."
     present = {event.name for event in drawn}
     lanes = [name for name in dict.fromkeys(event.name for event in events) if name in present]
-    rows = [_row(event, start_us, end_us) for event in inside if event in drawn]
+    rows = [_row(event, start_us, end_us) for event in drawn]
     return {"told": told, "chart": charts.timeline_chart(rows, lanes), **_phases(run)}
 
 

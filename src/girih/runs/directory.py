@@ -20,7 +20,9 @@ from girih.runs.files import disk_full, write_whole
 
 LOCK = ".lock"
 PROCESSES = "processes.json"
-BEFORE_TRAINING = frozenset({LOCK, "config.toml", "plan.json", "timeline.json", "tensorboard", "checkpoints"})
+BEFORE_TRAINING = frozenset(
+    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints"}
+)
 """All that a run may have written when it ends before its first record."""
 
 

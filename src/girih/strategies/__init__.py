@@ -48,11 +48,12 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
-        kind = load_class(
-            name, where, directory, accepts=_is_strategy, expected="a class with plan and build"
-        )
+        expected = "a class with name, trainers, plan and build"
+        kind = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
         rest = {key: value for key, value in options.items() if key != "name"}
-        own: Strategy = kind(**config.check_call(kind, rest, where, skip=0))
+        own = kind(**config.check_call(kind, rest, where, skip=0))
+        if not isinstance(own, Strategy):
+            raise ConfigError(f"{where}: {name} has no trainers; expected {expected}")
         return own
     if name not in BY_NAME:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.remote import RemoteStrategy
+from girih.strategies.remote import RemoteStrategy, address_of
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -47,7 +47,7 @@ class Asynchronous(RemoteStrategy):
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],
-            address=self.address(processes.host("trainer", 0)),
+            address=address_of(plan, processes.host("trainer", 0)),
             secret=processes.secret,
         )
         return self.session(plan, context, dense, num_contributors=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import Role, RoleName
 from girih.config.bounds import Bounds
+from girih.errors import ConfigError
 from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -57,6 +58,10 @@ class RemoteStrategy(StrategyOptions):
 
     def remote_plan(self, facts: Facts, *, in_step: bool) -> Plan:
         """Keys are hashed to servers, whatever the data; the dense half works in step, or not."""
+        if self.loaders > facts.num_trainers:
+            raise ConfigError(
+                f"strategy: loaders = {self.loaders}: expected at most one per trainer, {facts.num_trainers} in all"
+            )
         predicted: dict[str, Any] = {}
         profile = facts.profile
         if profile is not None and facts.batch_size is not None:
@@ -79,7 +84,7 @@ class RemoteStrategy(StrategyOptions):
             self,  # type: ignore[arg-type]  # whoever inherits has plan and build
             facts,
             schedule={"name": "pipelined", "staleness": self.staleness},
-            feed={"name": "loader", "loaders": min(self.loaders, facts.num_trainers)},
+            feed={"name": "loader", "loaders": self.loaders},
             wire={
                 "transport": self.transport,
                 "compress_ids": self.compress_ids,
@@ -88,10 +93,6 @@ class RemoteStrategy(StrategyOptions):
             },
             predicted=predicted,
         )
-
-    def address(self, host: str) -> str:
-        """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
-        return "shm://" if self.transport == "shared" else f"tcp://{host}:*"
 
     def session(self, plan: Plan, context: RunContext, dense: Replica, *, num_contributors: int) -> Session:
         """Starts servers and workers; the session has the way to them, and a dense half.
@@ -109,9 +110,9 @@ class RemoteStrategy(StrategyOptions):
         codec = Codec.of(
             context.sparse.schema,
             context.sparse.needs,
-            compress_ids=self.compress_ids,
-            float16_embeddings=self.wire_embeddings == "float16",
-            float16_gradients=self.wire_gradients == "float16",
+            compress_ids=plan.wire["compress_ids"],
+            float16_embeddings=plan.wire["embeddings"] == "float16",
+            float16_gradients=plan.wire["gradients"] == "float16",
         )
         servers = self._start_servers(plan, context, num_contributors)
         workers = self._start_workers(plan, context, codec, servers)
@@ -136,12 +137,12 @@ class RemoteStrategy(StrategyOptions):
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _start(
-        self, context: RunContext, name: str, count: int, role: Callable[[int, str], Role]
+        self, plan: Plan, context: RunContext, name: str, count: int, role: Callable[[int, str], Role]
     ) -> tuple[str, ...]:
         """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
         host = context.processes.host
         return context.processes.start(
-            name, lambda: [role(index, self.address(host(name, index))) for index in range(count)]
+            name, lambda: [role(index, address_of(plan, host(name, index))) for index in range(count)]
         )
 
     def _start_servers(self, plan: Plan, context: RunContext, num_contributors: int) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class RemoteStrategy(StrategyOptions):
         def server(index: int, address: str) -> EmbeddingServer:
             return EmbeddingServer(spec, index, count, num_contributors, address, secret, segment)
 
-        return self._start(context, SERVER, count, server)
+        return self._start(plan, context, SERVER, count, server)
 
     def _start_workers(
         self, plan: Plan, context: RunContext, codec: Codec, servers: tuple[str, ...]
@@ -168,7 +169,7 @@ class RemoteStrategy(StrategyOptions):
             secret, registry = processes.secret, processes.registry  # known once roles are started
             return EmbeddingWorker(spec, codec, index, servers, shards, address, secret, registry)
 
-        return self._start(context, WORKER, plan.roles[WORKER], worker)
+        return self._start(plan, context, WORKER, plan.roles[WORKER], worker)
 
     def _start_loaders(
         self, plan: Plan, context: RunContext, codec: Codec, workers: tuple[str, ...], data: Dataset
@@ -181,10 +182,15 @@ class RemoteStrategy(StrategyOptions):
             served, secret, registry = range(index, size, count), processes.secret, processes.registry
             return Loader(data, codec, index, tuple(served), size, workers, address, secret, registry)
 
-        return self._start(context, LOADER, count, loader)
+        return self._start(plan, context, LOADER, count, loader)
+
+
+def address_of(plan: Plan, host: str) -> str:
+    """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
+    return "shm://" if plan.wire["transport"] == "shared" else f"tcp://{host}:*"
 
 
 def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:
-    """As many shards as a server has cores, if all are on this machine, unless it is said."""
-    spec = replace(spec, threads=max(1, (os.cpu_count() or 1) // num_servers))
+    """As many shards per server as it has cores, if all are on this machine, unless ``[store]`` says how many."""
+    spec = replace(spec, threads=max(1, len(os.sched_getaffinity(0)) // num_servers))
     return replace(spec, store=spec.resolved_store())

@@ -90,7 +90,6 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     measured = {"profile": facts.profile, "speeds": facts.speeds}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
-        "hosts": dict(facts.topology.hosts),
         "groups": tuple(
             {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
             for group in facts.groups

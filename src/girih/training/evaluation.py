@@ -10,7 +10,7 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Scores
 from girih.schema import Categorical, Schema
 from girih.training.session import Session
@@ -43,18 +43,26 @@ def score(
 
     Returns:
         Those of all trainers on rank 0, None on the others.
+
+    Raises:
+        NonFiniteError: a prediction of some trainer is NaN or infinite; on all of them.
     """
     session.sync()
     ranks.barrier()
-    scores = Scores()
+    scores, problem = Scores(), None
     scoring = session.feed.scores(gauc_by)
     feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
     for batch, logits in logits_of(data, session, normalization):
         if batch.num_examples and scoring:
             groups = None if feature is None else first_ids(batch, feature)
-            scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+            try:
+                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+            except NonFiniteError as error:  # the others wait for this trainer at every batch
+                problem = problem or error
         if ranks.stop_together():
             break
+    if ranks.sum([float(problem is not None)])[0]:
+        raise problem or NonFiniteError("a prediction of another trainer is NaN or infinite")
     if ranks.size == 1:
         return scores
     gathered = ranks.gather_arrays(scores.arrays())

@@ -203,7 +203,7 @@ class LoaderFeed(ExampleFeed):
 class Loaded(TrainingFeed):
     """Training data that a loader sends.
 
-    What is left of earlier requests waits at the loader; up to ``read_ahead`` shares are on their way here.
+    Up to ``read_ahead`` shares are on their way here.
 
     Attributes:
         rank: this trainer's. first: whether it is the first one that the loader serves.

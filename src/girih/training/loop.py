@@ -120,12 +120,12 @@ class Loop:
         state.staleness_max = max(state.staleness_max, step.staleness)
         state.staleness_sum += step.staleness
         if step.refused is not None:
+            state.refused += 1
             if self.options.on_nonfinite == "stop":
                 raise NonFiniteError(
                     f"step {state.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
-            state.refused += 1
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()

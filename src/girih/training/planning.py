@@ -80,6 +80,7 @@ def decide(
                 f" {dict(pinned.roles)}, the run of {draft.strategy!r} with {dict(draft.options)} and"
                 f" {dict(draft.roles)}; plan again with girih plan"
             )
+        pinned.check_like(draft)
         return pinned
     if earlier is not None and earlier.fits(draft):
         return earlier

@@ -19,15 +19,23 @@ def gather(ranks: TrainerGroup, device: torch.device) -> list[dict[str, Any]]:
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
 
 
-def check(states: Sequence[dict[str, Any]], rank: int) -> None:
+def check(states: Sequence[dict[str, Any]]) -> None:
     """Raises what torch does where :func:`restore` would meet no state of a generator."""
-    if rank < len(states):
-        torch.Generator().set_state(states[rank]["cpu"])
+    for state in (states[0], *states[1:]):
+        torch.Generator().set_state(state["cpu"])
 
 
-def restore(states: Sequence[dict[str, Any]], rank: int) -> None:
-    """Puts this trainer's state back; a trainer that was not there when it was saved keeps its own."""
-    if rank >= len(states):
+def restore(states: Sequence[dict[str, Any]], rank: int, *, alike: bool, were_alike: bool) -> None:
+    """Puts this trainer's state back.
+
+    Args:
+        alike: whether all trainers draw the same masks; all then take the state that rank 0 had.
+        were_alike: the same of the run that was saved. A trainer that was not there, or drew as rank 0 did, keeps the
+            state that it begins a run with.
+    """
+    if alike:
+        rank = 0
+    elif rank and (were_alike or rank >= len(states)):
         return
     torch.set_rng_state(states[rank]["cpu"])
     if "cuda" in states[rank] and torch.cuda.is_available():

@@ -140,13 +140,13 @@ class TrainingRun:
         self.context.stats.spans = Spans()
         self._loaders = {}
         log = self.open_log()
-        feed = session.feed.train(train, self.normalization)
         log.begin(self.state, session.sparse.stats().store)
         plan = self.opened()[0].to_dict()
         if self.directory is not None:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan)
+        feed = session.feed.train(train, self.normalization)
         loop = Loop(
             session=session,
             feed=feed,
@@ -174,7 +174,10 @@ class TrainingRun:
                 self._note(log, failed=True)
             with contextlib.suppress(Exception):
                 self.checkpoints.settle(wait=True)
+            with contextlib.suppress(Exception):
+                session.feed.end_training()
             raise
+        session.sync()  # what went wrong with the last updates is raised here
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
         self._note(log)
@@ -208,7 +211,7 @@ class TrainingRun:
         if resume:
             with believed(place):
                 self.learning_rate.check(loaded.state["learning_rate"])
-                random_state.check(loaded.random, self.ranks.rank)
+                random_state.check(loaded.random)
         self.checkpoints.forget_latest()
         loaded.put(sparse=session.sparse, dense=session.dense)
         self.normalization = loaded.normalization
@@ -221,9 +224,18 @@ class TrainingRun:
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
             self.checkpoints.set_best(checkpoint.find(loaded.place.parent, step=self.state.best_step))
+        alike, were_alike = (
+            {} if plan is None else plan.get("seeds", {})
+            for plan in (self.opened()[0].to_dict(), loaded.plan)
+        )
         with believed(loaded.place):
             self.learning_rate.restore(loaded.state["learning_rate"])
-            random_state.restore(loaded.random, self.ranks.rank)
+            random_state.restore(
+                loaded.random,
+                self.ranks.rank,
+                alike=alike.get("dropout") == "alike",
+                were_alike=were_alike.get("dropout") == "alike",
+            )
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
 

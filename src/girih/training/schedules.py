@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch
-from girih.dense.half import DenseHalf
+from girih.dense.half import Computed, DenseHalf
 from girih.errors import NonFiniteError, WireError
 from girih.runs.stats import Spans
 from girih.sparse.half import Pending, Pulled, SparseHalf
@@ -98,7 +98,10 @@ class Pipelined:
                         with spans("pull"):
                             ahead.append((*item, sparse.pull(item[0])))
                 if ahead:
-                    step, pending = _train(*ahead.popleft(), dense, num_updates + 1, lr_scale, spans)
+                    computed = _computed(
+                        ahead[0], dense, spans
+                    )  # what fails here stays ahead, and is let go of
+                    step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
                     num_updates += step.refused is None
                     under_way.append(pending)
                     yield step
@@ -118,19 +121,24 @@ def in_step() -> Pipelined:
     return Pipelined(0)
 
 
-def _train(
+def _computed(ahead: tuple[Batch, Token, Pulled], dense: DenseHalf, spans: Spans) -> Computed:
+    """Forward and backward of a batch whose rows are on their way."""
+    batch, _, pulled = ahead
+    with spans("wait for rows"):
+        embeddings = pulled.wait()
+    return dense.compute(batch, embeddings)
+
+
+def _moved(
     batch: Batch,
     token: Token,
     pulled: Pulled,
-    dense: DenseHalf,
+    computed: Computed,
     number: int,
     lr_scale: Callable[[], float],
     spans: Spans,
 ) -> tuple[Step[Token], Pending]:
-    """One batch whose rows are on their way: compute, push, apply."""
-    with spans("wait for rows"):
-        embeddings = pulled.wait()
-    computed = dense.compute(batch, embeddings)
+    """Pushes and applies what a batch gave, or neither."""
     refused = computed.reason if computed.refused else None
     if refused is None:
         try:

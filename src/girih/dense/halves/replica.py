@@ -91,6 +91,8 @@ class Replica:
     ) -> ReplicaComputed:
         """Forward, loss, backward; the embeddings collect their gradients."""
         self._set_mode(True)
+        for parameter in self.parameters:
+            parameter.grad = None  # of a step that an error broke off, or of a loop of the user's
         # a refused step must not move running means either
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()] if onto is None else ()
         with self.stats_of_process.spans("forward"):
