@@ -95,5 +95,5 @@ def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
 def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
     running = begin("hybrid", *HYBRID)
     os.kill(wait_for(running, lambda: process_of(running, role, index)), signal.SIGKILL)
-    told = running.ends(1)
-    assert told.strip() == f"girih: {role} {index} was killed by signal 9"
+    told = running.ends(1).splitlines()  # twice where the machine is so busy that the launcher tells it too
+    assert set(told) == {f"girih: {role} {index} was killed by signal 9"}

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,12 +77,17 @@ KILLED = [
 
 @pytest.mark.parametrize(("strategy", "counts", "role"), KILLED)
 def test_a_process_that_is_killed_ends_the_run_and_is_named(begin, strategy, counts, role):
-    running = begin(strategy, *counts, *LONG)
+    running = begin(strategy, *counts, *LONG, "checkpoint.every_steps=2")
     processes = running.until_it_trains()
+    while not list((running.run / "checkpoints").glob("step-*")):
+        assert running.process.poll() is None
+        time.sleep(0.05)
     victim = [each for each in processes if each["role"] == role][-1]
     os.kill(victim["pid"], signal.SIGKILL)
     told = running.ends(1)
     assert f"{role} {victim['index']} was killed by signal 9" in told
+    assert f"with: girih train {running.run}/config.toml --run {running.run} --resume" in told
+    assert not (running.run / "processes.json").exists()
     assert "Traceback" not in told
 
 

@@ -43,4 +43,5 @@ class RegistryServer:
         from girih.comm.transports.sockets import SocketListener
 
         place = place_of(self.address)
-        self._end = serve(self.registry, secret, SocketListener(place, listener, self.address)).close
+        self._server = serve(self.registry, secret, SocketListener(place, listener, self.address))
+        self._end = self._server.close
