@@ -265,14 +265,15 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             train: the data that training goes on with, for a plan that depends on it.
 
         Raises:
-            CheckpointError: none there, a damaged one, or one of another schema, model or optimizer.
+            CheckpointError: none there, a damaged one, or one of another schema, model or optimizer. This trainer
+                is as before then; with several processes, some may have replaced their rows.
         """
         path = checkpoint.find(directory)
         with self._cluster.explaining():
             if resume:
-                self._run.resume(path, train)
+                self._run.restore(path, train, resume=True)
                 return
-            best = checkpoint.Manifest.read(path).state["run"]["best_step"]
+            best = checkpoint.Manifest.read(path).run.best_step
             if best is not None and Storage.at(directory) != path:
                 path = checkpoint.find(path.parent, step=best)
             self._run.restore(path)

@@ -168,8 +168,8 @@ def test_trainers(call, told):
 
 
 READERS = [
-    ({"batch_size": 0}, errors.ConfigError, "batch_size = 0: expected an integer of at least 1"),
-    ({"batch_size": 2.5}, errors.ConfigError, "batch_size = 2.5: expected an integer of at least 1"),
+    ({"batch_size": 0}, errors.ConfigError, "batch_size = 0: expected an integer from 1 to 2147483647"),
+    ({"batch_size": 2.5}, errors.ConfigError, "batch_size = 2.5: expected an integer from 1 to 2147483647"),
     ({"shuffle": 1}, errors.ConfigError, "shuffle = 1: expected true or false"),
     ({"shuffle_rows": -1}, errors.ConfigError, "shuffle_rows = -1: expected an integer of at least 1"),
     ({"seed": "seven"}, errors.ConfigError, "seed = 'seven': expected an integer"),

@@ -132,6 +132,13 @@ def doubled(content):
     content["parts"][name]["shard"] = 0
 
 
+def of_step(step):
+    def change(content):
+        content["step"] = content["state"]["run"]["step"] = step
+
+    return change
+
+
 CRAFTED = {
     "format 1": (lambda c: c.update(format=1), "format 1, which girih .* wrote and reads"),
     "a shard twice": (doubled, "shard 0 of table .* too"),
@@ -143,6 +150,13 @@ CRAFTED = {
     "a negative size": (lambda c: c["parts"]["dense.safetensors"].update(bytes=-5), "bytes of dense"),
     "another field": (lambda c: c.update(telemetry=1), "telemetry"),
     "no parts": (lambda c: c.update(parts=[]), "damaged"),
+    "no dense state": (lambda c: c.pop("dense"), "damaged"),
+    "no run": (lambda c: c["state"].update(run=None), r"state.run = None: expected a table"),
+    "a step that is a word": (lambda c: c["state"]["run"].update(step="x"), "state.run step = 'x'"),
+    "two steps": (lambda c: c["state"]["run"].update(step=2), r"step = 1, but state.run.step = 2"),
+    "a step of another directory": (of_step(9), "it is of step 9, which lies in step-00000009"),
+    "a step beyond all": (of_step(10**30), r"step = 10+: expected an integer from 0 to 2147483647"),
+    "a plan that is a list": (lambda c: c.update(plan=[]), "plan"),
 }
 
 

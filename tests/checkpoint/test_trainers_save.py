@@ -110,7 +110,8 @@ def test_trainers_save_together(tmp_path):
     assert beside[1] == "GirihError: it is broken"
     assert Storage.at(directory).names() == ["step-00000007"]
     holding, dense = shards_of(0, 1, shards=3), Parameters()
-    loaded = load(place, schema=SCHEMA, sparse=holding, dense=dense)
+    loaded = load(place, SCHEMA)
+    loaded.put(sparse=holding, dense=dense)
     assert [state["cpu"].tolist() for state in loaded.random] == [[0] * 4, [1] * 4]
     assert loaded.plan == {"strategy": "synchronous"}
     assert loaded.state == {"run": {"step": 7, "refused": 0}}
@@ -148,5 +149,5 @@ def test_a_part_of_another_shard_is_refused(tmp_path):
     changed = Manifest(**{k: v for k, v in content_of.items() if k != "crc32"})
     changed.write(place)
     with pytest.raises(CheckpointError, match=r"shard-0000.*: damaged: shard is 1, the manifest says 0"):
-        load(place, schema=SCHEMA, sparse=holding, dense=Parameters())
+        load(place, SCHEMA).put(sparse=holding, dense=Parameters())
     holding.close()

@@ -103,11 +103,24 @@ def test_what_a_role_says_last_is_told(supervisor, told, act, message):
         raise told.error()
 
 
-def test_a_role_that_cannot_begin_says_why(supervisor):
-    with pytest.raises(ConfigError, match="there is nothing to load"):
-        supervisor.start("loader", specs(Acting("refuse")))
-    with pytest.raises(RoleError, match="loader 0 could not begin"):
-        supervisor.start("loader", specs(Acting("vanish")))
+@pytest.mark.parametrize(
+    ("act", "kind", "why"),
+    [
+        ("refuse", ConfigError, "there is nothing to load"),
+        ("vanish", RoleError, "loader 0 ended with status 7"),
+    ],
+)
+def test_a_role_that_cannot_begin_says_why(supervisor, act, kind, why):
+    with pytest.raises(kind, match=f"^{why}$"):
+        supervisor.start("loader", specs(Acting(act)))
+
+
+def test_roles_that_end_because_another_was_killed_while_they_began_are_not_named(supervisor, told):
+    supervisor.prepare({"embedding-worker": 2})
+    supervisor.handles[1].kill()  # none of them has a role yet
+    with pytest.raises(RoleError, match=r"^embedding-worker 1 was killed by signal 9$"):
+        supervisor.start("embedding-server", specs(Acting("mute", name="embedding-server")))
+    assert str(told.error()) == "embedding-worker 1 was killed by signal 9"
 
 
 def trainers(told, command):

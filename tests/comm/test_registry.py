@@ -171,3 +171,16 @@ def test_who_waits_learns_that_the_registry_is_gone(server, remote):
 def test_who_only_offers_it_listens_before_numpy_is_loaded():
     code = "import sys; from girih.comm.registry import RegistryServer; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_that_could_not_open_closes_all_the_same(monkeypatch):
+    def fails(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(remote_module, "serve", fails)
+    server = RegistryServer(LocalRegistry(), SECRET)
+    server.close()
+    host, _, port = server.address.removeprefix("tcp://").rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=10)

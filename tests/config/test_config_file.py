@@ -64,3 +64,34 @@ def test_overrides_are_expanded_and_kept_as_written(settings, tmp_path):
     )
     assert overridden.data.train == "/data/x"
     assert overridden.with_absolute_paths()["data"]["train"] == "${ELSEWHERE}/x"
+
+
+NESTED = {
+    "brackets": f"a = {'[' * 1000}{']' * 1000}",
+    "half as many brackets": f"a = {'[' * 60}{']' * 60}",
+    "a dotted key": f"{'a.' * 20_000}a = 1",
+    "a dotted section": f"[{'a.' * 20_000}a]",
+}
+
+
+@pytest.mark.parametrize("text", NESTED.values(), ids=NESTED)
+def test_a_file_nested_too_deep_is_refused(tmp_path, text):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"config.toml: lists or keys more than 50 deep; expected sections"):
+        config.read_toml(file)
+
+
+@pytest.mark.parametrize(
+    "change", [f"{'a.' * 20_000}a=1", f"train.epochs={'[' * 1000}", f"train.a={'[' * 60}{']' * 60}"]
+)
+def test_an_override_nested_too_deep_is_refused(tmp_path, change):
+    (tmp_path / "config.toml").write_text("[train]\nepochs = 1")
+    with pytest.raises(ConfigError, match=r"--set.*: lists or keys more than 50 deep") as caught:
+        config.with_overrides(tmp_path / "config.toml", [change], None)
+    assert len(str(caught.value)) < 300
+
+
+def test_many_numbers_with_points_on_a_line_are_no_long_key(tmp_path):
+    (tmp_path / "config.toml").write_text(f"a = [{', '.join(['0.5'] * 200)}]\nb = '{'x.' * 200}'")
+    assert len(config.read_toml(tmp_path / "config.toml")["a"]) == 200

@@ -281,7 +281,7 @@ def test_columns_to_keep_that_are_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size = 0: expected an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size = 0: expected an integer from 1 to 2147483647"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
         ({"batch_size": True}, "batch_size = True"),
         ({"shuffle_rows": 0}, "shuffle_rows = 0"),

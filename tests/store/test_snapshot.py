@@ -276,12 +276,64 @@ def test_row_numbers_of_a_crafted_file_lead_nowhere(tmp_path, column, value):
         Store(spec).restore([read_snapshot(tmp_path / "0")])
 
 
+def altered(path, spec, alter):
+    """A file of a store in which some columns were changed in place."""
+    write_snapshot(trained(spec), path)
+    content = bytearray(path.read_bytes())
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    columns = {}
+    for name, kind in (
+        ("ids", "<i8"),
+        ("tables", "<i4"),
+        ("newer", "<i4"),
+        ("rows", "<i4"),
+        ("embedding", "<u4"),
+    ):
+        first, last = (8 + length + at for at in header[name]["data_offsets"])
+        if spec.dtype != "float32" and name == "embedding":
+            kind = "<u2"
+        columns[name] = np.frombuffer(memoryview(content)[first:last], kind)
+    alter(columns)
+    path.write_bytes(content)
+
+
+def twice(columns):
+    columns["ids"][3], columns["tables"][3] = columns["ids"][5], columns["tables"][5]
+
+
+def into_another_table(columns):
+    users, items = (np.flatnonzero(columns["tables"] == table) for table in (0, 1))
+    columns["newer"][users[1]] = columns["rows"][items[1]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alter", "told"),
+    [
+        ("float32", twice, "it has a key twice"),
+        ("float32", into_another_table, "the list of a table leads into another one"),
+        ("float32", lambda c: c["rows"].__setitem__(3, c["rows"][5]), "two rows have one number"),
+        ("float32", lambda c: c["embedding"].__setitem__(7, 0x7FC00000), "'embedding' holds NaN"),
+        ("bfloat16", lambda c: c["embedding"].__setitem__(7, 0xFFC0), "'embedding' holds NaN"),
+        ("float16", lambda c: c["embedding"].__setitem__(7, 0x7E00), "'embedding' holds NaN"),
+    ],
+)
+def test_rows_that_none_can_have_are_refused_and_nothing_is_replaced(tmp_path, dtype, alter, told):
+    spec = two_segments(dtype, eviction=LRU(max_rows=10**6))
+    altered(tmp_path / "0", spec, alter)
+    store = trained(spec, range(1, 3))
+    before = by_key(store)
+    with pytest.raises(CheckpointError, match=f"0: damaged: .*{told}"):
+        store.restore([read_snapshot(tmp_path / "0")])
+    assert by_key(store) == before
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"num_rows": -1}, {"num_rows": 1.5}, {"num_rows": 1 << 40}, {"shard": 1}, {"num_shards": 0}, {"oldest": [-2, -1]},
         {"oldest": [1 << 20, -1]}, {"oldest": []}, {"rows_ever": -1}, {"rows_ever": 1 << 40}, {"counters": []},
-        {"counters": [{"lookups": "many"}] * 2}, {"last_step": 1 << 31}, {"tables": 7}, {"segments": [{"dim": -3, "state": []}]},
+        {"counters": [{"lookups": "many"}] * 2}, {"last_step": 1 << 31}, {"tables": 7}, {"group": None}, {"segments": [{"dim": -3, "state": []}]},
     ],
     ids=str,
 )  # fmt: skip

@@ -6,17 +6,12 @@ import os
 import re
 from pathlib import Path
 
-from girih.checkpoint.manifest import NAME
+from girih.checkpoint.manifest import NAME, name_of
 from girih.checkpoint.storage import DOOMED, WRITING, Storage
 from girih.config import read_toml
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 
 PATTERN = re.compile(r"step-(\d{8,})")
-
-
-def name_of(step: int) -> str:
-    """``step-00012000``."""
-    return f"step-{step:08d}"
 
 
 def root_of(run: Path, directory: str | None) -> Storage:

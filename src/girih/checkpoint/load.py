@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,50 +13,91 @@ from safetensors.torch import load as parse
 from torch import Tensor
 
 from girih.checkpoint import trees
-from girih.checkpoint.manifest import DENSE, Manifest
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.storage import Storage
+from girih.data import NormalizationStats, Position
 from girih.errors import CheckpointError
 from girih.schema import Schema
+from girih.training.state import RunState
+
+_UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of torch and Python where what a file holds has another form than is expected."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Content of a checkpoint besides rows and parameters.
+    """A checkpoint whose manifest and parameters were read, and whose rows :meth:`put` reads.
 
     Attributes:
+        run: how far the run had come. normalization: None where it was not measured yet.
         state: as it was saved. random: of each trainer, by rank. plan: what its run was built from.
     """
 
+    place: Storage
+    run: RunState
+    normalization: NormalizationStats | None
     state: dict[str, Any]
     random: list[Any]
     plan: Mapping[str, Any] | None
+    dense: Any
+    shards: Parts
+
+    def put(self, *, sparse: SavedRows, dense: SavedParameters) -> None:
+        """Replaces rows and parameters. Where that fails, both are as before, unless rows are in other processes too.
+
+        Raises:
+            CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
+        """
+        before = trees.split(dense.state())
+        try:
+            try:
+                dense.restore(self.dense)
+            except _UNFIT as error:
+                reason = " ".join(str(error).split())
+                raise CheckpointError(f"{self.place}/{DENSE}: does not fit this model: {reason}") from None
+            sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)
+        except BaseException:
+            dense.restore(trees.join(*before))
+            raise
 
 
-def load(place: Storage, *, schema: Schema, sparse: SavedRows, dense: SavedParameters) -> Loaded:
-    """Puts a checkpoint's rows and parameters into the halves; returns the rest.
+def load(place: Storage, schema: Schema) -> Loaded:
+    """Reads a checkpoint, all but its rows; nothing is replaced yet.
 
     Raises:
-        CheckpointError: incomplete, damaged, or of another schema or model; names the part or feature.
+        CheckpointError: incomplete, damaged, or of another schema; names the part or feature.
     """
     manifest = Manifest.read(place)
     check_schema(manifest, schema, place)
     tensors = _read_dense(place, manifest.parts[DENSE])
     try:
-        state, random, theirs = (
+        state, random, dense = (
             trees.join(tree, tensors) for tree in (manifest.state, manifest.random, manifest.dense)
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNFIT as error:
         raise CheckpointError(f"{place}/{DENSE}: damaged: it lacks {error}") from None
+    with believed(place):
+        if (position := manifest.run.position) is not None:
+            Position.from_dict(position)
+        kept = state.get("normalization")
+        normalization = None if kept is None else NormalizationStats.from_dict(kept, schema)
+    return Loaded(place, manifest.run, normalization, state, random, manifest.plan, dense, manifest.shards)
+
+
+@contextlib.contextmanager
+def believed(place: Storage) -> Iterator[None]:
+    """Tells what cannot be used of a checkpoint's state as damage to its manifest."""
     try:
-        dense.restore(theirs)
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{place}/{DENSE}: does not fit this model: {reason}") from None
-    run = state["run"]
-    sparse.load(PartReader(place, manifest.shards), step=run["step"] - run["refused"])
-    return Loaded(state, random, manifest.plan)
+        yield
+    except CheckpointError:
+        raise
+    except _UNFIT as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"{place}/{NAME}: damaged ({reason}); delete {place.name} to use an older one"
+        ) from None
 
 
 def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:

@@ -15,13 +15,16 @@ from importlib.metadata import version
 from typing import Any
 
 from girih.checkpoint.storage import Storage
-from girih.config import checks
+from girih.config import build, checks
 from girih.errors import CheckpointError, MissingFileError
+from girih.training.state import RunState
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"
 CHECKSUM = "crc32"
 FORMAT = 2
+
+_MOST_STEPS = (1 << 31) - 1
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Name relative to the checkpoint → facts."""
@@ -60,6 +63,11 @@ class Manifest:
         """The parts that hold rows."""
         return {name: facts for name, facts in self.parts.items() if name != DENSE}
 
+    @property
+    def run(self) -> RunState:
+        """How far the run had come."""
+        return RunState.from_dict(self.state["run"])
+
     def write(self, checkpoint: Storage) -> None:
         """Writes it whole, or leaves the one before; a checksum of all else in it comes first."""
         text = json.dumps(asdict(self))
@@ -97,6 +105,8 @@ class Manifest:
                 raise ValueError("its checksum differs")
             manifest = cls(**content)
             manifest._check()
+            if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
+                raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
         except CheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -106,7 +116,15 @@ class Manifest:
 
     def _check(self) -> None:
         """Believes no name that leads elsewhere, and no count that is none."""
-        checks.integer("step", self.step, 0)
+        checks.integer("step", self.step, 0, _MOST_STEPS)
+        if self.run.step != self.step:
+            raise ValueError(f"step = {self.step}, but state.run.step = {self.run.step}")
+        for what, kind, found in (
+            ("plan", dict[str, Any] | None, self.plan),
+            ("schema", dict[str, Any], self.schema),
+            ("random", list[Any], self.random),
+        ):
+            build(kind, found, what)
         for name, facts in self.parts.items():
             if name.startswith("~") or "\\" in name or {"", ".", ".."} & set(name.split("/")):
                 raise ValueError(f"part {name!r} does not lie in it")
@@ -124,6 +142,11 @@ class Manifest:
             raise ValueError(f"it lists no {DENSE}")
         if self.rows != rows_of(self.shards):
             raise ValueError("rows of tables are not those of its parts")
+
+
+def name_of(step: int) -> str:
+    """``step-00012000``."""
+    return f"step-{step:08d}"
 
 
 def check_parts(parts: Parts, checkpoint: Storage) -> None:

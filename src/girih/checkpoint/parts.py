@@ -39,6 +39,7 @@ class PartReader:
             ("shard", described["shard"], facts["shard"]),
             ("num_shards", described["num_shards"], facts["num_shards"]),
             ("tables", sorted(tables), sorted(facts["tables"])),
+            ("num_rows", found.num_rows, sum(facts["tables"].values())),
         ):
             if theirs != expected:
                 raise damaged(found.where, f"{what} is {theirs!r}, the manifest says {expected!r}")

@@ -19,8 +19,16 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from girih.checkpoint import trees
-from girih.checkpoint.directory import name_of
-from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts, check_coverage, check_parts, rows_of
+from girih.checkpoint.manifest import (
+    DENSE,
+    NAME,
+    Manifest,
+    Parts,
+    check_coverage,
+    check_parts,
+    name_of,
+    rows_of,
+)
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup

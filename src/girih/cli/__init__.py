@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -48,7 +49,9 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits with its status; the process is girih's own."""
+    """Runs one command and exits with its status: 130 where a signal ends it. The process is girih's own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     dynamo.load_late()
     try:
         status = run(arguments)

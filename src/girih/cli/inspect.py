@@ -28,7 +28,7 @@ def inspect(path: str) -> int:
     newest = checkpoint.find(path)
     manifest = checkpoint.Manifest.read(newest)
     schema = Schema.from_dict(manifest.schema, str(newest))
-    state = manifest.state["run"]
+    state = manifest.run
     summary = read_summary(Path(path)) if Path(path).is_dir() else None
     reader = PartReader(newest, manifest.shards)
     groups: dict[str, list[dict[str, Any]]] = {}  # descriptions of their shards
@@ -43,7 +43,7 @@ def inspect(path: str) -> int:
     written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)
     console.print(
-        f"step {count(manifest.step)}, {count(state['examples'])} examples, {count(state['epoch'])} epochs done, "
+        f"step {count(manifest.step)}, {count(state.examples)} examples, {count(state.epoch)} epochs done, "
         f"strategy {(manifest.plan or {}).get('strategy', 'unknown')}, schema {manifest.fingerprint}"
     )
     others = [step for step, other in checkpoint.complete(newest.parent) if other != newest]

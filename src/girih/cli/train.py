@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from girih.cli.words import PATH, config_options
 from girih.cluster.launch import launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
-from girih.errors import ConfigError
+from girih.errors import ConfigError, RoleError, UserError
 
 
 @cli.command()
@@ -34,17 +35,36 @@ def train(
     """Train the model of a config file."""
     if resume and run_path is None:
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
-    if "RANK" not in os.environ:
-        written = config.with_overrides(config_file, overrides, strategy)
-        mapping = config.expand(
-            {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
-        )
-        where, directory = str(config_file), config_file.resolve().parent
-        chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
-        counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
-        if sum(counts.values()) > 1:
-            options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
-            return launch(["train", *typed], counts, options)
-    from girih.cli import trainer
+    if run_path is None:
+        run_path = Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+        typed = [*typed, "--run", str(run_path)]
+    try:
+        if "RANK" not in os.environ:
+            written = config.with_overrides(config_file, overrides, strategy)
+            mapping = config.expand(
+                {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
+            )
+            where, directory = str(config_file), config_file.resolve().parent
+            chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
+            counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
+            if sum(counts.values()) > 1:
+                options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
+                return launch(["train", *typed], counts, options)
+        from girih.cli import trainer
 
-    return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
+        return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
+    except RoleError as error:
+        raise RoleError(f"{error}{_way_on(run_path)}") from error
+
+
+def _way_on(run: Path) -> str:
+    """The words that end the error of a run, where it can go on and this process is the one that tells."""
+    from girih import checkpoint
+
+    if os.environ.get("RANK", "0") != "0":
+        return ""
+    try:
+        newest = checkpoint.find(run)
+    except UserError:
+        return ""
+    return f"; go on from {newest.name} with: girih train {run / 'config.toml'} --run {run} --resume"

@@ -39,7 +39,7 @@ from girih.training.planning import joined
 def train(
     config_file: Path,
     overrides: Sequence[str],
-    run_path: Path | None,
+    run_path: Path,
     resume: bool,
     strategy: str | None,
     plan_file: Path | None,
@@ -58,7 +58,6 @@ def train(
                 return 0
             newest = None if told["newest"] is None else Storage(told["newest"])
             return _train(settings, datasets, None, newest, cluster)
-    run_path = run_path or Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
         why = None if newest is None else _finished_because(newest, run_path, settings)
@@ -188,14 +187,14 @@ def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | 
     """Why there is nothing left to train in a run that ended; None where there is, or where it did not end."""
     if read_summary(run) is None:
         return None
-    state = checkpoint.Manifest.read(newest).state["run"]
+    state = checkpoint.Manifest.read(newest).run
     options = settings.train
-    if state["stopped_early"] and options.early_stopping is not None:
-        return f"early stopping ended it at step {state['step']}"
-    if state["epoch"] >= options.epochs:
-        return f"{state['epoch']} of {options.epochs} epochs are done"
-    if options.max_steps is not None and state["step"] >= options.max_steps:
-        return f"{state['step']} of {options.max_steps} steps are done"
+    if state.stopped_early and options.early_stopping is not None:
+        return f"early stopping ended it at step {state.step}"
+    if state.epoch >= options.epochs:
+        return f"{state.epoch} of {options.epochs} epochs are done"
+    if options.max_steps is not None and state.step >= options.max_steps:
+        return f"{state.step} of {options.max_steps} steps are done"
     return None
 
 

@@ -38,12 +38,13 @@ def launch(command: Sequence[str], counts: Mapping[str, int], options: ClusterOp
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
-    run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
-    try:
-        with heeding_signals(run.heed_signal):
-            return run.until_trainer_0_ends()
-    finally:
-        run.close()
+    signals: list[bool] = []
+    with heeding_signals(lambda: signals.append(True)):
+        run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
+        try:
+            return run.until_trainer_0_ends(signals)
+        finally:
+            run.close()
 
 
 @contextmanager
@@ -77,7 +78,7 @@ class _Run:
         launcher = LocalLauncher(trainer=command, num_trainers=num_trainers, hello=hello)
         self._supervisor = Supervisor(launcher, self._server.registry, self._fail, num_trainers=num_trainers)
         self._error: Exception | None = None
-        self._stoppable, self._num_signals = False, 0
+        self._stoppable = False
         self._order_s = 0.5
         self._first = launcher.start(RoleName.TRAINER, 0, 0, Resources(threads=None))
         served = (self._first.pipe, self._supervisor, self._set_stoppable)
@@ -90,27 +91,28 @@ class _Run:
             self.close()
             raise
 
-    def until_trainer_0_ends(self) -> int:
-        """The status of the run."""
-        waited_s = 0.0
-        while (status := self._first.wait(POLL_S)) is None:
-            if self._num_signals > 1 or (self._num_signals and not self._stoppable):
-                return STOPPED
+    def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
+        """The status of the run.
+
+        The first of the ``signals`` ends it after the step under way, where it trains; the second one at once.
+        """
+        waited_s, status, is_told = 0.0, None, False
+        while status is None:
+            status = self._first.wait(POLL_S)
+            if len(signals) > is_told:
+                if is_told or not self._stoppable:
+                    return STOPPED
+                is_told = True
+                self._first.pipe.send({"stop": True})
             if self._error is not None:
                 waited_s += POLL_S
                 if waited_s > LAST_WORDS_S:
                     raise self._error
         if status < 0:
             raise self._error or RoleError(f"trainer 0 was killed by signal {-status}")
-        if status in (0, STOPPED):
+        if status == 0 or is_told:
             self._order_s = 10.0
         return status
-
-    def heed_signal(self) -> None:
-        """The first signal ends the run after the step under way, where it trains; the second one at once."""
-        self._num_signals += 1
-        if self._stoppable:
-            self._first.pipe.send({"stop": True})
 
     def close(self) -> None:
         """Ends all processes, and removes what those that were killed left."""

@@ -1,23 +1,59 @@
-"""Names of shared memory: what processes that were killed leave behind, removed without importing the store."""
+"""Names of shared memory: what processes that were killed leave behind, removed without importing the store.
+
+A name begins with that of its run, which says who owns it where the system tells: ``girih-PID.START.NAMESPACE-RANDOM``. So
+what a run leaves whose processes were all killed at once, the next run of this host removes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+from pathlib import Path
 
 SHARED_MEMORY = "/dev/shm"
+_NAME = re.compile(r"girih-(\d+)\.(\d+)\.(\d+)-")
 
 
 def new_prefix() -> str:
-    """Begins the names of all shared memory of a run."""
-    return f"girih-{secrets.token_hex(4)}"
+    """Begins the names of all shared memory of a run, which this process owns; removes what dead owners left."""
+    for name in _names():
+        owner = _NAME.match(name)
+        if owner is not None and owner[3] == _namespace() and _start_of(owner[1]) != owner[2]:
+            _remove(name)
+    pid = os.getpid()
+    owned = f"{pid}.{start}.{_namespace()}-" if (start := _start_of(pid)) else ""
+    return f"girih-{owned}{secrets.token_hex(4)}"
 
 
 def remove_segments(prefix: str) -> None:
     """Removes all shared memory whose names begin so, where the system tells what there is."""
-    if prefix and os.path.isdir(SHARED_MEMORY):
-        for name in os.listdir(SHARED_MEMORY):
-            if name.startswith(prefix):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(SHARED_MEMORY, name))
+    for name in _names() if prefix else ():
+        if name.startswith(prefix):
+            _remove(name)
+
+
+def _names() -> list[str]:
+    return os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else []
+
+
+def _remove(name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(SHARED_MEMORY, name))
+
+
+def _start_of(pid: int | str) -> str:
+    """When a process began, in ticks since the machine did: its number may be another one's by now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    """The namespace in which numbers of processes count: containers may share memory and not those."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""

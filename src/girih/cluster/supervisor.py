@@ -13,6 +13,7 @@ from girih.cluster.launchers.launcher import Handle, Launcher, Resources
 from girih.cluster.roles import POLICIES, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
+from girih.runs.directory import PROCESSES
 from girih.runs.files import write_whole
 
 START_S = 120.0
@@ -78,10 +79,7 @@ class Supervisor:
         until = time.monotonic() + START_S
         for handle in started:
             if not handle.wait_for_address(until - time.monotonic()):
-                handle.kill()
-                handle.wait()
-                why = handle.last_words()
-                raise named(why) or RoleError(f"{title(name, handle.index)} could not begin: {why}")
+                raise self._why_not_begun(handle)
             entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
             register(self._registry, name, handle.index, entry)
         self._write_processes()
@@ -117,7 +115,7 @@ class Supervisor:
         """Keeps ``processes.json`` in a run's directory until :meth:`close`, or until this is called with None."""
         if self._file is not None and run is None:
             self._file.unlink(missing_ok=True)
-        self._file = None if run is None else run / "processes.json"
+        self._file = None if run is None else run / PROCESSES
         self._write_processes()
 
     def _has_failed(self) -> bool:
@@ -126,6 +124,14 @@ class Supervisor:
     def _is_failure(self, handle: Handle, status: int | None) -> bool:
         expected = status in (0, STOPPED) and handle.name == RoleName.TRAINER
         return not (status is None or expected or handle in self._ending)
+
+    def _why_not_begun(self, handle: Handle) -> Exception:
+        """The error to raise where a process does not say where it listens: often another one ended before."""
+        if handle.wait(END_S) is None:
+            handle.kill()
+            handle.wait()
+            return RoleError(f"{title(handle.name, handle.index)} did not begin within {START_S:.0f} s")
+        return self.failure() or _error_of(handle)
 
     def _launch(self, name: RoleName, index: int, resources: Resources = Resources()) -> Handle:  # noqa: B008
         handle = self._launcher.start(name, index, 0, resources)

@@ -23,6 +23,10 @@ from girih.config.bounds import Bounds
 from girih.errors import ConfigError, MissingFileError, nearest
 from girih.runs.files import write_whole
 
+_MOST_NESTED = 50
+_LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
+"""A dotted key, for which TOML's parser takes memory by the square of its parts."""
+
 
 def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
     """Reads a TOML file, with ``${NAME}`` expanded from the environment or as it is written.
@@ -36,13 +40,19 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
         hint = " (it is a directory)" if file.is_dir() else ""
         raise MissingFileError(f"{file}: no such config file{hint}; expected a TOML file")
     try:
-        mapping = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if _LONG_KEY.search(text):
+            raise _nested(str(file))
+        mapping = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except PermissionError:
         raise ConfigError(f"{file}: not readable; check its permissions") from None
+    except RecursionError:
+        raise _nested(str(file)) from None
+    _check_nesting(mapping, str(file))
     return typing.cast(dict[str, Any], expand(mapping, str(file))) if expanded else mapping
 
 
@@ -63,7 +73,23 @@ def with_overrides(path: Path, overrides: Sequence[str], strategy: str | None) -
         written["strategy"] = {"name": strategy}
     for override in overrides:
         apply_override(written, override)
+    _check_nesting(written, f"{path}, with --set")
     return written
+
+
+def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:
+    level: list[Any] = [mapping]
+    for _ in range(_MOST_NESTED):
+        inner = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in inner if isinstance(item, dict | list)]
+    if level:
+        raise _nested(where)
+
+
+def _nested(where: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: lists or keys more than {_MOST_NESTED} deep; expected sections of keys and values"
+    )
 
 
 def expand(value: Any, where: str) -> Any:
@@ -98,6 +124,8 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except RecursionError:
+        raise _nested(f"--set {path.strip()}") from None
     if not equals or not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
         raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
     target: Any = mapping

@@ -22,6 +22,7 @@ from girih.errors import ConfigError, nearest
 from girih.schema import Schema
 
 BATCH_SIZE = 4096
+MOST_EXAMPLES = (1 << 31) - 1  # of a batch, whose offsets are int32
 SHUFFLE_ROWS = 1_000_000
 
 
@@ -70,7 +71,7 @@ class Dataset:
     skipped: SkippedRows = field(default_factory=SkippedRows, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.integer("batch_size", self.batch_size)
+        checks.integer("batch_size", self.batch_size, high=MOST_EXAMPLES)
         checks.integer("shuffle_rows", self.shuffle_rows)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed = {self.seed!r}: expected an integer")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from girih.config.bounds import Count
+from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.data import readers
-from girih.data.dataset import BATCH_SIZE, SHUFFLE_ROWS, Dataset
+from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset
 from girih.data.paths import Paths, relative_to
 from girih.errors import ConfigError
 from girih.schema import Schema
@@ -37,7 +37,7 @@ class DataOptions(Options):
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
-    batch_size: Count = BATCH_SIZE
+    batch_size: Annotated[int, Bounds(1, MOST_EXAMPLES)] = BATCH_SIZE
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
+from girih.config.bounds import Bounds
 from girih.kernels.cpu.hashing import fill_stream
+
+_Place = Annotated[int, Bounds(0, (1 << 62) - 1)]
 
 
 class Cursor(NamedTuple):
@@ -36,13 +39,13 @@ class Position:
         order: 16 hex digits of what decides the order of rows; a position fits only the order it is from.
     """
 
-    epoch: int = 0
-    window: int = 0
-    part: int = 0
-    byte: int = 0
-    line: int = 0
-    row: int = 0
-    skipped: int = 0
+    epoch: _Place = 0
+    window: _Place = 0
+    part: _Place = 0
+    byte: _Place = 0
+    line: _Place = 0
+    row: _Place = 0
+    skipped: _Place = 0
     order: str = ""
 
     @property

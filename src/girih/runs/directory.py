@@ -20,8 +20,9 @@ from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, write_whole
 
 LOCK = ".lock"
+PROCESSES = "processes.json"
 BEFORE_TRAINING = frozenset(
-    {LOCK, "config.toml", "plan.json", "processes.json", "timeline.json", "tensorboard", "checkpoints"}
+    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints"}
 )
 """All that a run may have written when it ends before its first record."""
 
@@ -73,6 +74,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path}: another process is writing this run; wait for it or stop it"
             ) from None
+        (path / PROCESSES).unlink(missing_ok=True)  # of a run whose processes were all killed
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""

@@ -22,7 +22,7 @@ from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
-from girih.store.snapshot.restore import Source, restore
+from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, open_state
@@ -181,8 +181,19 @@ class Store:
         memory.check_open()
         if memory.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
+        self.check(sources, optimizer_state=optimizer_state, elsewhere=elsewhere)
         with memory.changing():
-            restore(self.state, sources, optimizer_state, frozenset(elsewhere))
+            restore(self.state, sources, optimizer_state)
+
+    def check(
+        self, sources: Sequence[Source], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
+    ) -> None:
+        """Refuses what :meth:`restore` would refuse, but replaces nothing.
+
+        Raises:
+            CheckpointError: see there.
+        """
+        check_sources(self.state, sources, optimizer_state, frozenset(elsewhere))
 
     @property
     def num_rows(self) -> int:

@@ -18,8 +18,8 @@ class Acting:
     """A role without work.
 
     Attributes:
-        act: what it does: "serve" until it is to end, "refuse" to begin, "vanish" before it listens; or listen, and then
-            "raise" an error, "exit" with status 3, or be "deaf" to the end.
+        act: what it does: "serve" until it is to end, "refuse" to begin, "vanish" before it listens, be "mute" and
+            never say where it does; or listen, and then "raise" an error, "exit" with status 3, or be "deaf" to the end.
         told: the address that it says; "" has it tell about itself instead.
         registry: where it notes under its title that it is there, if anywhere.
     """
@@ -37,6 +37,9 @@ class Acting:
             raise ConfigError("there is nothing to load")
         if self.act == "vanish":
             os._exit(7)
+        if self.act == "mute":
+            stop.wait()
+            return
         print("what anybody prints")
         if self.registry is not None:
             self.registry.set(title(self.name, self.index), f"life {self.incarnation}")

@@ -121,10 +121,8 @@ class LearningRate:
             "scheduler": scheduler,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`; a schedule where there was none begins now.
-
-        Without a schedule the configured rate holds, which may be another than before.
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuses what :meth:`restore` cannot go on from.
 
         Raises:
             CheckpointError: the state of another schedule, or of another first rate under one.
@@ -134,13 +132,23 @@ class LearningRate:
                 f"{WHERE}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
                 "resume with that one, or start a new run"
             )
-        if self._scheduler is None or not state["scheduler"]:
-            return
-        if state["base_lr"] != self._base_lr:
+        if self._scheduler is not None and state["scheduler"] and state["base_lr"] != self._base_lr:
             raise CheckpointError(
                 f"{WHERE}: the dense rate began at {state['base_lr']:g}, the configuration says {self._base_lr:g}; "
                 "under a schedule it cannot change: resume with the first, or start a new run"
             )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`; a schedule where there was none begins now.
+
+        Without a schedule the configured rate holds, which may be another than before.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(state)
+        if self._scheduler is None or not state["scheduler"]:
+            return
         for group, options in zip(self._optimizer.param_groups, state["groups"], strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
         self._scheduler.load_state_dict(state["scheduler"])

@@ -19,6 +19,12 @@ def gather(ranks: TrainerGroup, device: torch.device) -> list[dict[str, Any]]:
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
 
 
+def check(states: Sequence[dict[str, Any]]) -> None:
+    """Raises what torch does where :func:`restore` would meet no state of a generator."""
+    for state in (states[0], *states[1:]):
+        torch.Generator().set_state(state["cpu"])
+
+
 def restore(states: Sequence[dict[str, Any]], rank: int, *, alike: bool, were_alike: bool) -> None:
     """Puts this trainer's state back.
 

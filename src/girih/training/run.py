@@ -13,7 +13,7 @@ import torch
 
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
-from girih.checkpoint.load import Loaded, load
+from girih.checkpoint.load import Loaded, believed, load
 from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
 from girih.data import Dataset, NormalizationStats, Position
@@ -205,43 +205,47 @@ class TrainingRun:
         own = None if scores is None else scores.result(self.facts.schema.labels.names).as_dict()
         return Metrics.from_dict(self.ranks.broadcast(own))
 
-    def restore(self, place: Storage, train: Dataset | None = None) -> Loaded:
-        """Takes rows, parameters and normalization from a checkpoint; returns what was saved with them.
+    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
+        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
 
         Args:
             train: the data that training goes on with, for a plan that depends on it.
+            resume: go on from its step, position and random state too.
         """
+        loaded = load(place, self.facts.schema)
+        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        if resume:
+            with believed(place):
+                self.learning_rate.check(loaded.state["learning_rate"])
+                random_state.check(loaded.random)
         self.checkpoints.forget_latest()
-        plan = checkpoint.Manifest.read(place).plan
-        session = self.open(train, None if plan is None else Plan.from_dict(plan, place.url))
-        loaded = load(place, schema=self.facts.schema, sparse=session.sparse, dense=session.dense)
-        kept = loaded.state["normalization"]
-        self.normalization = None if kept is None else NormalizationStats.from_dict(kept, self.facts.schema)
-        return loaded
+        loaded.put(sparse=session.sparse, dense=session.dense)
+        self.normalization = loaded.normalization
+        if resume:
+            self._go_on(loaded)
 
-    def resume(self, place: Storage, train: Dataset | None) -> None:
-        """Goes on from a checkpoint: its step, position and random state too."""
-        loaded = self.restore(place, train)
-        run, of_each = loaded.state["run"], loaded.state.get("trainers", ())
-        alike = all(each["step"] == run["step"] for each in of_each)
-        if len(of_each) == self.ranks.size and (alike or self.ranks.apart):
-            run = of_each[self.ranks.rank]
-        self.state = RunState.from_dict(run)
+    def _go_on(self, loaded: Loaded) -> None:
+        with believed(loaded.place):
+            of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
+        alike = all(each.step == loaded.run.step for each in of_each)
+        known = len(of_each) == self.ranks.size and (alike or self.ranks.apart)
+        self.state = of_each[self.ranks.rank] if known else loaded.run
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
-            self.checkpoints.set_best(checkpoint.find(place.parent, step=self.state.best_step))
-        self.learning_rate.restore(loaded.state["learning_rate"])
+            self.checkpoints.set_best(checkpoint.find(loaded.place.parent, step=self.state.best_step))
         alike, were_alike = (
             {} if plan is None else plan.get("seeds", {})
             for plan in (self.opened()[0].to_dict(), loaded.plan)
         )
-        random_state.restore(
-            loaded.random,
-            self.ranks.rank,
-            alike=alike.get("dropout") == "alike",
-            were_alike=were_alike.get("dropout") == "alike",
-        )
+        with believed(loaded.place):
+            self.learning_rate.restore(loaded.state["learning_rate"])
+            random_state.restore(
+                loaded.random,
+                self.ranks.rank,
+                alike=alike.get("dropout") == "alike",
+                were_alike=were_alike.get("dropout") == "alike",
+            )
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
 

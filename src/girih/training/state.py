@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from girih import config
+from girih.config.bounds import Bounds
+
+Count = Annotated[int, Bounds(0, (1 << 62) - 1)]
+Step = Annotated[int, Bounds(0, (1 << 31) - 1)]
 
 
 @dataclass
@@ -25,20 +31,20 @@ class RunState:
         train_s: seconds spent on training steps.
     """
 
-    step: int = 0
-    examples: int = 0
-    epoch: int = 0
+    step: Step = 0
+    examples: Count = 0
+    epoch: Count = 0
     position: dict[str, Any] | None = None
-    refused: int = 0
-    evaluated_step: int | None = None
-    saved_step: int | None = None
-    best_step: int | None = None
+    refused: Count = 0
+    evaluated_step: Step | None = None
+    saved_step: Step | None = None
+    best_step: Step | None = None
     best_value: float | None = None
-    bad_evaluations: int = 0
+    bad_evaluations: Count = 0
     stopped_early: bool = False
     train_s: float = 0.0
-    staleness_max: int = 0
-    staleness_sum: int = 0
+    staleness_max: Count = 0
+    staleness_sum: Count = 0
 
     @property
     def num_updates(self) -> int:
@@ -51,5 +57,10 @@ class RunState:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> RunState:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**mapping)
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ConfigError: an unknown key, or a value that none can have.
+        """
+        state: RunState = config.build(cls, mapping, "state.run")
+        return state

@@ -28,6 +28,7 @@ class RegistryServer:
             listener, self.address = TCP(bind, 0).listen()
         except WireError as error:
             raise WireError(f"{error}; set cluster.bind to an address of this host") from error
+        self._end = listener.close
         self._opening = threading.Thread(target=self._open, args=(secret, listener), daemon=True)
         self._opening.start()
 
@@ -35,7 +36,7 @@ class RegistryServer:
         """Ends all connections; whoever waits gets ``WireError``."""
         self.registry.close()
         self._opening.join()
-        self._server.close()
+        self._end()
 
     def _open(self, secret: bytes, listener: socket.socket) -> None:
         from girih.comm.registry.remote import serve
@@ -43,3 +44,4 @@ class RegistryServer:
 
         place = place_of(self.address)
         self._server = serve(self.registry, secret, SocketListener(place, listener, self.address))
+        self._end = self._server.close

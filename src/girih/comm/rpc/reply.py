@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from girih.comm.rpc.frames import Frame
@@ -10,7 +11,7 @@ from girih.errors import WireTimeout
 
 
 class Reply(Future[Frame]):
-    """The answer to one call, once it is there. ``add_done_callback`` has the client's thread call back: be quick.
+    """The answer to one call, once it is there. The client's thread calls back: be quick.
 
     Attributes:
         address, kind: what was called.
@@ -40,10 +41,14 @@ class Reply(Future[Frame]):
                 f"{self.address}: kind {self.kind}: no answer within {timeout_s} s; it is still waited for"
             ) from None
 
+    def add_done_callback(self, fn: Callable[[Future[Frame]], object]) -> None:
+        """Calls back once it is done, and drops ``fn`` then: that may hold this reply, and so the memory of its arrays."""
+        held = [fn]
+        super().add_done_callback(lambda reply: held.pop()(reply))
+
     def finish(self, result: Frame | Exception) -> None:
         """For the client's thread, once: from here on it is done."""
         if isinstance(result, Exception):
             self.set_exception(result)
         else:
             self.set_result(result)
-        self._done_callbacks.clear()  # type: ignore[attr-defined]  # what they hold may hold this reply, and so the memory of its arrays

@@ -116,8 +116,9 @@ class LocalShards:
         """Replaces all rows by those of any number of shards that belong here.
 
         Raises:
-            CheckpointError: a part is damaged, or its rows do not fit; no row was replaced in that shard.
+            CheckpointError: a part is damaged, or its rows do not fit; no row was replaced.
         """
+        found: list[tuple[Store, list[SnapshotFile]]] = []
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
             opened: dict[str, SnapshotFile] = {}
@@ -125,7 +126,10 @@ class LocalShards:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
-                store.restore([opened[name] for name in names], elsewhere=self._elsewhere)
+                found.append((store, [opened[name] for name in names]))
+                store.check(found[-1][1], elsewhere=self._elsewhere)
+        for store, files in found:
+            store.restore(files, elsewhere=self._elsewhere)
 
     def close(self) -> None:
         """Gives the memory back."""

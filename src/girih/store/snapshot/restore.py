@@ -43,22 +43,14 @@ class Source(Protocol):
         """A table's Bloom cells of this shard, or None where it has none."""
 
 
-def restore(
-    state: ShardState,
-    sources: Sequence[Source],
-    optimizer_state: bool,
-    elsewhere: frozenset[str] = frozenset(),
-) -> None:
-    """Replaces all that a shard holds; see :meth:`Store.restore`.
+def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool) -> None:
+    """Replaces all that a shard holds by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
     The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
     from the N files of N shards; else it is ordered by last use, then by source.
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
-    _check_sources(state, sources, optimizer_state, elsewhere)
-    for source in sources:
-        source.verify()
     state.memory.clear()
     num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
@@ -70,13 +62,13 @@ def restore(
     _shrink_to_bounds(state)
 
 
-def _check_sources(
+def check_sources(
     state: ShardState, sources: Sequence[Source], optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
-    """Refuses sources whose rows do not fit, or that do not cover all tables of the store.
+    """Refuses sources that are damaged, whose rows do not fit, or that do not cover all tables of the store.
 
     Raises:
-        CheckpointError: another dtype, dim, segment or optimizer, a table that the store does not have or one that
+        CheckpointError: damage, another dtype, dim, segment or optimizer, a table that the store does not have or one that
             no source has; names the tables.
     """
     known = {table.name for table in state.spec.tables}
@@ -95,6 +87,8 @@ def _check_sources(
         if table.name not in found:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
             raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+    for source in sources:
+        source.verify()
 
 
 def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool) -> str:
