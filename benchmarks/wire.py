@@ -25,8 +25,9 @@ import harness
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm import rpc
+from girih.comm import endpoints
 from girih.comm.codecs import index_codec, value_codec
+from girih.comm.rpc import Client, Request
 from girih.testing import inproc
 
 SECRET = b"of this benchmark"
@@ -79,7 +80,7 @@ class Answer:
     def __init__(self, num_back: int) -> None:
         self.source = np.arange(num_back)
 
-    def __call__(self, request: rpc.Request) -> None:
+    def __call__(self, request: Request) -> None:
         for array in request.frame.arrays:
             array.sum()
         if request.frame.kind == 0:
@@ -96,8 +97,8 @@ def serve(sizes: list[int]) -> None:
     answer = Answer(num_back)
     with (
         socket.create_server(("127.0.0.1", 0)) as raw,
-        rpc.listen(answer, secret=SECRET) as tcp,
-        rpc.listen(answer, address="shm://", secret=SECRET) as shared,
+        endpoints.listen(answer, secret=SECRET) as tcp,
+        endpoints.listen(answer, address="shm://", secret=SECRET) as shared,
     ):
         print(raw.getsockname()[1], tcp.address, shared.address, flush=True)
         threading.Thread(target=serve_raw, args=(raw, num_out, answer.source), daemon=True).start()
@@ -138,7 +139,7 @@ def ask_raw(port: int, source: NDArray[np.int64], num_back: int) -> Ask:
     return ask
 
 
-def ask_wire(client: rpc.Client, source: NDArray[np.int64]) -> Ask:
+def ask_wire(client: Client, source: NDArray[np.int64]) -> Ask:
     def ask() -> None:
         request = client.buffer(np.int64, len(source))
         np.copyto(request, source)
@@ -157,8 +158,8 @@ def round_trips(report: harness.Report, options: argparse.Namespace) -> None:
     )  # fmt: skip
     port, tcp_address, shared_address = child.stdout.readline().split()  # type: ignore[union-attr]
     with (
-        rpc.connect(tcp_address, secret=SECRET) as tcp,
-        rpc.connect(shared_address, secret=SECRET) as shared,
+        endpoints.connect(tcp_address, secret=SECRET) as tcp,
+        endpoints.connect(shared_address, secret=SECRET) as shared,
         inproc.listen(Answer(num_back), secret=SECRET) as server,
         inproc.connect(server.address, secret=SECRET) as near,
     ):

@@ -12,9 +12,9 @@ import pytest
 
 from girih.cluster import cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS, Cluster
+from girih.comm.endpoints import connect, listen
 from girih.comm.registry import LocalRegistry, find
 from girih.comm.registry.remote import RemoteRegistry
-from girih.comm.rpc import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
 from girih.testing.acting import Acting
 

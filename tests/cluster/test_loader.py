@@ -15,7 +15,7 @@ import pytest
 import girih
 from girih import models
 from girih.cluster.loader import Loader
-from girih.comm.rpc import connect, listen
+from girih.comm.endpoints import connect, listen
 from girih.data import NormalizationStats
 from girih.errors import DataError, RemoteError
 from girih.models import needs_of

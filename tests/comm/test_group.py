@@ -256,3 +256,24 @@ def test_one_alone_hears_itself():
     ranks.finish()
     ranks.barrier()
     ranks.close()
+
+
+def closed_groups(ranks):
+    """Threads that wait for an abort: while three parts are open, and once they are closed."""
+
+    def watching():
+        return sum(thread.name == "girih-abort" for thread in threading.enumerate())
+
+    before = watching()
+    parts = [ranks.split([0, 1]) for _ in range(3)]
+    opened = watching() - before
+    for part in parts:
+        part.close()
+    end_s = time.monotonic() + 20
+    while watching() > before and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return [opened, watching() - before]
+
+
+def test_a_group_that_is_closed_leaves_no_thread():
+    assert together(closed_groups) == [[3, 0], [3, 0]]

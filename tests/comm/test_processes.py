@@ -1,5 +1,6 @@
 """Other processes that die, and what is left behind."""
 
+import errno
 import os
 import queue
 import signal
@@ -14,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from girih.comm import rpc
-from girih.comm.rpc import connect, listen
+from girih.comm import endpoints
+from girih.comm.endpoints import connect, listen
 from girih.comm.rpc import server as server_module
 from girih.comm.transports import lanes
+from girih.comm.transports.addresses import place_of
+from girih.comm.transports.lanes import LaneFile
+from girih.comm.transports.sockets import SocketListener
 from girih.errors import Lost, WireError, WireTimeout
 from girih.testing import inproc
 from girih.testing.transport_ends import until
@@ -25,14 +29,14 @@ from girih.testing.transport_ends import until
 SECRET = b"of this run"
 SERVER = """
 import sys, threading
-from girih.comm.rpc import listen
+from girih.comm.endpoints import listen
 server = listen(lambda r: r.reply(r.frame.fields, r.frame.arrays), address=sys.argv[1], secret=b"of this run")
 print(server.address, flush=True)
 threading.Event().wait()
 """
 SLOW_SERVER = """
 import sys, threading
-from girih.comm.rpc import listen
+from girih.comm.endpoints import listen
 server = listen(lambda r: r.frame.kind or r.reply(), address=sys.argv[1], secret=b"of this run")
 print(server.address, flush=True)
 threading.Event().wait()
@@ -40,7 +44,7 @@ threading.Event().wait()
 CLIENT = """
 import sys, threading
 import numpy as np
-from girih.comm.rpc import connect
+from girih.comm.endpoints import connect
 client = connect(sys.argv[1], secret=b"of this run")
 held = client.call(1, (), (np.zeros(100_000),)).wait(10)
 print("there", flush=True)
@@ -182,7 +186,7 @@ def test_a_killed_client_of_tcp_is_forgotten(child, monkeypatch):
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
     held = queue.Queue()
-    ends = inproc if address.startswith("inproc") else rpc
+    ends = inproc if address.startswith("inproc") else endpoints
     with ends.listen(held.put, address=address, secret=SECRET) as server:
         client = ends.connect(server.address, secret=SECRET)
         calls = [client.call(n) for n in range(3)]
@@ -276,7 +280,7 @@ def test_a_host_without_shared_memory_uses_the_socket(monkeypatch, caplog):
 def test_files_and_threads_are_closed():
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     threads = threading.active_count()
-    for ends, address in ((rpc, "tcp://127.0.0.1:*"), (rpc, "shm://"), (inproc, "inproc://*")):
+    for ends, address in ((endpoints, "tcp://127.0.0.1:*"), (endpoints, "shm://"), (inproc, "inproc://*")):
         for _ in range(3):
             with ends.listen(lambda r: r.reply(), address=address, secret=SECRET) as server:
                 for _ in range(3):
@@ -337,3 +341,35 @@ class TestLanes:
     def test_a_file_that_is_no_lane_is_refused(self, tmp_path):
         with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="no lane"):
             lanes.LaneFile(file.fileno())
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_an_address_that_is_none_leaves_no_descriptor():
+    before = descriptors()
+    for _ in range(5):
+        with pytest.raises(WireError):
+            endpoints.connect("nonsense", secret=SECRET)
+    assert descriptors() == before
+
+
+def test_memory_of_which_half_cannot_be_made_is_given_back(monkeypatch):
+    """As where this process runs out of descriptors: all goes through the socket."""
+    real, made = LaneFile.make, []
+
+    def make(num_bytes):
+        if made:
+            raise OSError(errno.EMFILE, "too many open files")
+        made.append(real(num_bytes))
+        return made[0]
+
+    monkeypatch.setattr(LaneFile, "make", make)
+    before = descriptors()
+    place = place_of("shm://")
+    listener = SocketListener(place, *place.listen())
+    assert listener.lanes() == []
+    assert made[0].file == -1
+    listener.close()
+    assert descriptors() == before

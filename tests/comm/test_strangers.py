@@ -11,9 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from girih.comm.rpc import connect, listen
+from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.rpc import server as server_module
-from girih.comm.rpc.endpoints import dialer
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, Hello, pack_hello
 from girih.comm.transports.streams import laid_out
 from girih.errors import WireError, WireTimeout
@@ -177,7 +176,7 @@ def test_a_crowd_of_strangers_keeps_others_waiting_for_a_moment_only(server, mon
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys, time
-from girih.comm.rpc import listen
+from girih.comm.endpoints import listen
 server = listen(lambda r: r.reply(), secret=b"of this run, and of no other")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 taken = []

@@ -8,7 +8,7 @@ import numpy as np
 
 import girih
 from girih import models
-from girih.comm.rpc import connect
+from girih.comm.endpoints import connect
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of

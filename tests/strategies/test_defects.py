@@ -8,7 +8,7 @@ import pytest
 from scenes import play, write
 
 from girih.cluster.loader import _Pass
-from girih.comm.rpc import connect
+from girih.comm.endpoints import connect
 from girih.errors import CheckpointError, GirihError, WireTimeout
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.protocol import Verb

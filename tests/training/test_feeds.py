@@ -8,7 +8,7 @@ import pytest
 
 from girih import models
 from girih.cluster.loader import Loader
-from girih.comm.rpc import listen
+from girih.comm.endpoints import listen
 from girih.errors import ConfigError
 from girih.models import needs_of
 from girih.sparse.service.codec import Codec

@@ -25,10 +25,10 @@ from girih.cluster.pipe import Pipe
 from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor
+from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
 from girih.comm.registry.remote import RemoteRegistry
-from girih.comm.rpc import abort_clients
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
 
 GRACE_S = 1.0

@@ -33,7 +33,7 @@ class LauncherControl:
         self._pipe, self._lost = pipe, lost
         self._stop: Callable[[], None] | None = None
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._asking = threading.Lock()
+        self._asking, self._num_asked = threading.Lock(), 0
         try:
             self.hello = pipe.receive()
         except EOFError:
@@ -77,9 +77,12 @@ class LauncherControl:
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         with self._asking:
-            self._pipe.send({"do": verb, "with": arguments})
+            self._num_asked += 1
+            self._pipe.send({"do": verb, "with": arguments, "number": self._num_asked})
             try:
                 told = self._replies.get(timeout=2 * START_S)
+                while told.get("number", self._num_asked) != self._num_asked:  # came after its time
+                    told = self._replies.get(timeout=2 * START_S)
             except queue.Empty:
                 raise RoleError(f"the launcher does not answer within {2 * START_S:.0f} s") from None
         if "error" in told:
@@ -129,9 +132,10 @@ def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None])
                 stoppable(asked["stoppable"])
                 continue
             try:
-                pipe.send({"is": verbs[asked["do"]](*asked["with"])})
+                told = {"is": verbs[asked["do"]](*asked["with"])}
             except Exception as error:
-                pipe.send({"error": text_of(error)})
+                told = {"error": text_of(error)}
+            pipe.send({**told, "number": asked["number"]})
 
 
 def text_of(error: Exception) -> str:

@@ -41,7 +41,7 @@ class Loader:
     Attributes:
         trainers: those it serves, of ``num_trainers``.
         workers: where the embedding workers listen; registry: where one that came back is found.
-        address: where to listen; see :func:`girih.comm.rpc.listen`.
+        address: where to listen; see :func:`girih.comm.endpoints.listen`.
         in_step: whether all trainers do a step together.
     """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from girih.comm.endpoints import connect
 from girih.comm.registry import Registry, resolver
-from girih.comm.rpc import Client, connect
+from girih.comm.rpc import Client
 
 
 def connect_all(

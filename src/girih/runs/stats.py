@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ UPDATES_SINCE_READ = "updates since read"
 
 
 class Stats:
-    """Statistics of one process; any thread may add to them.
+    """Statistics of one process; spans and bytes from any thread, the others from one thread each.
 
     Attributes:
         counters: name → how often, or how many bytes; ``wire.<kind>`` for bytes sent.
@@ -30,10 +31,12 @@ class Stats:
         self.gauges: dict[str, float] = {}
         self.histograms: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.spans = Spans()
+        self._adding = threading.Lock()
 
     def sent(self, kind: str, num_bytes: int) -> None:
-        """Counts bytes that this process sent to others."""
-        self.counters[WIRE + kind] += num_bytes
+        """Counts bytes that this process sent to others; from any thread."""
+        with self._adding:
+            self.counters[WIRE + kind] += num_bytes
 
     def wire_bytes(self) -> dict[str, int]:
         """Bytes sent by this process, by kind."""

@@ -188,7 +188,7 @@ class RemoteStrategy(StrategyOptions):
 
 
 def address_of(plan: Plan, host: str) -> str:
-    """The address at which a process of a host is to listen; see :func:`girih.comm.rpc.listen`."""
+    """The address at which a process of a host is to listen; see :func:`girih.comm.endpoints.listen`."""
     return "shm://" if plan.wire["transport"] == "shared" else f"tcp://{host}:*"
 
 

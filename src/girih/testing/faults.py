@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.comm.endpoints import dialer
 from girih.comm.rpc import Client
-from girih.comm.rpc.endpoints import dialer
 from girih.comm.rpc.frames import Part
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer
@@ -55,7 +55,7 @@ def connect(
     resolve: Callable[[], str] | None = None,
     dialer: Callable[[str], Dialer] = dialer,
 ) -> Client:
-    """See :func:`girih.comm.rpc.connect`."""
+    """See :func:`girih.comm.endpoints.connect`."""
     dice = _Dice(faults)
     return Client(
         lambda where: FaultyDialer(dialer(where), dice),

@@ -16,7 +16,7 @@ from girih.comm.rpc import Client, Request, Server
 from girih.comm.rpc.frames import Part
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.transport import Connection, ConnectionLost
-from girih.comm.transports.wakeup import Wakeup
+from girih.comm.rpc.wakeup import Wakeup
 from girih.errors import WireError
 
 _LISTENERS: dict[str, _Listener] = {}
@@ -29,14 +29,14 @@ def listen(
     secret: bytes,
     incarnation: int = 0,
 ) -> Server:
-    """See :func:`girih.comm.rpc.listen`; ``inproc://*`` draws a name."""
+    """See :func:`girih.comm.endpoints.listen`; ``inproc://*`` draws a name."""
     return Server(_Listener(address), handler, secret=secret, incarnation=incarnation)
 
 
 def connect(
     address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
-    """See :func:`girih.comm.rpc.connect`."""
+    """See :func:`girih.comm.endpoints.connect`."""
     return Client(Dialer, address, secret=secret, timeout_s=timeout_s, resolve=resolve)
 
 

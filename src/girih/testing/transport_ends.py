@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from girih.comm import rpc
+from girih.comm import endpoints
+from girih.comm.endpoints import dialer
 from girih.comm.rpc import Client, Request, Server
-from girih.comm.rpc.endpoints import dialer
 from girih.comm.rpc.transport import Dialer
 from girih.testing import faults
 from girih.testing.faults import Faults
@@ -100,8 +100,8 @@ class TransportEnds:
 
     address: str
     dialer: Callable[[str], Dialer] = staticmethod(dialer)
-    listen: Callable[..., Server] = staticmethod(rpc.listen)
-    connect: Callable[..., Client] = staticmethod(rpc.connect)
+    listen: Callable[..., Server] = staticmethod(endpoints.listen)
+    connect: Callable[..., Client] = staticmethod(endpoints.connect)
 
     @pytest.fixture
     def handler(self) -> Handler:

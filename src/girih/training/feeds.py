@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
+from girih.comm.endpoints import connect
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Registry, resolver
-from girih.comm.rpc import Client, Frame, Reply, connect
+from girih.comm.rpc import Client, Frame, Reply
 from girih.data import Batch, Dataset, NormalizationStats, Position, read_ahead
 from girih.data.batch import Share
 from girih.data.shares import share_of

@@ -61,7 +61,7 @@ class Collectives:
         if size > 1:
             store = RegistryStore(self.registry, f"{name}/group")
             self._group = AbortableGroup(store, rank, size, host=host, name=name)
-            words = (weakref.ref(self), self.registry, f"{name}/abort")
+            words = (weakref.ref(self), self.registry, f"{name}/abort/{rank}")
             threading.Thread(target=_watch, args=words, name="girih-abort", daemon=True).start()
 
     @property
@@ -93,7 +93,8 @@ class Collectives:
         self._abort_here()
         if self.size > 1:
             with contextlib.suppress(GirihError):  # where the registry is gone, all others learn that too
-                self.registry.set(f"{self.name}/abort", "1")
+                for rank in range(self.size):
+                    self.registry.set(f"{self.name}/abort/{rank}", "1")
 
     def reform(self, generation: int, rank: int, size: int) -> Self:
         """The group formed anew, after :meth:`abort`: with the same, fewer or more ranks, and new numbers.
@@ -215,7 +216,10 @@ class Collectives:
         """
         for part in list(self._parts):
             part.close()
-        self._group = None
+        if self._group is not None:
+            self._group = None
+            with contextlib.suppress(GirihError):  # ends the thread that watches for it
+                self.registry.set(f"{self.name}/abort/{self.rank}", "closed")
         gc.collect()
 
     def _abort_here(self) -> None:

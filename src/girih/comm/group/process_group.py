@@ -54,10 +54,12 @@ class AbortableGroup:
             self._nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
             self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
         self.process_group._set_group_name(name)  # type: ignore[arg-type]
-        store.set(f"ports/{rank}", " ".join(map(str, own_ports)))
+        store.set(f"ports/{rank}", " ".join(f"{here} {port}" for here, port in own_ports))
         told = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
-        self._own_ports = set(own_ports)
-        self._their_ports = {int(port) for ports in told for port in ports}
+        self._own = set(own_ports)
+        self._theirs = {
+            (here, int(port)) for words in told for here, port in zip(*[iter(words)] * 2, strict=True)
+        }
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)
@@ -68,15 +70,15 @@ class AbortableGroup:
             self._nccl.abort()
         for connection in _sockets():
             with contextlib.suppress(OSError):
-                here, there = connection.getsockname()[1], connection.getpeername()[1]
-                if here in self._own_ports or there in self._their_ports:
+                here, there = connection.getsockname()[:2], connection.getpeername()[:2]
+                if here in self._own or there in self._theirs:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-def _listening() -> list[int]:
-    """Ports at which this process listens."""
+def _listening() -> list[tuple[str, int]]:
+    """Hosts and ports at which this process listens."""
     return [
-        connection.getsockname()[1]
+        connection.getsockname()[:2]
         for connection in _sockets()
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ]

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.comm.endpoints import dialer
 from girih.comm.registry.entries import WAIT_S, LocalRegistry
 from girih.comm.rpc import Client, Frame, Request, Server
-from girih.comm.rpc.endpoints import dialer
 from girih.comm.transports.sockets import SocketListener
 from girih.errors import RemoteError, WireError, WireTimeout
 

@@ -1,10 +1,9 @@
 """Calls between processes that happen exactly once."""
 
 from girih.comm.rpc.client import Client
-from girih.comm.rpc.endpoints import abort_clients, connect, listen
 from girih.comm.rpc.frames import Frame
 from girih.comm.rpc.reply import Reply
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.server import Server
 
-__all__ = ["Client", "Frame", "Reply", "Request", "Server", "abort_clients", "connect", "listen"]
+__all__ = ["Client", "Frame", "Reply", "Request", "Server"]

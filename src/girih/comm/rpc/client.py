@@ -53,11 +53,12 @@ class Client(Poller):
         timeout_s: float,
         resolve: Callable[[], str] | None,
     ) -> None:
+        dialer = dial(address)  # before anything that would have to be given back
         super().__init__(address)
         self.incarnation: int | None = None
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
-        self._dialer = dial(address)
+        self._dialer = dialer
         self._session = Session(0, self._stuck)  # its lock is that of all below
         self._unsent: dict[Reply, Packed] = {}  # made while there is no connection
         self._waiting: dict[int, Reply] = {}  # sent, by number

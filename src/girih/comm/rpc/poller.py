@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from girih.comm.rpc.session import Session
 from girih.comm.rpc.transport import Connection
-from girih.comm.transports.wakeup import Wakeup
+from girih.comm.rpc.wakeup import Wakeup
 from girih.kernels.buffers import Buffers
 
 IN: Final = selectors.EVENT_READ

@@ -50,11 +50,16 @@ class SocketListener:
         """Memory for both directions of a connection on this host, where there is any."""
         if isinstance(self.place, TCP):
             return []
+        made: list[LaneFile] = []
         try:
-            return [LaneFile.make(LANE_BYTES) for _ in range(2)]
+            for _ in range(2):
+                made.append(LaneFile.make(LANE_BYTES))
         except OSError as error:
             _LOG.warning("%s: all goes through the socket: %s", self.address, error)
+            for lane in made:
+                lane.close()
             return []
+        return made
 
     def close(self) -> None:
         self._listener.close()
@@ -92,7 +97,12 @@ class SocketStranger:
             self._socket.sendall(said)
             return stream
         inward, outward = lanes
-        socket.send_fds(self._socket, [said], [inward.file, outward.file])
+        try:
+            socket.send_fds(self._socket, [said], [inward.file, outward.file])
+        except BaseException:
+            for lane in lanes:
+                lane.close()
+            raise
         return SharedConnection(stream, outward, inward)
 
     def close(self) -> None:
@@ -127,7 +137,12 @@ class SocketDialer:
             stream = Stream(connection, self._buffers)
             if len(files) != 2:
                 return stream, welcome
-            outward, inward = (LaneFile(os.dup(file)) for file in files)
+            outward = LaneFile(files.pop(0))
+            try:
+                inward = LaneFile(files.pop(0))
+            except BaseException:
+                outward.close()
+                raise
             return SharedConnection(stream, outward, inward), welcome
         except BaseException:
             connection.close()
@@ -150,8 +165,10 @@ def _read(connection: socket.socket, num_bytes: int, end_s: float, files: list[i
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
-        heard, found, _, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
+        heard, found, flags, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
         files += found
+        if flags & socket.MSG_CTRUNC:  # the other side will send by memory that did not arrive
+            raise ConnectionLost("this process is out of file descriptors")
         if not heard:
             raise WireError("the other side closed the connection instead of greeting")
         said += heard

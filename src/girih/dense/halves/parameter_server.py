@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from girih.comm.endpoints import connect, listen
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Reply, Request, connect, listen
+from girih.comm.rpc import Client, Reply, Request
 from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
 
@@ -81,7 +82,7 @@ class ParameterServerReplica(Replica):
 
     Args:
         staleness: gradients that may be on their way to the server when a batch is computed.
-        address: where the server listens, see :func:`girih.comm.rpc.listen`.
+        address: where the server listens, see :func:`girih.comm.endpoints.listen`.
         secret: proves that a peer belongs to the run.
 
     Attributes:

@@ -59,7 +59,7 @@ class EmbeddingServer:
 
     Attributes:
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
-        address: where to listen; see :func:`girih.comm.rpc.listen`.
+        address: where to listen; see :func:`girih.comm.endpoints.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
             them private to the process.
     """

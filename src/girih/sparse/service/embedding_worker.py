@@ -52,7 +52,7 @@ class EmbeddingWorker:
         servers: where the embedding servers listen.
         shards_each: shards of one server.
         registry: where a server that came back is found.
-        address: where to listen; see :func:`girih.comm.rpc.listen`.
+        address: where to listen; see :func:`girih.comm.endpoints.listen`.
     """
 
     spec: SparseSpec

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from girih.comm.rpc import Request, listen
+from girih.comm.endpoints import listen
+from girih.comm.rpc import Request
 from girih.sparse.service.protocol import Verb
 
 
