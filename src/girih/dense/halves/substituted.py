@@ -136,7 +136,13 @@ class SubstitutedReplica(SynchronousReplica):
         return super()._nonfinite_gradient(embeddings)
 
     def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
-        """See :class:`SynchronousReplica`, whose vote is needed for a replicated network that may skip steps alone."""
+        """See :class:`SynchronousReplica`.
+
+        Its vote is needed only where the network is replicated and steps are skipped.
+
+        Raises:
+            NonFiniteError: where the run ends anyway, a gradient that this trainer alone may have is not finite.
+        """
         if self.split and self.ranks.size > 1:
             return self._sum_shared(value, refusal)
         if not self._heeds:
