@@ -1,5 +1,6 @@
 """What trainers tell each other: real processes, and one alone."""
 
+import os
 import socket
 import threading
 import time
@@ -216,6 +217,13 @@ def test_a_group_that_is_aborted_raises_everywhere_at_once_and_is_formed_anew():
         assert all(named for _, named in took)
         assert summed == (None if rank == 2 else [4.0])
         assert not initialized
+
+
+def test_looking_through_sockets_leaves_no_descriptor():
+    before = os.listdir("/dev/fd")
+    with socket.socket():
+        assert len(list(process_group._sockets())) >= 1
+    assert os.listdir("/dev/fd") == before
 
 
 def test_nothing_listens_but_on_loopback():

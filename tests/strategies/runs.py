@@ -36,17 +36,24 @@ def latest(run):
     return max((run / "checkpoints").glob("step-*"))
 
 
-def rows_of(checkpoint):
-    """(group, table, id) → (embedding and optimizer state) of every row."""
-    rows = {}
+def columns_of(checkpoint):
+    """(group, table, column) → ids[n] in order, and their rows' values[n, width]; each optimizer state is a column."""
+    parts = {}
     for file in sorted(checkpoint.glob("tables/*/*.safetensors")):
         snapshot = read_snapshot(file)
-        tables = [table["name"] for table in snapshot.description["tables"]]
-        names = [c.name for c in snapshot._columns if c.name.split(".")[0] in ("embedding", "first_order")]
-        values = np.concatenate([np.atleast_2d(np.array(snapshot.column(n)).T).T for n in names], axis=1)
-        for key, table, value in zip(snapshot.column("ids"), snapshot.column("tables"), values, strict=True):
-            rows[file.parent.name, tables[table], int(key)] = value.copy()
-    return rows
+        ids, tables = snapshot.column("ids"), snapshot.column("tables")
+        for number, table in enumerate(snapshot.description["tables"]):
+            own = tables == number
+            for column in snapshot._columns:
+                if column.name.split(".")[0] in ("embedding", "first_order"):
+                    values = snapshot.column(column.name)[own].reshape(own.sum(), -1)
+                    name = file.parent.name, table["name"], column.name
+                    parts.setdefault(name, []).append((ids[own], values))
+    columns = {}
+    for name, of_shards in parts.items():
+        ids, values = (np.concatenate(each) for each in zip(*of_shards, strict=True))
+        columns[name] = ids[order := ids.argsort()], values[order]
+    return columns
 
 
 def dense_of(checkpoint):
@@ -55,12 +62,24 @@ def dense_of(checkpoint):
 
 
 def difference(one, other):
-    """The largest difference of a row and of a dense parameter, relative to the largest number of each."""
-    mine, theirs = rows_of(latest(one)), rows_of(latest(other))
-    assert mine.keys() == theirs.keys()
-    scale = max(np.abs(value).max() for value in mine.values())
-    rows = max(np.abs(mine[key] - theirs[key]).max() for key in mine) / scale
+    """The largest difference of two runs' rows, and of their dense parameters, with their optimizers' state.
+
+    Each dimension of each table's columns is measured by its own largest number, and so is each dense tensor.
+    """
+    rows = difference_of_rows(columns_of(latest(one)), columns_of(latest(other)))
     mine, theirs = dense_of(latest(one)), dense_of(latest(other))
     assert mine.keys() == theirs.keys()
-    dense = max(np.abs(mine[k] - theirs[k]).max() / max(np.abs(mine[k]).max(), 1e-6) for k in mine)
-    return rows, dense
+    return rows, np.max([apart(mine[name].reshape(-1, 1), theirs[name].reshape(-1, 1)) for name in mine])
+
+
+def difference_of_rows(mine, theirs):
+    """See :func:`difference`; takes what :func:`columns_of` returns."""
+    assert mine.keys() == theirs.keys()
+    assert all(np.array_equal(ids, theirs[name][0]) for name, (ids, _) in mine.items())
+    return np.max([apart(values, theirs[name][1]) for name, (_, values) in mine.items()])
+
+
+def apart(one, other):
+    """The largest difference of two arrays[n, width], relative to the largest number in the same place of all rows."""
+    largest = np.abs(one).max(axis=0, initial=0)
+    return float((np.abs(one - other) / np.where(largest > 0, largest, 1)).max(initial=0))

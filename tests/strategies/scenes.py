@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from sent import Sent
 
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
@@ -241,6 +242,7 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         name: settings.dataset(name) for name in ("train", "valid", "test") if getattr(settings.data, name)
     }
     ranks = ranks or TrainerGroup()
+    counting = Sent() if "sent" in scene else None
     with settings.trainer(run=directory / scene["name"], cluster=Threads(ranks, change)) as trainer:
         if "load" in scene:
             trainer.load(directory / scene["load"])
@@ -262,6 +264,8 @@ def play(directory, scene, ranks=None, *, change=lambda role: role, act=None):
         metrics = trainer.evaluate(datasets["test"])
         kept = kept_samples(trainer)
         summary = trainer.summary(metrics, duration_s=0.0)
+        if counting is not None:
+            summary["sent_bytes"] = ranks.sum([counting.end()])[0]
         if "tell" in scene:
             summary["told"] = ranks.gather(tell(trainer, datasets["test"]))
     summary["kept"] = kept

@@ -12,7 +12,7 @@ from girih.comm.endpoints import connect
 from girih.errors import CheckpointError, GirihError, WireTimeout
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.protocol import Verb
-from runs import difference, rows_of
+from runs import apart, columns_of, difference, latest
 
 STEPS = 30
 ONE_EACH = ["trainers=1", "embedding_workers=1", "embedding_servers=1", "loaders=1", "staleness=0"]
@@ -90,12 +90,15 @@ def test_persia_defect_7_momentum_and_weight_decay_are_not_ignored(directory):
         play(directory, {"name": local, "overrides": [sgd, first_order]})
         play(directory, hybrid(remote, sgd, first_order))
         assert difference(directory / local, directory / remote) == (0, 0)
-        found[momentum, l2] = rows_of(max((directory / remote / "checkpoints").glob("step-*")))
+        found[momentum, l2] = columns_of(latest(directory / remote))
     for one in found:
         for other in found:
             if one != other:  # each option moves rows in a way of its own
-                key = max(found[one], key=lambda key: abs(found[one][key][:1] - found[other][key][:1]).max())
-                assert abs(found[one][key][:1] - found[other][key][:1]).max() > 1e-5, (one, other)
+                embeddings = [name for name in found[one] if name[-1] == "embedding"]
+                assert max(apart(found[one][n][1], found[other][n][1]) for n in embeddings) > 1e-5, (
+                    one,
+                    other,
+                )
 
 
 def test_persia_defect_8_a_checkpoint_of_another_dim_is_refused_and_leaves_all_rows(directory):

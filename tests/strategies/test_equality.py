@@ -6,10 +6,11 @@ along: after 200 steps up to 4e-7 of the largest number of all rows and 3e-6 of 
 The tolerances are some ten times that. Where no sum has another order, there is none: bit for bit.
 """
 
+import numpy as np
 import pytest
 from scenes import SIZE, STEPS, play, play_all, write
 
-from runs import difference
+from runs import columns_of, difference, difference_of_rows, latest
 
 ROWS, DENSE = 5e-6, 3e-5
 CONFIGS = ("deepfm", "din", "mmoe", "weighted")
@@ -62,6 +63,17 @@ def two(directory):
 @pytest.fixture(scope="module")
 def four(directory):
     return play_all(directory, [{**s, "name": f"four-{s['name']}"} for s in (SYNCHRONOUS[1], HYBRID[1])], 4)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_dimension_of_one_column_that_is_wrong_by_a_hundredth_is_seen(directory, config):
+    columns = columns_of(latest(directory / f"local-{config}"))
+    assert difference_of_rows(columns, columns) == 0
+    for name, (ids, values) in columns.items():
+        for dimension in np.flatnonzero(values.any(axis=0)):
+            wrong = values.copy()
+            wrong[:, dimension] *= 1.01
+            assert difference_of_rows(columns, columns | {name: (ids, wrong)}) > 100 * ROWS, name
 
 
 @pytest.mark.parametrize("config", CONFIGS)

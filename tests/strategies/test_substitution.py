@@ -179,8 +179,15 @@ DENSE_ADAGRAD = {
     "overrides": [*overrides("fm", "adagrad"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
 }
 FEW = [*overrides("dlrm", "adagrad"), "data.batch_size = 2", "train.max_steps = 25"]
+SHORT = ("lr", "fm", "wide_deep")
+SHORT_STEPS = "train.max_steps = 40"
 TOLD = [
     DENSE_ADAGRAD,
+    *(
+        {**scene(m, OF_MODEL[m], dense), "name": f"short-{m}-{dense}", "overrides": [*overrides(m, OF_MODEL[m]), SHORT_STEPS]}
+        for m in SHORT
+        for dense in DENSE_MODES
+    ),
     {**scene("dlrm", "adagrad", "split"), "name": "few", "overrides": FEW},
     {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
      "options": ['dense="replicated"']},
@@ -196,6 +203,17 @@ TOLD = [
 @pytest.fixture(scope="module")
 def three(directory):
     return play_all(directory, TOLD, 3)
+
+
+@pytest.mark.parametrize("model", SHORT)
+def test_three_trainers_equal_local(directory, three, model):
+    words = [*overrides(model, OF_MODEL[model]), SHORT_STEPS]
+    play(directory, {"name": f"short-{model}", "config": "wide", "overrides": words})
+    for dense in DENSE_MODES:
+        assert three[f"short-{model}-{dense}"]["steps"] == 40
+        rows, parameters = difference(directory / f"short-{model}", directory / f"short-{model}-{dense}")
+        assert rows < ROWS
+        assert parameters < DENSE
 
 
 def test_copies_of_the_upper_network_stay_alike_bit_for_bit_under_dropout(three):

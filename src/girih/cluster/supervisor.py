@@ -18,7 +18,7 @@ from girih.runs.files import write_whole
 
 START_S = 120.0
 END_S = 10.0
-KNOWN_S = 1.5
+KNOWN_S = 6.0
 TOLD_S = 30.0
 STOPPED = 130
 """The status of a trainer that a signal ended in good order."""

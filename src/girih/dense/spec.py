@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ class DenseSpec:
         optimizer: makes the optimizer of the module's parameters; a module without any has none.
         precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients
             and the optimizer stay float32.
+        on_nonfinite: "skip" has trainers agree on every step before one of them moves anything; where the run ends
+            at a refused step ("stop"), a half may have them learn of it later.
         clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
         stats: where spans and bytes sent are counted.
     """
@@ -28,5 +31,6 @@ class DenseSpec:
     optimizer: OptimizerFactory
     precision: str = "float32"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    on_nonfinite: Literal["stop", "skip"] = "skip"
     clip_norm: float | None = None
     stats: Stats = field(default_factory=Stats)

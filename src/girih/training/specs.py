@@ -104,6 +104,7 @@ def dense_spec(
         optimizer=optimizer,
         precision=options.precision,
         device=_device(options.device, rank),
+        on_nonfinite=options.on_nonfinite,
         clip_norm=options.clip_norm,
         stats=stats,
     )

@@ -27,6 +27,8 @@ from girih.errors import GirihError
 
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9
+_LITTLE_BYTES = 256  # every rank adds up all of it
+_RING_BYTES = 1 << 17  # more than this goes around a ring, which copies less
 
 
 class Collectives:
@@ -195,8 +197,21 @@ class Collectives:
         """Sums a tensor over all ranks, in place; with ``async_op`` returns the work."""
         if self.size == 1:
             return None
+        if not async_op and tensor.device.type == "cpu" and 0 < tensor.nbytes <= _RING_BYTES:
+            tensor.copy_(self._small_sum(tensor.reshape(-1)).view_as(tensor))
+            return None
         work = self.process_group.allreduce([tensor])
         return work if async_op else work.wait()
+
+    def _small_sum(self, flat: Tensor) -> Tensor:
+        """The sum, in at most half as many messages as a ring takes: gloo adds 144 bytes to each of them."""
+        counts = [flat.numel()] * self.size
+        if flat.nbytes <= _LITTLE_BYTES:
+            return _in_turn(self.exchange(flat.repeat(self.size), counts, counts).view(self.size, counts[0]))
+        parts = [(rank + 1) * n // self.size - rank * n // self.size for rank, n in enumerate(counts)]
+        own = [parts[self.rank]] * self.size
+        part = _in_turn(self.exchange(flat, parts, own).view(self.size, own[0]))
+        return self.exchange(part.repeat(self.size), own, parts)
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
         """Overwrites a tensor by rank 0's, in place."""
@@ -245,6 +260,14 @@ class Collectives:
                 self.process_group.recv([_bytes_of(array)], source, 0).wait()
             arrays[name] = array
         return arrays
+
+
+def _in_turn(rows: Tensor) -> Tensor:
+    """The sum of rows, each number's in the order of ranks, wherever it stands."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 def _bytes_of(array: NDArray[Any]) -> Tensor:

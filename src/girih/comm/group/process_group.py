@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,8 +89,10 @@ def _sockets() -> Iterator[socket.socket]:
     """All TCP sockets of this process, as copies that are closed behind each."""
     for descriptor in os.listdir("/dev/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
+                continue
             copy = socket.socket(fileno=os.dup(int(descriptor)))
-        except OSError:  # no socket, or closed meanwhile
+        except OSError:  # closed meanwhile
             continue
         with copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:

@@ -37,8 +37,12 @@ class TrainerGroup(Collectives):
             The sum of the losses, and how many refuse.
         """
         total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self._stop)])
-        self._agreed_stop = num_stopping > 0
+        self.heed(num_stopping)
         return total, int(num_refusing)
+
+    def heed(self, num_stopping: float) -> None:
+        """Notes how many want to stop, where all have learned it in the same step."""
+        self._agreed_stop = num_stopping > 0
 
     def request_stop(self) -> None:
         """Has all ranks stop together. Callable from a signal handler."""

@@ -37,7 +37,7 @@ class AllReducedReplica(SynchronousReplica):
     ) -> ReplicaComputed:
         """See :class:`Replica`; the first call finds out which parameters a loss depends on."""
         if self._parallel is None and self.ranks.size > 1 and self.parameters:
-            self._parallel = self._distributed(batch, embeddings)
+            self._parallel = self._distributed(*_one_example(batch, embeddings))
         return super().compute(batch, embeddings, onto)
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
@@ -55,7 +55,7 @@ class AllReducedReplica(SynchronousReplica):
         return module(numeric, embeddings)
 
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> nn.Module:
-        unused = self.ranks.any(self._leaves_some_aside(*_one_example(batch, embeddings)))
+        unused = self.ranks.any(self._leaves_some_aside(batch, embeddings))
         with warnings.catch_warnings():
             # of an option whose successor does not do the same
             warnings.simplefilter("ignore", FutureWarning)
@@ -67,9 +67,22 @@ class AllReducedReplica(SynchronousReplica):
                 find_unused_parameters=unused,
                 init_sync=False,
             )
+        self._order_buckets(parallel, batch, embeddings)
         # a lambda, because types of arguments are checked at run time, where they are no longer known
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return parallel
+
+    def _order_buckets(self, parallel: nn.Module, batch: Batch, embeddings: Embeddings) -> None:
+        """Has DDP order its buckets now, as it does once, after a first backward pass.
+
+        The order decides in which order a ring adds, and a run that is resumed must add as one that never stopped.
+        """
+        self._set_mode(False)
+        self._parallel = parallel
+        self._outputs(batch, embeddings, train=True).sum().backward()  # type: ignore[no-untyped-call]
+        self._set_mode(True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
         """Whether the logits do not depend on all parameters; tried out with one example."""

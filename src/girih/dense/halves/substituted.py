@@ -9,6 +9,7 @@ Shapes: B examples, T labels, X numeric features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -63,9 +64,12 @@ class SubstitutedReplica(SynchronousReplica):
         ranks.broadcast_tensor(random)
         torch.set_rng_state(random)
         self.split = split
-        self.counts_loss = split or ranks.first  # where all have the whole loss, it counts once
+        self.counts_loss = ranks.first  # where all have the whole loss, it counts once
         self._wire = Aggregation(ranks, spec.stats, half=half)
         self._operators = [operator for _, operator in operators_of(self.module)]
+        sums = any(operator.aggregation == "sum" for operator in self._operators)
+        # requests to stop go with partial results, so that no step ends with a message of its own
+        self._heeds = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[Operator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
@@ -100,7 +104,7 @@ class SubstitutedReplica(SynchronousReplica):
         return targets, weight * share  # the batch itself may be a part of the step's
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
-        totals = self._totals(numeric, embeddings, split=self.split and train)
+        totals = self._totals(numeric, embeddings, train=train)
         num_examples = min(len(total) for total in totals.values())
         if not num_examples:  # an empty share takes part with an example that counts nothing
             totals = {operator: F.pad(total, (0, 0, 0, 1)) for operator, total in totals.items()}
@@ -108,14 +112,15 @@ class SubstitutedReplica(SynchronousReplica):
         logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
         return logits[:num_examples]
 
-    def _totals(self, numeric: Tensor, embeddings: Embeddings, *, split: bool) -> dict[Operator, Tensor]:
+    def _totals(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> dict[Operator, Tensor]:
         """Everything that is summed goes in one buffer; each concatenation in one of its own."""
         sums = [operator for operator in self._operators if operator.aggregation == "sum"]
         totals: dict[Operator, Tensor] = {}
+        split = self.split and train
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]
             joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
-            total = self._wire.summed(joined, split=split)
+            total = self._wire.summed(joined, split=split, heed=self._heeds and train)
             totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
         for operator in self._operators:
             if operator.aggregation == "concat":
@@ -124,24 +129,53 @@ class SubstitutedReplica(SynchronousReplica):
         return totals
 
     def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
-        self._sum_shared()
         # optimizers then have state everywhere of those of which nothing is here
         for parameter in self.parameters:
             if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
         return super()._nonfinite_gradient(embeddings)
 
-    def _sum_shared(self) -> None:
-        """Sums gradients of what all have whole; where the network is split, each has those of its share."""
+    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
+        """See :class:`SynchronousReplica`.
+
+        Its vote is needed only where the network is replicated and steps are skipped.
+
+        Raises:
+            NonFiniteError: where the run ends anyway, a gradient that this trainer alone may have is not finite.
+        """
+        if self.split and self.ranks.size > 1:
+            return self._sum_shared(value, refusal)
+        if not self._heeds:
+            return super()._agree(value, refusal)
+        if refusal is not None and math.isfinite(value):  # all have the same loss, but not the same gradients
+            raise NonFiniteError(
+                f"trainer {self.ranks.rank}: {refusal}; other trainers may have applied theirs; resume from the last"
+                " checkpoint, with a lower learning rate or train.clip_norm"
+            )
+        return value, refusal
+
+    def _sum_shared(
+        self, value: float, refusal: NonFiniteError | None
+    ) -> tuple[float, NonFiniteError | None]:
+        """Sums gradients of what all have whole, of which each has those of its share; the vote goes with them."""
         gradients = [p.grad for p in self.shared if p.grad is not None]
-        if not self.split or not gradients:
-            return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        counted = 0.0 if refusal else value
+        told = torch.tensor([counted, refusal is not None, self.ranks.stop_requested], device=self.device)
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told])
         with self.stats_of_process.spans("allreduce"):
             self.ranks.all_reduce(flat)
-        self.stats_of_process.sent("dense", 2 * (self.ranks.size - 1) * flat.numel() * 4 // self.ranks.size)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
-            gradient.copy_(part.view_as(gradient))
+        *sums, told = flat.split([*(gradient.numel() for gradient in gradients), len(told)])  # type: ignore[no-untyped-call]
+        num_bytes = 4 * (flat.numel() - len(told))
+        self.stats_of_process.sent("dense", 2 * (self.ranks.size - 1) * num_bytes // self.ranks.size)
+        for gradient, total in zip(gradients, sums, strict=True):
+            gradient.copy_(total.view_as(gradient))
+        loss, num_refusing, num_stopping = told.tolist()
+        self.ranks.heed(num_stopping)
+        if num_refusing:
+            refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+        elif not torch.isfinite(flat).all():
+            refusal = NonFiniteError("a dense gradient, summed over trainers, is NaN or infinite")
+        return loss, refusal
 
     def _clip(self, most: float) -> None:
         """By the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""

@@ -33,12 +33,17 @@ class Aggregation:
         self.ranks, self.stats = ranks, stats
         self.dtype = torch.bfloat16 if half else torch.float32
 
-    def summed(self, partial: Tensor, *, split: bool) -> Tensor:
-        """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W]."""
+    def summed(self, partial: Tensor, *, split: bool, heed: bool = False) -> Tensor:
+        """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W].
+
+        Args:
+            heed: whether requests to stop travel along; not with ``split``, nor as bfloat16.
+        """
         num_examples = len(partial)
         if split:  # the gradients of the others' examples are theirs to tell
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
-        return _crossed(partial, self._sum_all, lambda gradient: gradient)  # each has the whole gradient
+        # each has the whole gradient
+        return _crossed(partial, lambda values: self._sum_all(values, heed=heed), lambda gradient: gradient)
 
     def joined(self, own: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
         """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
@@ -72,17 +77,20 @@ class Aggregation:
         size = self.ranks.size
         return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
 
-    def _sum_all(self, values: Tensor) -> Tensor:
+    def _sum_all(self, values: Tensor, *, heed: bool) -> Tensor:
         """The sum over all trainers, everywhere."""
         if self.ranks.size == 1:
             return values
         if self.dtype == torch.bfloat16:  # a ring would round at every step
             return self._gather(self._sum_share(values), len(values))
-        values = values.contiguous().clone()
+        stops = values.new_full((int(heed),), self.ranks.stop_requested)
+        joined = torch.cat([values.reshape(-1), stops])
         with self.stats.spans("aggregate"):
-            self.ranks.all_reduce(values)
+            self.ranks.all_reduce(joined)
         self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
-        return values
+        if heed:
+            self.ranks.heed(joined[-1].item())
+        return joined[: values.numel()].view_as(values)
 
     def _sum_share(self, values: Tensor) -> Tensor:
         """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
