@@ -7,6 +7,7 @@ started it is gone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -33,6 +34,7 @@ def main() -> int:
         raise SystemExit("girih: roles are started by girih train")
     importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
+    gc.freeze()  # no collection has to look through all that was imported
     try:
         hello, told = pipe.receive(), pipe.receive()
     except EOFError:
@@ -64,4 +66,6 @@ def _until_left_alone(pipe: Pipe, stop: threading.Event, segments: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # see girih.cli.main
+    sys.exit(status)

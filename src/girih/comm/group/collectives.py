@@ -235,7 +235,7 @@ class Collectives:
             self._group = None
             with contextlib.suppress(GirihError):  # ends the thread that watches for it
                 self.registry.set(f"{self.name}/abort/{self.rank}", "closed")
-        gc.collect()
+            gc.collect()
 
     def _abort_here(self) -> None:
         self.lost.set()
