@@ -4,6 +4,7 @@ That one is started with the first of them, once per test process, and ends with
 """
 
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -62,6 +63,7 @@ def call(function, pipe, log, arguments):
             os.dup2(file.fileno(), descriptor)
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     faulthandler.enable(sys.stderr)
+    gc.freeze()  # as in conftest.py
     function(pipe, *arguments)
 
 
