@@ -8,10 +8,14 @@ import gc
 import json
 import multiprocessing
 import os
+import runpy
+import signal
+import subprocess
 import sys
 import tempfile
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +25,9 @@ from girih.comm.registry.remote import RemoteRegistry
 ALL_S = 120
 SECRET = b"of these companions"
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["girih.trainer", "girih.config.file", "girih.comm.group", "torch._dynamo", "pytest"])
+FORKS.set_forkserver_preload(
+    ["girih.trainer", "girih.config.file", "girih.comm.group", "torch._dynamo", "pytest"]
+)
 
 
 class Companion:
@@ -33,20 +39,18 @@ class Companion:
 
     def __init__(self, function, *arguments):
         self.pipe, theirs = FORKS.Pipe()
-        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        self._files = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 (as long as the process)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")
             forkserver.ensure_running()  # whose environment theirs is
-        self.process = FORKS.Process(
-            target=call, args=(function, theirs, self._log.name, arguments), daemon=True
-        )
+        words = (function, theirs, [file.name for file in self._files], dict(os.environ), arguments)
+        self.process = FORKS.Process(target=call, args=words, daemon=True)
         self.process.start()
         theirs.close()
 
     def printed(self):
-        """Returns what the process has printed so far, errors too."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        """Returns what the process has printed so far: standard output, and error."""
+        return tuple(Path(file.name).read_text(errors="replace") for file in self._files)
 
     def close(self):
         """Ends the process."""
@@ -54,17 +58,52 @@ class Companion:
         self.process.join()
         self.process.close()
         self.pipe.close()
-        self._log.close()
+        for file in self._files:
+            file.close()
 
 
-def call(function, pipe, log, arguments):
-    with open(log, "ab", 0) as file:
-        for descriptor in (1, 2):
+def call(function, pipe, files, environment, arguments):
+    os.environ |= environment | {"OMP_NUM_THREADS": "1"}
+    for descriptor, name in enumerate(files, 1):
+        with open(name, "ab", 0) as file:
             os.dup2(file.fileno(), descriptor)
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     gc.freeze()  # as in conftest.py
     function(pipe, *arguments)
+
+
+def killed(function, *arguments):
+    """Calls a module's function in a process; returns whether SIGKILL ended that."""
+    companion = Companion(function, *arguments)
+    try:
+        companion.process.join(ALL_S)
+        assert companion.process.exitcode is not None, companion.printed()
+        return companion.process.exitcode == -signal.SIGKILL
+    finally:
+        companion.close()
+
+
+def ran(file, *words, cwd, hidden=()):
+    """Runs a Python file as a program in a process; returns how that ended and what was printed.
+
+    Args:
+        hidden: modules that it cannot import.
+    """
+    companion = Companion(run, str(file), words, cwd, hidden)
+    try:
+        companion.process.join(ALL_S)
+        return subprocess.CompletedProcess(words, companion.process.exitcode, *companion.printed())
+    finally:
+        companion.close()
+
+
+def run(pipe, file, words, cwd, hidden):
+    os.chdir(cwd)
+    sys.modules |= dict.fromkeys(hidden)
+    sys.argv = [file, *words]
+    sys.path.insert(0, str(Path(file).parent))
+    runpy.run_path(file, run_name="__main__")
 
 
 def together(function, size=2, *, barrier=True):
@@ -80,12 +119,12 @@ def together(function, size=2, *, barrier=True):
         while len(found) < size:
             waiting = {each.pipe: each for each in companions if each not in found}
             ready = wait(list(waiting), ALL_S)
-            assert ready, "\n".join(each.printed() for each in companions)
+            assert ready, "\n".join(sum((each.printed() for each in companions), ()))
             for pipe in ready:
                 try:
                     found[waiting[pipe]] = json.loads(pipe.recv())
                 except EOFError:
-                    pytest.fail("\n".join(each.printed() for each in companions))
+                    pytest.fail("\n".join(sum((each.printed() for each in companions), ())))
         for each in companions:
             each.process.join(ALL_S)
         assert [each.process.exitcode for each in companions] == [0] * size

@@ -331,7 +331,7 @@ class Company:
             except EOFError:
                 time.sleep(2)  # the others may have something to say as well
                 told = []
-            assert told, "\n".join(trainer.printed() for trainer in self._trainers)
+            assert told, "\n".join(sum((trainer.printed() for trainer in self._trainers), ()))
             waiting -= set(ready)
         return json.loads((directory / "summaries.json").read_text())
 

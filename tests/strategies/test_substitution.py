@@ -339,7 +339,7 @@ def in_wide(directory, run, *words):
 
 WRONG = [
     pytest.param(
-        ["model = {name = \"dcnv2\"}"],
+        ['model = {name = "dcnv2"}'],
         "DCNv2: MatrixCross needs all columns of the layer before it",
         marks=pytest.mark.heavy,
     ),
