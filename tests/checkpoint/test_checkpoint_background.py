@@ -1,14 +1,15 @@
 """Checkpoints that are written while training goes on: of one step exactly, or absent."""
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from companions import killed
 from girih import checkpoint
 from girih.checkpoint import Storage
 from girih.config.file import RunConfig
@@ -22,25 +23,6 @@ TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"
     " {name='tags', admission={name='min_count', count=2, cells=4000}, eviction={name='ttl', steps=9}}]"
 )
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from girih.config.file import RunConfig
-from girih.store.snapshot.tensorfile import TensorWriter
-
-files = []
-
-def finish(writer, finish=TensorWriter.finish):
-    files.append(writer)
-    if len(files) == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return finish(writer)
-
-TensorWriter.finish = finish
-settings = RunConfig.load(Path(sys.argv[1]), overrides=["checkpoint.every_steps=2", "store.shards=1"])
-with settings.trainer(run=Path(sys.argv[2])) as trainer:
-    trainer.fit(settings.dataset("train"), settings.dataset("valid"))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +53,22 @@ def slow_chunks(monkeypatch):
 
 def settings_of(directory, *overrides):
     return RunConfig.load(directory / "config.toml", overrides=overrides)
+
+
+def train_until_killed(pipe, directory, run, file):
+    """Saves after every second step, and dies as so many files of rows end."""
+    finish, files = TensorWriter.finish, []
+
+    def counted(writer):
+        files.append(writer)
+        if len(files) == file:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return finish(writer)
+
+    TensorWriter.finish = counted
+    settings = settings_of(directory, "checkpoint.every_steps=2", "store.shards=1")
+    with settings.trainer(run=run) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
 
 
 def fit(settings, run=None, load=None):
@@ -157,8 +155,7 @@ def test_what_goes_wrong_is_raised_by_the_next_step(log_directory, tmp_path, mon
 @pytest.mark.parametrize("file", [1, 2, 3])
 def test_a_kill_amid_a_save_leaves_the_checkpoint_before(log_directory, tmp_path, file):
     run = tmp_path / "run"
-    words = [sys.executable, "-c", KILLED, str(log_directory / "config.toml"), str(run), str(file)]
-    assert subprocess.run(words, check=False, capture_output=True).returncode == -9
+    assert killed(train_until_killed, log_directory, run, file)
     root = run / "checkpoints"
     assert [step for step, _ in checkpoint.complete(Storage.at(root))] == list(range(2, 2 * file, 2))
     settings = settings_of(log_directory, "checkpoint.every_steps=2", "store.shards=1")

@@ -2,44 +2,40 @@
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import zlib
 
 import numpy as np
 import pytest
 
+from companions import killed
 from girih import checkpoint
 from girih.checkpoint import Manifest, Storage
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from girih.config.file import RunConfig
-from girih.checkpoint.storage import Storage
-
-where, last = sys.argv[3:]
-seen = []
-
-def noting(original):
-    def note(storage, name, *content):
-        seen.append(name)
-        if seen.count(last) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(storage, name, *content)
-    return note
-
-Storage.create, Storage.replace = noting(Storage.create), noting(Storage.replace)
-settings = RunConfig.load(Path(sys.argv[1]), overrides=["store.shards=2", "checkpoint.every_steps=2", "checkpoint.dir=" + where])
-with settings.trainer(run=Path(sys.argv[2])) as trainer:
-    trainer.fit(settings.dataset("train"))
-"""
-
 
 def settings_of(directory, *overrides):
     return RunConfig.load(directory / "config.toml", overrides=["store.shards=2", *overrides])
+
+
+def train_until_killed(pipe, directory, run, address, last):
+    """Saves after every second step, and dies as it comes to a part for the second time."""
+    seen = []
+
+    def noting(original):
+        def note(storage, name, *content):
+            seen.append(name)
+            if seen.count(last) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(storage, name, *content)
+
+        return note
+
+    Storage.create, Storage.replace = noting(Storage.create), noting(Storage.replace)
+    settings = settings_of(directory, "checkpoint.every_steps=2", f"checkpoint.dir={address}")
+    with settings.trainer(run=run) as trainer:
+        trainer.fit(settings.dataset("train"))
 
 
 @pytest.fixture
@@ -220,9 +216,7 @@ def test_a_kill_amid_a_save(request, log_directory, tmp_path, kind, last):
     """The first save ends, the second is killed as it comes to a part."""
     address = request.getfixturevalue("s3_address") if kind == "s3" else str(tmp_path / "place")
     run = tmp_path / "run"
-    words = [sys.executable, "-c", KILLED, log_directory / "config.toml", run, address, last]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == -9, done.stderr
+    assert killed(train_until_killed, log_directory, run, address, last)
     root = Storage.at(address)
     left = root.names()
     assert [step for step, _ in checkpoint.complete(root)] == [2]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from companions import ran
 from girih import cli
 from girih.cli import bench
 
@@ -21,14 +22,7 @@ TINY = {
         "--precision", "float32", "--threads", "1",
     ),
 }  # fmt: skip
-NO_PEERS = """
-import runpy, sys
-for name in ("fbgemm_gpu", "torchrec", "deepctr_torch"):
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+PEERS = ("fbgemm_gpu", "torchrec", "deepctr_torch")
 
 
 def test_without_a_name_it_lists_one_line_each(capsys):
@@ -69,8 +63,7 @@ def test_options_are_the_benchmarks_own():
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_runs_without_peers_and_says_so(name, tmp_path):
     file = bench.FOLDER / f"{name}.py"
-    command = [sys.executable, "-c", NO_PEERS, str(file), *TINY[name], "--json", "out/found.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = ran(file, *TINY[name], "--json", "out/found.json", cwd=tmp_path, hidden=PEERS)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
     assert found["benchmark"] == name
@@ -95,10 +88,7 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
 
 def test_training_on_files_says_how_long_it_waits(tmp_path):
     words = ["--only", "training", "--rows", "40000", "--repeats", "1", "--json", "found.json"]
-    done = subprocess.run(
-        [sys.executable, str(bench.FOLDER / "data.py"), *words],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran(bench.FOLDER / "data.py", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (table,) = json.loads((tmp_path / "found.json").read_text())["tables"]
     alone, trained = table["rows"][:2], table["rows"][2:]
@@ -115,10 +105,7 @@ def test_training_on_files_says_how_long_it_waits(tmp_path):
 
 def test_steps_are_timed_while_saves_are_under_way(tmp_path):
     words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2"]
-    done = subprocess.run(
-        [sys.executable, str(bench.FOLDER / "checkpoint.py"), *words, "--json", "found.json"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran(bench.FOLDER / "checkpoint.py", *words, "--json", "found.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "found.json").read_text())["tables"][-1]
     alone, saving = table["rows"]

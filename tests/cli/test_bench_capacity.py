@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+from companions import ran
 from girih.cli import bench
 from girih.kernels.cpu.jit import JIT_DISABLED
 
@@ -44,11 +45,12 @@ def test_runs_and_says_what_it_found(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
-    refused = capacity(tmp_path, "--rows", str(10**13))
+    refused = ran(bench.FOLDER / "capacity.py", "--rows", str(10**13), cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert refused.stderr.startswith("girih: bench capacity: --rows [10000000000000]: they take ")
-    nowhere = capacity(tmp_path, "--only", "file", "--directory", "nowhere")
+    words = ("--only", "file", "--directory", "nowhere")
+    nowhere = ran(bench.FOLDER / "capacity.py", *words, cwd=tmp_path)
     assert nowhere.returncode == 2
     assert (
         nowhere.stderr

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
+from companions import Companion
 from girih import cli
 
 
@@ -145,18 +146,36 @@ def test_strategy_replaces_the_section_whatever_the_order_of_arguments(log_direc
     assert run("train", config, "--run", log_directory / "c") == 2
 
 
-def start(log_directory, path, *more):
-    words = [sys.executable, "-m", "girih", "train", log_directory / "config.toml", "--run", path]
-    words += ["--set", "train.epochs=400", "--set", "checkpoint.every_steps=10", *more]
-    process = subprocess.Popen(
-        list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def words_of(log_directory, path):
+    words = ["train", log_directory / "config.toml", "--run", path]
+    return list(map(str, [*words, "--set", "train.epochs=400", "--set", "checkpoint.every_steps=10"]))
+
+
+def start(log_directory, path):
+    """The program, as soon as it has saved."""
+    words = [sys.executable, "-m", "girih", *words_of(log_directory, path)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until_it_saves(path, lambda: process.poll() is None)
+    return process
+
+
+def start_companion(log_directory, path, *more):
+    """The command in another process, as soon as it has saved."""
+    companion = Companion(train, [*words_of(log_directory, path), *more])
+    until_it_saves(path, companion.process.is_alive)
+    return companion
+
+
+def train(pipe, words):
+    cli.run(words)
+
+
+def until_it_saves(path, runs):
     deadline = time.monotonic() + 120
     while not list((path / "checkpoints").glob("step-*")):
-        assert process.poll() is None, process.stderr.read()
+        assert runs()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -191,10 +210,9 @@ def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
 def test_killed_at_any_moment_the_last_complete_checkpoint_loads(log_directory):
     path = log_directory / "run"
     for _ in range(3):
-        process = start(log_directory, path, "--resume")
+        process = start_companion(log_directory, path, "--resume")
         time.sleep(0.3)
-        process.kill()
-        process.communicate()
+        process.close()
         for checkpoint in (path / "checkpoints").glob("step-*"):
             assert run("inspect", checkpoint) == 0
     assert run("evaluate", path) == 0
@@ -205,13 +223,12 @@ def test_killed_at_any_moment_the_last_complete_checkpoint_loads(log_directory):
 
 def test_two_runs_cannot_share_a_directory(log_directory, capsys):
     path = log_directory / "run"
-    process = start(log_directory, path)
+    process = start_companion(log_directory, path)
     try:
         assert run("train", log_directory / "config.toml", "--run", path, "--resume") == 2
         assert "another process" in capsys.readouterr().err
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 def test_a_damaged_checkpoint_is_refused_with_the_file_named(trained, capsys):

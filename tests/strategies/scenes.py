@@ -1,22 +1,17 @@
 """Small data with a configuration for each kind of model, and trainings of it that need few processes.
 
 A scene is played by all trainers of a group: each is a process with real collectives, while loaders, embedding
-workers and embedding servers are threads of the first one, with real sockets and shared memory. As a program, this
-file is one trainer, which plays what it reads from its standard input until that ends.
+workers and embedding servers are threads of the first one, with real sockets and shared memory.
 """
 
 import atexit
 import faulthandler
 import json
-import os
 import pickle
-import select
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
+from contextlib import suppress
+from multiprocessing.connection import wait
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from sent import Sent
 
+from companions import Companion
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import LocalRegistry, RegistryServer
@@ -34,7 +30,7 @@ from girih.testing.click_log import click_log
 
 STEPS, SIZE = 200, 32
 SECRET = b"of these scenes"
-PLAYED, MOST_S = "played\n", 280
+MOST_S = 280
 ODD = 5
 """Examples of an epoch's last batch."""
 
@@ -324,84 +320,52 @@ class Company:
 
     def __init__(self, size):
         self._server = RegistryServer(LocalRegistry(), SECRET)
-        self._logs = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115
-        self._trainers = [start(rank, size, self._server.address, log) for rank, log in enumerate(self._logs)]
+        self._trainers = [Companion(join, rank, size, self._server.address) for rank in range(size)]
         atexit.register(self.end)
 
     def play(self, directory, scenes):
         """Summaries by name."""
-        asked = json.dumps({"directory": str(directory), "scenes": scenes}) + "\n"
         for trainer in self._trainers:
-            trainer.stdin.write(asked)
-            trainer.stdin.flush()
-        waiting = {trainer.stdout: rank for rank, trainer in enumerate(self._trainers)}
+            trainer.pipe.send((directory, scenes))
+        waiting = {trainer.pipe for trainer in self._trainers}
         while waiting:
-            ready, _, _ = select.select(list(waiting), [], [], MOST_S)
-            for stdout in ready:
-                if stdout.readline() != PLAYED:
-                    time.sleep(2)  # the others may have something to say as well
-                    ready = []
-                waiting.pop(stdout)
-            assert ready, self._told()
+            ready = wait(waiting, MOST_S)
+            try:
+                told = [pipe.recv() for pipe in ready]
+            except EOFError:
+                time.sleep(2)  # the others may have something to say as well
+                told = []
+            assert told, "\n".join(sum((trainer.printed() for trainer in self._trainers), ()))
+            waiting -= set(ready)
         return json.loads((directory / "summaries.json").read_text())
-
-    def _told(self):
-        told = []
-        for log in self._logs:
-            log.seek(0)
-            told.append(log.read().decode(errors="replace"))
-        return "\n".join(told)
 
     def end(self):
         """Ends the trainers."""
         atexit.unregister(self.end)
         for trainer in self._trainers:
-            trainer.kill()
-            trainer.wait()
-            trainer.stdin.close()
-            trainer.stdout.close()
-        for log in self._logs:
-            log.close()
+            trainer.close()
         self._server.close()
 
 
 COMPANIES = {}
 
 
-def start(rank, num_trainers, address, log):
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(num_trainers), "REGISTRY": address}
-    environment["OMP_NUM_THREADS"] = "1"
-    return subprocess.Popen(
-        [sys.executable, __file__],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-    )
-
-
-def main():
-    registry = RemoteRegistry(os.environ["REGISTRY"], SECRET)
-    ranks = TrainerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), registry)
-    said, sys.stdout = sys.stdout, sys.stderr
-    for line in sys.stdin:
-        faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
-        asked = json.loads(line)
-        directory, summaries = Path(asked["directory"]), {}
-        for scene in asked["scenes"]:
-            ranks.forget_stop()
-            ranks.step_apart(False)
-            print("playing", scene, flush=True)
-            summaries[scene["name"]] = play(directory, scene, ranks)
-            summaries[scene["name"]]["stopped"] = ranks.stopping
-        ranks.barrier()
-        if ranks.first:
-            (directory / "summaries.json").write_text(json.dumps(summaries))
-        faulthandler.cancel_dump_traceback_later()
-        said.write(PLAYED)
-        said.flush()
-
-
-if __name__ == "__main__":
-    main()
+def join(pipe, rank, num_trainers, address):
+    """One trainer of a company, which plays until nobody asks any more."""
+    ranks = TrainerGroup(rank, num_trainers, RemoteRegistry(address, SECRET))
+    with suppress(EOFError):
+        while True:
+            directory, scenes = pipe.recv()
+            faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
+            summaries = {}
+            for scene in scenes:
+                ranks.forget_stop()
+                ranks.step_apart(False)
+                print("playing", scene)
+                summaries[scene["name"]] = play(directory, scene, ranks)
+                summaries[scene["name"]]["stopped"] = ranks.stopping
+            ranks.barrier()
+            if ranks.first:
+                (directory / "summaries.json").write_text(json.dumps(summaries))
+            faulthandler.cancel_dump_traceback_later()
+            pipe.send("played")

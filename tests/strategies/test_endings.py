@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running import Running
-from scenes import write
+from scenes import play_all, write
 
 from runs import command, difference, latest, train
 
@@ -185,9 +185,10 @@ def torchrun(*words):
 def test_torchrun_starts_the_trainers_of_a_command(directory, tmp_path):
     short = ["train.max_steps=20"]
     torchrun("-m", "--", *command(directory, "synchronous", tmp_path / "run", *short)[2:])
-    summary = train(directory, "synchronous", tmp_path / "own", *TWO, *short)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["trainers"] == summary["trainers"] == 2
-    assert difference(tmp_path / "run", tmp_path / "own") == (0, 0)
+    scene = {"name": "started-otherwise", "strategy": "synchronous", "overrides": short}
+    other = play_all(directory, [scene], 2)[scene["name"]]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["trainers"] == other["trainers"] == 2
+    assert difference(tmp_path / "run", directory / scene["name"]) == (0, 0)
 
 
 SCRIPT = """

@@ -17,6 +17,7 @@ import torch
 from scenes import SIZE, STEPS, log, play, play_all
 
 from girih.checkpoint import Manifest, Storage
+from girih.cli import run as girih
 from runs import difference, latest
 
 ROWS, DENSE = 5e-6, 3e-5
@@ -305,7 +306,7 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
         *overrides("deepfm", "adam"),
     ]
     slow = [*words, "train.max_steps=1000000", "train.epochs=1000000"]
-    run, whole = tmp_path / "killed", tmp_path / "whole"
+    run = tmp_path / "killed"
     running = Running(in_wide(directory, run, *slow))
     running.until_it_trains()
     while not list((run / "checkpoints").glob("step-*")):
@@ -316,13 +317,13 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
     assert "trainer 1 was killed by signal 9" in told
     assert "Traceback" not in told
     at = int(latest(run).name.removeprefix("step-"))
-    for path, resume in ((run, ["--resume"]), (whole, [])):
-        last = [f"train.max_steps={at + 7}", "train.epochs=1000000"]
-        done = subprocess.run(
-            [*in_wide(directory, path, *words, *last), *resume], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    assert difference(run, whole) == (0, 0)
+    last = [f"train.max_steps={at + 7}", "train.epochs=1000000"]
+    resumed = [*in_wide(directory, run, *words, *last), "--resume"]
+    done = subprocess.run(resumed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole = {**scene("deepfm", "adam", "split"), "name": "whole"}
+    play_all(directory, [whole | {"overrides": [*whole["overrides"], *last]}], 2)
+    assert difference(run, directory / "whole") == (0, 0)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["plan"]["dense"] == "split"
     assert summary["wire_bytes"]["dense"] > 0
@@ -355,7 +356,11 @@ def in_wide(directory, run, *words):
 
 
 WRONG = [
-    (['model = {name = "dcnv2"}'], "DCNv2: MatrixCross needs all columns of the layer before it"),
+    pytest.param(
+        ['model = {name = "dcnv2"}'],
+        "DCNv2: MatrixCross needs all columns of the layer before it",
+        marks=pytest.mark.heavy,
+    ),
     pytest.param(
         ["strategy.trainers = 5", 'model = {name = "lr"}'],
         "5 trainers, but 4 tables, which stay whole",
@@ -377,6 +382,16 @@ def test_what_cannot_be_substituted_is_the_users_mistake(directory, tmp_path, ch
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_substituted_is_the_users_mistake_on_one_trainer_too(
+    directory, tmp_path, capsys
+):
+    words = in_wide(directory, tmp_path / "run", 'model = {name = "dcnv2"}')
+    assert girih(words[3:]) == 2
+    told = capsys.readouterr().err
+    assert "DCNv2: MatrixCross needs all columns of the layer before it" in told
+    assert len(told.strip().splitlines()) == 1
 
 
 def test_models_and_optimizers_that_need_things_whole_are_named(directory):
