@@ -142,13 +142,12 @@ class TrainingRun:
         self.context.stats.spans = Spans()
         self._loaders = {}
         log = self.open_log()
-        log.begin(self.state, session.sparse.stats().store)
-        plan = self.opened()[0].to_dict()
-        if self.directory is not None:
-            write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
-        for callback in self.callbacks:
-            callback.on_plan(plan)
         feed = session.feed.train(train, self.normalization)
+        try:
+            self._begin(log, session)
+        except BaseException:
+            feed.close()
+            raise
         loop = Loop(
             session=session,
             feed=feed,
@@ -187,6 +186,15 @@ class TrainingRun:
         if self.saves:
             self._begin_save()
             self.checkpoints.settle(wait=True)
+
+    def _begin(self, log: RunLog, session: Session) -> None:
+        """Writes and tells what holds from here on."""
+        log.begin(self.state, session.sparse.stats().store)
+        plan = self.opened()[0].to_dict()
+        if self.directory is not None:
+            write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
+        for callback in self.callbacks:
+            callback.on_plan(plan)
 
     def score(self, data: Dataset) -> Scores | None:
         """Scores a dataset; see :func:`girih.training.evaluation.score`."""
