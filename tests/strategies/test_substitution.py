@@ -20,7 +20,7 @@ from girih.checkpoint import Manifest, Storage
 from girih.cli import run as girih
 from runs import difference, latest
 
-ROWS, DENSE = 5e-6, 3e-5
+ROWS, DENSE = 2e-5, 3e-5
 TESTED = 1001
 
 CONFIG = f"""
