@@ -27,7 +27,7 @@ USAGE = [
     (["predict", "run"], "Missing option '--data'"),
     (["predict", "run", "--data", "test.parquet"], "Missing option '--out'"),
     (["inspect"], "Missing argument 'RUN|CHECKPOINT'"),
-    (["report"], "Missing argument 'RUN'"),
+    (["report"], "Missing argument 'RUN...'"),
     (["info", "all"], "unexpected extra argument"),
 ]
 

@@ -21,7 +21,8 @@ def timeline(run: RunRecord) -> dict[str, Any] | None:
         return None
     start_us, end_us, told = window(events)
     inside = [e for e in events if e.start_us < end_us and e.start_us + e.duration_us > start_us]
-    drawn = sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS]
+    longest = sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS]
+    drawn = sorted(longest, key=lambda event: event.start_us)
     if len(drawn) < len(inside):
         told += f" {count(len(inside) - len(drawn))} of the shortest spans are left out."
     present = {event.name for event in drawn}

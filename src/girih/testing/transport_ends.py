@@ -109,9 +109,10 @@ class TransportEnds:
 
     @pytest.fixture
     def server(self, handler: Handler) -> Iterator[Server]:
+        before = set(threading.enumerate())
         with self.listen(handler, address=self.address, secret=SECRET) as server:
             yield server
-        assert not [t for t in threading.enumerate() if t.name.startswith("girih ")]
+        assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("girih ")] == []
 
     @pytest.fixture
     def client(self, server: Server) -> Iterator[Client]:
