@@ -49,7 +49,7 @@ class Keeping:
     def _handle(self, request):
         source = request.frame.fields[:2]
         if request.frame.kind == Verb.DROP_IDS:
-            self.forgotten.append(tuple(source))
+            self.forgotten.append(tuple(request.frame.fields))
             request.reply()
             return
         batch = PACKETS.unpack_ids(request.frame.arrays, request.frame.fields[-1])
@@ -176,14 +176,14 @@ def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_n
         taken = [here.ask(1, 0, number) for number in range(5)]
         time.sleep(0.3)
         assert not taken[-1].done()  # what is kept for the other trainer is bounded
-        answer(here.client.call(Verb.END, (1, 1)))
+        answer(here.client.call(Verb.END, (1, 1, 0)))
         assert [answer(reply).fields[0] for reply in taken] == [1] * 5
         waiting = here.ask(1, 0, 9)
-        answer(here.client.call(Verb.END, (1, 0)))
+        answer(here.client.call(Verb.END, (1, 0, 5)))
         with pytest.raises(RemoteError, match="this pass is over"):  # it is not asked for again and again
             answer(waiting)
         for worker in here.workers:
-            assert worker.forgotten == [(1, 1), (1, 0)]
+            assert worker.forgotten == [(1, 1, 0), (1, 0, 5)]
         here.begin(2)
         answer(here.ask(2, 0, 0))
         with pytest.raises(RemoteError, match="pass 1 is over"):
@@ -213,7 +213,7 @@ def test_the_next_pass_of_trainers_in_step_leaves_a_late_one_the_end_of_this_one
         here.begin(1)
         late = [here.ask(1, 1, share) for share in range(6)]
         assert [answer(here.ask(1, 0, share)).fields[0] for share in range(7)] == [1] * 6 + [0]
-        answer(here.client.call(Verb.END, (1, 0)))
+        answer(here.client.call(Verb.END, (1, 0, 5)))
         here.begin(2)
         assert [answer(reply).fields[0] for reply in [*late, here.ask(1, 1, 6)]] == [1] * 6 + [0]
         assert answer(here.ask(2, 0, 0)).fields[0] == 1
@@ -260,3 +260,15 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
         assert [role.trainers for role in processes.roles] == expected
         assert {role.num_trainers for role in processes.roles} == {size}
         assert {role.workers for role in processes.roles} == {("a", "b")}
+
+
+def test_the_end_of_a_pass_says_how_many_shares_were_taken(path):
+    """What was handed over may not be asked for yet at the worker, and must be kept for that."""
+    with site(path, num_trainers=1) as here:
+        feed = here.feed(here.stack, 0)
+        whole = list(feed.stream(0, None))
+        broken_off = feed.stream(1, None)
+        next(broken_off), next(broken_off)
+        broken_off.close()
+        for worker in here.workers:
+            assert worker.forgotten == [(1, 0, len(whole)), (2, 0, 2)]

@@ -118,11 +118,10 @@ class Site:
         for trainer in self.trainers:
             stack.callback(trainer.close)
 
-    def keep(self, batch, trainer=0):
+    def keep(self, batch, trainer=0, number=0):
         """Dispatches a batch, as a loader does."""
-        kept = answer(
-            self.loader.call(Verb.STORE_IDS, (1, trainer, batch.num_examples), self.packets.pack_ids(batch))
-        )
+        source = (1, trainer, number, batch.num_examples)
+        kept = answer(self.loader.call(Verb.STORE_IDS, source, self.packets.pack_ids(batch)))
         share = Share(num_examples=batch.num_examples, weight=1.0, sample=(0, kept.fields[0]))
         return replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), share=share)
 

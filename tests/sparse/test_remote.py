@@ -211,14 +211,17 @@ def test_errors_of_another_process_are_told():
         (trainer,) = here.trainers
         kept = here.keep(batch_of([1], [1]))
         trainer.pull(kept).wait()
-        other = here.keep(batch_of([2], [2]))
-        answer(here.loader.call(Verb.DROP_IDS, (1, 0)))
+        taken, left = (here.keep(batch_of([n], [n]), number=n) for n in (1, 2))
+        answer(
+            here.loader.call(Verb.DROP_IDS, (1, 0, 2))
+        )  # overtakes what the trainer asks for the one that it took
+        trainer.pull(taken).wait()
         with pytest.raises(GirihError, match="is not kept here"):
-            trainer.pull(other).wait()
+            trainer.pull(left).wait()
         with pytest.raises(girih.errors.ConfigError, match="has its ids with it"):
             trainer.pull(batch_of([1], [1]))
         told = trainer.stats().processes["embedding-worker 0"]
-        assert told["gauges"]["kept_samples"] == 1  # what was pulled, and not yet pushed
+        assert told["gauges"]["kept_samples"] == 2  # what was pulled, and not yet pushed
 
 
 def test_bytes_are_counted_once_each():

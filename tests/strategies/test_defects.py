@@ -123,7 +123,7 @@ def test_persia_defect_9_no_process_answers_who_lacks_the_secret_of_the_run(
         for role in ROLES:
             for address in addresses.get(role, ()):
                 with connect(address, secret=b"guessed", timeout_s=0.2) as client:
-                    reply = client.call(Verb.LOAD if role == ROLES[0] else Verb.DROP_IDS, (1, 0))
+                    reply = client.call(Verb.LOAD if role == ROLES[0] else Verb.DROP_IDS, (1, 0, 0))
                     with pytest.raises(WireTimeout):
                         reply.wait()
                 seen.append(role)

@@ -59,7 +59,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
     assert not (running.run / "processes.json").exists()
     stopped_at = int(latest(running.run).name.removeprefix("step-"))
     summary = train(
-        directory, strategy, running.run, *counts, f"train.max_steps={stopped_at + 3}", resume=True
+        directory, strategy, running.run, *counts, *LONG, f"train.max_steps={stopped_at + 3}", resume=True
     )
     assert summary["steps"] == stopped_at + 3
 

@@ -190,7 +190,7 @@ class _Work(Service):
         worker = (batch + trainer) % len(self._workers)
         with self._dispatching, self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
-            source = (number, trainer, share.num_examples)
+            source = (number, trainer, batch, share.num_examples)
             kept = self._workers[worker].call(Verb.STORE_IDS, source, ids).wait()
         # the step's loss is the mean over the whole batch; of a trainer alone with its step, over its share
         weight = share.share.weight if share.share is not None and self.role.in_step else 1.0
@@ -218,12 +218,12 @@ class _Work(Service):
         self._passes[number, trainer].next(trainer, share, request)
 
     def _end(self, request: Request) -> None:
-        number, trainer = request.frame.fields
+        number, trainer, taken = request.frame.fields
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
             for worker in self._workers:
-                worker.call(Verb.DROP_IDS, (number, trainer)).wait()
+                worker.call(Verb.DROP_IDS, (number, trainer, taken)).wait()
         request.reply()
 
     def _read_stats(self, request: Request) -> None:

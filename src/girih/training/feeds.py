@@ -234,7 +234,7 @@ class Loaded(TrainingFeed):
     def _arriving(
         self, number: int, begin: NDArray[np.uint8]
     ) -> Generator[tuple[Batch, Position], None, None]:
-        shares = itertools.count()
+        shares, taken = itertools.count(), 0
 
         def ask() -> Reply:
             return self.loader.call(Verb.NEXT, (number, self.rank, next(shares)))
@@ -244,6 +244,7 @@ class Loaded(TrainingFeed):
             asked = deque(ask() for _ in range(max(1, self.data.read_ahead)))
             while (frame := answer(asked.popleft())).fields[0]:
                 asked.append(ask())
+                taken += 1
                 yield self.prepare(_batch_of(frame)), Position.from_dict(from_text(frame.arrays[3]))
             for name, value in from_text(frame.arrays[0]).items():
                 setattr(self.data.skipped, name, value)
@@ -252,7 +253,7 @@ class Loaded(TrainingFeed):
             raise
         finally:
             with contextlib.suppress(GirihError):  # where it is gone, that has been told already
-                self.loader.call(Verb.END, (number, self.rank)).wait(END_S)
+                self.loader.call(Verb.END, (number, self.rank, taken)).wait(END_S)
 
 
 def _batch_of(frame: Frame) -> Batch:

@@ -36,11 +36,12 @@ class _Sample:
     """The ids of one trainer's share, and what became of them.
 
     Attributes:
-        source: the pass of a loader that they are from, and the trainer they are for; None once they are pulled.
+        source: the pass of a loader that they are from, the trainer they are for, and which of its shares they are; None
+            once they are pulled.
     """
 
     batch: Batch
-    source: tuple[int, int] | None
+    source: tuple[int, int, int] | None
     asked: list[RoutedKeys] = field(default_factory=list)
 
 
@@ -94,9 +95,9 @@ class _Work(Service):
         self._stats = Stats()
 
     def _store_ids(self, request: Request) -> None:
-        source = (request.frame.fields[0], request.frame.fields[1])
+        of_pass, trainer, share, _ = request.frame.fields
         number = next(self._numbers)
-        self._samples[number] = _Sample(self._batch(request), source)
+        self._samples[number] = _Sample(self._batch(request), (of_pass, trainer, share))
         request.reply((number,))
 
     def _batch(self, request: Request) -> Batch:
@@ -104,9 +105,15 @@ class _Work(Service):
             return self._codec.unpack_ids(request.frame.arrays, request.frame.fields[-1])
 
     def _drop_ids(self, request: Request) -> None:
-        source = (request.frame.fields[0], request.frame.fields[1])
-        for number in [n for n, sample in self._samples.items() if sample.source == source]:
-            del self._samples[number]
+        of_pass, trainer, taken = request.frame.fields
+        for number, sample in list(self._samples.items()):
+            # one that was taken may have its request to pull still on the way
+            if (
+                sample.source is not None
+                and sample.source[:2] == (of_pass, trainer)
+                and sample.source[2] >= taken
+            ):
+                del self._samples[number]
         request.reply()
 
     def _pull(self, request: Request) -> None:

@@ -30,7 +30,8 @@ NO_TURN = -1
 class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
 
-    STORE_IDS: (pass, trainer, examples); packed ids → (sample,). DROP_IDS: (pass, trainer): all samples of it that nobody pulled.
+    STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). DROP_IDS: (pass, trainer, taken): samples of the pass from
+        that share on, for nobody pulls them.
     PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.
     PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
     LOOKUP: (sample, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
@@ -39,7 +40,7 @@ class Verb(IntEnum):
         trained on.
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
-    END: (pass, trainer).
+    END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
     """
 
