@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup lint test test-all bench bench-peers demo docs clean
+.PHONY: setup lint test test-all bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -38,6 +38,11 @@ bench: setup
 bench-peers: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchrec
+
+# Hours: what has no result by the present code below docs/results is trained.
+claims: setup
+	$(BIN)/girih bench strategy_quality
+	$(BIN)/girih bench persia_theorem1
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

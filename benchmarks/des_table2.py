@@ -213,7 +213,7 @@ def _sent(found: Mapping[str, Any]) -> tuple[float, float, float, float]:
 
 def narrow(report: harness.Report) -> None:
     """Where substitution loses: few ids an example, many columns of the first layer. Predicted, by the plan of a run."""
-    import des_quality
+    from strategy_quality import CASES, SUBSTITUTION
 
     table = report.table(
         "bytes that a trainer would send a step on Frappe (10 features of dim 10)",
@@ -228,9 +228,10 @@ def narrow(report: harness.Report) -> None:
     cases = [(name, batch) for name in NARROW for batch in (2048, 8192)]
     asked = []
     for name, batch in cases:
-        made = des_quality.config("frappe", "lr", 1)
+        made = CASES["frappe/lr"].config(SUBSTITUTION, 1.0, 1, quick=False)
+        made["train"] = {"seed": 1}
         made |= {"model": NARROW[name], "data": {**made["data"], "batch_size": batch}}
-        strategy = {**des_quality.SUBSTITUTION}
+        strategy = {**SUBSTITUTION.strategy}
         asked.append({"config": made, "strategy": strategy, "warmup": 0, "steps": 1, "windows": 2})
     for (name, batch), each in zip(cases, train_all(asked, TRAINERS), strict=True):
         plan = each["summary"]["plan"]
