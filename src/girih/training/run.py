@@ -18,6 +18,7 @@ from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
 from girih.data import Dataset, NormalizationStats, Position
 from girih.errors import ConfigError, RunDirectoryError
+from girih.kernels.cpu.jit import warm_up
 from girih.metrics import Metrics, Scores
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -98,6 +99,7 @@ class TrainingRun:
                 self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
             )
             self.session = self.strategy.build(plan, self.context)
+            warm_up()  # else the first step takes a third of a second more than others, and counts
         except ConfigError as error:
             if self.where is None:
                 raise
