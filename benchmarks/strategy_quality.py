@@ -113,7 +113,7 @@ class Case:
             "early_stopping": {"metric": "auc", "patience": 1000},
         }
         if quick:
-            made["train"] |= {"max_steps": 20, "evaluate_every_steps": 10}
+            made["train"] |= {"max_steps": 40 // arm.per_step, "evaluate_every_steps": 20 // arm.per_step}
         return made
 
 
