@@ -29,7 +29,7 @@ import tomli_w
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 
-COUNTS = (
+LEARNING_PARTS = (
     "data", "kernels", "store", "models", "sparse", "dense", "strategies", "training", "metrics",
     "schema.py", "tables.py", "optim.py", "trainer.py",
 )  # fmt: skip
@@ -46,7 +46,7 @@ def code() -> str:
     """A fingerprint of the code that decides what a run learns; comments, docstrings and layout do not change it."""
     digest = hashlib.sha256()
     source = ROOT / "src" / "girih"
-    for part in COUNTS:
+    for part in LEARNING_PARTS:
         folder = source / part
         for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
             digest.update(f"{file.relative_to(source)}\0{ast.dump(_undocumented(file))}".encode())
@@ -125,14 +125,12 @@ class Results:
 
     def _trained(self, run: Run) -> dict[str, Any]:
         start = time.perf_counter()
-        found = _train(run)
+        found, machine = _train(run), harness.machine()
         kept = {
             "name": run.name,
             "asked": run.asked,
             "code": code(),
-            "machine": {
-                key: harness.machine()[key] for key in ("processor", "cores", "memory_bytes", "system")
-            },
+            "machine": {key: machine[key] for key in ("processor", "cores", "memory_bytes", "system")},
             "wall_s": round(time.perf_counter() - start, 1),
             **found,
         }

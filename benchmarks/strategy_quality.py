@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -120,7 +120,6 @@ class Case:
 NUM_TRAIN = {"frappe": 202_005, "kuairand": 154_071, "generated": 5_000_000}
 NET = {"hidden": [128, 64], "dropout": 0.2}
 BN_NET = {"hidden": [128, 64], "dropout": 0.3, "batch_norm": True}
-NO_L2 = {"sparse_optimizer": {"l2": 0.0}, "first_order_optimizer": FTRL | {"l2": 0.0}}
 CASES = {
     "frappe/dnn": Case("frappe", {"name": "dnn", **BN_NET}, 512, 6, PERSIA),
     "kuairand/dnn": Case("kuairand", {"name": "dnn", **NET}, 128, 2, PERSIA),
@@ -202,7 +201,7 @@ def _trained(
     return runs, factors
 
 
-def _tuned(case: Case, kept: Results, run: Any, quick: bool) -> float:
+def _tuned(case: Case, kept: Results, run: Callable[[float], Run], quick: bool) -> float:
     """The factor with the best validation AUC; beyond the ends of the grid, where the best is at one."""
     tried: dict[float, float] = {}
     wanted = list(case.factors[:1] if quick else case.factors)

@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from running import BEGIN_S, Running, processes_of
+from running import BEGIN_S, processes_of
 from scenes import write
-
-from runs import command
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 HYBRID = ["strategy.trainers=2", "strategy.embedding_servers=2"]
@@ -19,20 +17,6 @@ SOON_S = 10  # two on an idle machine
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("beginnings"), num_examples=1601)
-
-
-@pytest.fixture
-def begin(directory, tmp_path):
-    started = []
-
-    def begin(strategy, *overrides):
-        started.append(Running(command(directory, strategy, tmp_path / "run", *overrides)))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.process.kill()
-        each.process.communicate()
 
 
 def wait_for(running, happened):

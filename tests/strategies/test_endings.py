@@ -24,20 +24,6 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("endings"), num_examples=1601)
 
 
-@pytest.fixture
-def begin(directory, tmp_path):
-    started = []
-
-    def begin(strategy, *overrides):
-        started.append(Running(command(directory, strategy, tmp_path / "run", *overrides)))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.process.kill()
-        each.process.communicate()
-
-
 heavy = pytest.mark.heavy
 SIGNALS = [
     ("hybrid", [*TWO, *ROLES], signal.SIGINT),

@@ -65,7 +65,7 @@ class Manifest:
 
     @property
     def run(self) -> RunState:
-        """How far the run had come."""
+        """Progress of the run when it was saved."""
         return RunState.from_dict(self.state["run"])
 
     def write(self, checkpoint: Storage) -> None:

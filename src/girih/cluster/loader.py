@@ -176,9 +176,8 @@ class _Work(Service):
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = Stats()
-        self._dispatching = (
-            threading.Lock()
-        )  # one dispatch at a time, of whichever reading: spans do not overlap
+        # one dispatch at a time, of whichever reading, so that spans do not overlap
+        self._dispatching = threading.Lock()
 
     def end(self) -> None:
         """Stops reading."""

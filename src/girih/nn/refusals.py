@@ -1,4 +1,4 @@
-"""What people who come from torch's embeddings try, and what these modules answer: one sentence each."""
+"""Answers to what people who come from torch's embeddings try, one sentence each."""
 
 from __future__ import annotations
 

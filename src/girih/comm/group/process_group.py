@@ -55,12 +55,11 @@ class AbortableGroup:
             self._nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
             self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
         self.process_group._set_group_name(name)  # type: ignore[arg-type]
-        store.set(f"ports/{rank}", " ".join(f"{here} {port}" for here, port in own_ports))
+        store.set(f"ports/{rank}", " ".join(f"{here}:{port}" for here, port in own_ports))
         told = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
         self._own = set(own_ports)
-        self._theirs = {
-            (here, int(port)) for words in told for here, port in zip(*[iter(words)] * 2, strict=True)
-        }
+        parts = (word.rpartition(":") for words in told for word in words)
+        self._theirs = {(host, int(port)) for host, _, port in parts}
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)
