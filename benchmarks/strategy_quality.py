@@ -41,7 +41,7 @@ from pictures import Chart, write_picture
 from girih.testing.click_log import click_log
 
 TUNED, REPORTED = 1, (2, 3, 4)
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.5, 1.0, 2.0)
 MOST_FACTORS = 9
 EVALUATIONS = 10
 TRAINERS = 4
@@ -60,17 +60,24 @@ class Arm:
 
 
 ONE = Arm({"name": "local"})
-SYNCHRONOUS = Arm({"name": "synchronous", "trainers": TRAINERS})
-HYBRID = Arm({"name": "hybrid", "staleness": 4, "trainers": TRAINERS})
-ASYNCHRONOUS = Arm({"name": "asynchronous", "staleness": 4, "trainers": TRAINERS}, per_step=TRAINERS)
 SUBSTITUTION = Arm({"name": "substitution", "dense": "replicated", "trainers": TRAINERS})
-PERSIA = {
-    "one process": ONE,
-    "synchronous": SYNCHRONOUS,
-    "hybrid, τ = 4": HYBRID,
-    "asynchronous, τ = 4": ASYNCHRONOUS,
-}
-DES = {"one process": ONE, "substitution": SUBSTITUTION, "asynchronous, τ = 4": ASYNCHRONOUS}
+
+
+def _asynchronous(trainers: int) -> Arm:
+    return Arm({"name": "asynchronous", "staleness": 4, "trainers": trainers}, per_step=trainers)
+
+
+def _persia(trainers: int) -> dict[str, Arm]:
+    return {
+        "one process": ONE,
+        "synchronous": Arm({"name": "synchronous", "trainers": trainers}),
+        "hybrid, τ = 4": Arm({"name": "hybrid", "staleness": 4, "trainers": trainers}),
+        "asynchronous, τ = 4": _asynchronous(trainers),
+    }
+
+
+PERSIA = _persia(TRAINERS)
+DES = {"one process": ONE, "substitution": SUBSTITUTION, "asynchronous, τ = 4": _asynchronous(TRAINERS)}
 FTRL = {"name": "ftrl", "lr": 1.0}
 
 
@@ -125,7 +132,7 @@ CASES = {
     "kuairand/dnn": Case("kuairand", {"name": "dnn", **NET}, 128, 2, PERSIA),
     "generated/dnn": Case("generated", {"name": "dnn", **NET, "dropout": 0.0}, 2048, 1, PERSIA),
     "kuairand/ffnn": Case(
-        "kuairand", {"name": "dnn", "hidden": [4096, 2048, 1024, 512, 256], "dropout": 0.2}, 128, 2, PERSIA,
+        "kuairand", {"name": "dnn", "hidden": [4096, 2048, 1024, 512, 256], "dropout": 0.2}, 128, 1, _persia(2),
         factors=(0.25, 1.0),
     ),
     **{
