@@ -184,6 +184,31 @@ def test_the_first_bad_line_of_many_ends_it(tmp_path, monkeypatch, line, told):
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1 5", "a word without a colon"),
+        ("1 5:1", "1 pairs: expected 2"),
+        ("1 x:1 6:1", "an index that is not an integer"),
+        ("1 5:1 6:x", "column '2:value' = 'x'"),
+    ],
+)
+def test_the_first_bad_line_of_many_ends_libsvm(tmp_path, monkeypatch, line, told):
+    path, made = tmp_path / "a.txt", []
+    path.write_text("1 1:1 2:1\n\n" + "1 1:1 2:1\n" * 5 + f"{line}\n" * 20_000)
+    monkeypatch.setattr("girih.data.formats.libsvm.BadRow", lambda *row: made.append(row) or BadRow(*row))
+    with pytest.raises(DataError, match=f"line 8: {told}"):
+        list(read_libsvm(path, Schema([Categorical(name="c"), Numeric(name="x")], "y")))
+    assert len(made) == 1
+
+
+def test_a_bad_value_before_the_first_line_that_is_no_pairs_is_told_first(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("1 1:1 2:1\n1 1:1 2:x\n1 1:x 2:1\n1 1:x 2:x\n1 x\n1 1:1 2:1\n")
+    with pytest.raises(DataError, match="line 2: column '2:value' = 'x'"):
+        list(read_libsvm(path, Schema([Categorical(name="c"), Numeric(name="x")], "y")))
+
+
 def test_a_quote_left_open_before_the_first_short_line_is_told_first(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('c,y\n1,1\n"1,1\n2,1\n3\n4,1\n')

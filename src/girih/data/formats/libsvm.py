@@ -8,6 +8,7 @@ Shapes: R lines.
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ class LibsvmSource(TextSource):
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into labels and pairs; lines without as many pairs as features are bad rows."""
         address = self.files[number].address
-        text, lines, bad = self._regular(block)
+        text, lines, bad = self._regular(block, plan.until_bad)
         cells = text.replace(b":", b" ")
         types = dict.fromkeys(self._indices, pa.int64())
         types |= {name: pa.float64() for name in plan.columns if name not in types}
@@ -93,12 +94,15 @@ class LibsvmSource(TextSource):
                 table, _ = split_cells(cells, self._names, types, " ", "", address)
         if table is None or any(column.null_count for column in table.columns):
             words, _ = split_cells(cells, self._names, dict.fromkeys(types, pa.binary()), " ", "", address)
-            table, lines = _checked(words, types, lines, bad)
+            table, lines = _checked(words, types, lines, bad, plan.until_bad)
         table = table.select(list(plan.columns))
         return Unit(table, address, after, lines, is_text=True, bad=bad)
 
-    def _regular(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
-        """The lines that can be split at spaces and colons alone, the number of each, and those that cannot."""
+    def _regular(self, block: Block, until_bad: bool) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
+        """The lines that can be split at spaces and colons alone, the number of each, and those that cannot.
+
+        With ``until_bad``, what follows the first that cannot is left out.
+        """
         text = block.data
         if b"\t" in text or b"\r" in text:
             text = text.translate(_SPACES)
@@ -113,8 +117,8 @@ class LibsvmSource(TextSource):
         if found == (marks + b"\n") * block.num_lines:
             return text, np.arange(block.line, block.line + block.num_lines), []
         regular, lines, bad = [], [], []
-        for number, line in enumerate(text.split(b"\n"), start=block.line):
-            if line.translate(None, _NO_MARKS) == marks:
+        for number, line in enumerate(io.BytesIO(text), start=block.line):
+            if line.translate(None, _NO_MARKS) == marks + b"\n":
                 lines.append(number)
                 regular.append(line)
                 continue
@@ -131,27 +135,37 @@ class LibsvmSource(TextSource):
                 bad.append(BadRow(number, "wrong number of pairs", message))
             else:
                 lines.append(number)
-                regular.append(b" ".join([label, *words]))
-        return b"\n".join(regular) + b"\n", np.array(lines, dtype=np.int64), bad
+                regular.append(b" ".join([label, *words]) + b"\n")
+            if bad and until_bad:
+                break
+        return b"".join(regular), np.array(lines, dtype=np.int64), bad
 
 
 def _checked(
-    words: Any, types: dict[str, Any], lines: NDArray[np.int64], bad: list[BadRow]
+    words: Any, types: dict[str, Any], lines: NDArray[np.int64], bad: list[BadRow], until_bad: bool
 ) -> tuple[Any, NDArray[np.int64]]:
-    """Words read one by one as ``types``: the rows where all can be, and their lines; the others join ``bad``."""
+    """Words read one by one as ``types``: the rows where all can be, and their lines.
+
+    The others join ``bad``; with ``until_bad``, rows after the first of those are left out.
+    """
     arrays, good = {}, np.ones(len(lines), dtype=np.bool_)
     for column, kind in types.items():
         is_index = pa.types.is_integer(kind)
         written = words.column(column).to_pylist()
         arrays[column] = pa.array(map(_integer if is_index else number_of, written), kind)
         wrong = arrays[column].is_null().to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(wrong & good).tolist():
+        rows = np.flatnonzero(wrong & good).tolist()
+        if until_bad and rows:  # what follows need not be read
+            end = rows[0] + 1
+            words, wrong, good, rows = words.slice(0, end), wrong[:end], good[:end], rows[:1]
+        for row in rows:
             if is_index:
                 bad.append(_not_index_value(int(lines[row]), "an index that is not an integer"))
             else:
                 bad.append(_not_a_number(int(lines[row]), column, written[row]))
         good &= ~wrong
-    return pa.table(arrays).filter(pa.array(good)), lines[good]
+    table = pa.table({column: array[: len(good)] for column, array in arrays.items()})
+    return table.filter(pa.array(good)), lines[: len(good)][good]
 
 
 def _integer(word: bytes | None) -> int | None:
