@@ -2,6 +2,7 @@
 
 import json
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -277,7 +278,7 @@ def test_row_numbers_of_a_crafted_file_lead_nowhere(tmp_path, column, value):
 
 
 def altered(path, spec, alter):
-    """A file of a store in which some columns were changed in place."""
+    """Writes a file of a store in which some columns were changed in place; returns its description."""
     write_snapshot(trained(spec), path)
     content = bytearray(path.read_bytes())
     length = struct.unpack("<Q", content[:8])[0]
@@ -296,6 +297,18 @@ def altered(path, spec, alter):
         columns[name] = np.frombuffer(memoryview(content)[first:last], kind)
     alter(columns)
     path.write_bytes(content)
+    return json.loads(header["__metadata__"]["girih"])
+
+
+def describe(path, changes):
+    """Changes the description of a file in place."""
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    described = json.loads(header["__metadata__"]["girih"]) | changes
+    header["__metadata__"]["girih"] = json.dumps(described)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
 def twice(columns):
@@ -339,15 +352,31 @@ def test_rows_that_none_can_have_are_refused_and_nothing_is_replaced(tmp_path, d
 )  # fmt: skip
 def test_numbers_of_a_crafted_description_are_refused(tmp_path, changes):
     write_snapshot(trained(two_segments(eviction=LRU(max_rows=10**6))), tmp_path / "0")
-    content = (tmp_path / "0").read_bytes()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8 : 8 + length])
-    described = json.loads(header["__metadata__"]["girih"]) | changes
-    header["__metadata__"]["girih"] = json.dumps(described)
-    text = json.dumps(header).encode()
-    (tmp_path / "0").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    describe(tmp_path / "0", changes)
     with pytest.raises(CheckpointError, match="0: damaged"):
         read_snapshot(tmp_path / "0")
+
+
+def test_row_numbers_beyond_the_size_of_a_file_take_no_memory(tmp_path):
+    spec, most = two_segments(eviction=LRU(max_rows=10**6)), 1 << 25
+    oldest = altered(tmp_path / "0", spec, lambda columns: None)["oldest"]
+    store = Store(spec)
+    store.restore([read_snapshot(tmp_path / "0")])
+    before, moved = by_key(store), most - store.num_rows
+
+    def far(columns):
+        columns["rows"] += moved
+        columns["newer"][columns["newer"] >= 0] += moved
+
+    altered(tmp_path / "0", spec, far)
+    describe(tmp_path / "0", {"rows_ever": most, "oldest": [row + moved * (row >= 0) for row in oldest]})
+    tracemalloc.start()
+    try:
+        store.restore([read_snapshot(tmp_path / "0")])
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert by_key(store) == before
 
 
 def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):

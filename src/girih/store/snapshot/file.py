@@ -32,6 +32,7 @@ _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
 _KIND = "girih shard"
 _MOST_ROWS = (1 << 31) - 1
+_FEW_ROWS = 1 << 22  # row numbers below which lists are kept in any file
 
 
 class Snapshottable(Protocol):
@@ -43,6 +44,8 @@ class Snapshottable(Protocol):
 
 class SnapshotFile:
     """A snapshot in a file. For attributes see :class:`Snapshot`.
+
+    A file with more row numbers (``rows_ever``) than bytes counts as one without lists.
 
     Args:
         file: what :func:`write_rows` wrote; may be closed afterwards.
@@ -76,6 +79,8 @@ class SnapshotFile:
                     where,
                     f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
                 )
+        if self.description["linked"]:  # memory for lists grows with the largest row number: let the file bound it
+            self.description["linked"] = self.description["rows_ever"] <= max(size, _FEW_ROWS)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._arrays: dict[str, NDArray[Any]] = {}
         position = header.num_bytes

@@ -47,7 +47,8 @@ def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool)
     """Replaces all that a shard holds by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
     The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
-    from the N files of N shards; else it is ordered by last use, then by source.
+    from the N files of N shards; else it is ordered by last use, then by source. So it is where a file has more
+    row numbers than bytes: all but a hundredth of its rows were evicted, or it was crafted.
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
