@@ -1,5 +1,7 @@
 """Shards on threads: large batches, which are shared, give what one shard gives, to the last bit."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import girih
 from girih import models
 from girih.data import Batch
+from girih.errors import ConfigError
 from girih.kernels.cpu.dedup import MAX_NUMBER
 from girih.sparse.groups.shards import FEW_IDS, each
 from girih.sparse.halves.local import LocalSparse
@@ -113,3 +116,16 @@ def test_shards_by_default(monkeypatch):
     assert len(list(bounded.stores())) == 1
     assert StoreOptions(reserve_rows=100).num_shards([]) == 1
     assert StoreOptions(shards=5).num_shards([]) == 5
+
+
+def test_more_keys_than_numbers_are_refused(monkeypatch):
+    batch = batch_of(np.random.default_rng(0), 5, False)
+    monkeypatch.setattr("girih.kernels.cpu.dedup.MAX_NUMBER", 3 * len(batch.ids) - 1)
+    for shards, told in (
+        (2, None),
+        (3, rf"group .*: {len(batch.ids):,} ids in one batch × 3 shards, expected at most"),
+    ):
+        half = sparse_of(2, shards)
+        with pytest.raises(ConfigError, match=told) if told else nullcontext():
+            half.pull(batch)
+        half.close()

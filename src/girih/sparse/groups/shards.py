@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.errors import ConfigError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
 from girih.store import Store
@@ -158,8 +159,11 @@ class Shards:
 
         Returns:
             The keys, and float32[·, W], the row of the key of each number.
+
+        Raises:
+            ConfigError: so many ids in so many shards that 32 bits do not number their keys.
         """
-        num_ids, inverse = of.sizes[0], self._buffers.take(np.int32, len(of.ids))
+        num_ids, inverse = of.sizes[0], self._inverse(of)
         if counts is not None:
             inverse.fill(-1)
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
@@ -178,8 +182,8 @@ class Shards:
         return GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse), values
 
     def find(self, of: Ids) -> GroupKeys:
-        """The unique keys that belong here; no row is read, and none is known."""
-        inverse = self._buffers.take(np.int32, len(of.ids))
+        """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does."""
+        inverse = self._inverse(of)
         find_shard = partial(self._unique, of, inverse)
         return GroupKeys(each(self.pool, len(self.stores), find_shard, of.sizes[0]), inverse)
 
@@ -193,6 +197,16 @@ class Shards:
 
         num_keys = sum(len(part.keys) for part in found.shards)
         return sum(each(self.pool, len(found.shards), apply_shard, num_keys))
+
+    def _inverse(self, of: Ids) -> NDArray[np.int32]:
+        """Memory for the number of each id's key."""
+        num_ids, num_shards = of.sizes[0], len(self.stores)
+        if num_ids * num_shards > kernels.MAX_NUMBER:
+            raise ConfigError(
+                f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
+                f" most {kernels.MAX_NUMBER:,}: lower data.batch_size, or store.shards"
+            )
+        return self._buffers.take(np.int32, len(of.ids))
 
     def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
         store = self.stores[s]
