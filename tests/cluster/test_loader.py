@@ -43,29 +43,33 @@ class Keeping:
     """An embedding worker's part in it: it keeps ids under numbers, and forgets them."""
 
     def __init__(self, stack, number):
-        self.kept, self.forgotten, self._number = [], [], number
+        self.kept, self.forgotten, self.still_kept, self._number = [], [], [], number
         self.server = stack.enter_context(listen(self._handle, address="shm://", secret=SECRET))
 
     def _handle(self, request):
         source = request.frame.fields[:2]
         if request.frame.kind == Verb.DROP_IDS:
             self.forgotten.append(tuple(request.frame.fields))
+            self.still_kept = [each for each in self.still_kept if each != source]
             request.reply()
             return
         batch = PACKETS.unpack_ids(request.frame.arrays, request.frame.fields[-1])
         self.kept.append((*source, batch.ids.tolist()))
+        self.still_kept.append(source)
         request.reply((1000 * self._number + len(self.kept),))
 
 
 class Site:
     """One loader for some trainers, two workers."""
 
-    def __init__(self, stack, path, num_trainers=2, trainers=None, num_workers=2, in_step=True):
+    def __init__(
+        self, stack, path, num_trainers=2, trainers=None, num_workers=2, in_step=True, codec=PACKETS
+    ):
         self.data = replace(girih.read_parquet(path, SCHEMA, batch_size=SIZE), read_ahead=AHEAD)
         self.workers = [Keeping(stack, number) for number in range(num_workers)]
         hosts = tuple(worker.server.address for worker in self.workers)
         served = tuple(range(num_trainers)) if trainers is None else trainers
-        loader = Loader(self.data, PACKETS, 0, served, num_trainers, hosts, "shm://", SECRET, in_step=in_step)
+        loader = Loader(self.data, codec, 0, served, num_trainers, hosts, "shm://", SECRET, in_step=in_step)
         stop, told, address = threading.Event(), threading.Event(), []
         thread = threading.Thread(target=loader.run, args=(lambda a: (address.append(a), told.set()), stop))
         thread.start()
@@ -188,6 +192,29 @@ def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_n
         answer(here.ask(2, 0, 0))
         with pytest.raises(RemoteError, match="pass 1 is over"):
             answer(here.ask(1, 0, 6))
+
+
+class Slow(Codec):
+    """Packs ids once it may."""
+
+    begun, may = threading.Event(), threading.Event()
+
+    def pack_ids(self, batch):
+        self.begun.set()
+        assert self.may.wait(20)
+        return super().pack_ids(batch)
+
+
+def test_a_share_that_is_on_its_way_when_its_trainer_ends_is_forgotten_too(path):
+    with site(path, codec=Slow(PACKETS.pooled)) as here:
+        here.begin(1)
+        assert Slow.begun.wait(20)
+        ended = here.client.call(Verb.END, (1, 0, 0))
+        time.sleep(0.3)
+        Slow.may.set()
+        answer(ended)
+        answer(here.ask(1, 1, 0))
+        assert not [source for worker in here.workers for source in worker.still_kept if source == (1, 0)]
 
 
 def test_trainers_at_their_own_pace_have_readings_of_their_own(path):

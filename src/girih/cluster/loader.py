@@ -79,12 +79,14 @@ class _Lane:
     Attributes:
         next_number: of the first share that is ready, or will be; requests may come in another order.
         last: what all requests get that come after the shares, once there are no more.
+        dispatching: held while the ids of one of its shares go to a worker.
     """
 
     ready: deque[Answer] = field(default_factory=deque)
     waiting: dict[int, Request] = field(default_factory=dict)
     next_number: int = 0
     last: Answer | None = None
+    dispatching: threading.Lock = field(default_factory=threading.Lock)
 
     def match(self) -> None:
         """Answers all requests that can be answered."""
@@ -116,6 +118,8 @@ class _Pass:
         with self._changing(trainer) as lane:
             lane.ready.clear()
             lane.last = OVER
+        with lane.dispatching:  # ids on their way would come after the word to forget them
+            pass
         if self._is_over():
             self._thread.join()
 
@@ -140,13 +144,15 @@ class _Pass:
             )
             with read_ahead(batches, data.read_ahead) as ahead:
                 for number, (batch, after) in enumerate(ahead):
-                    for trainer in self._lanes:
-                        if self._has_room(trainer):
+                    for trainer, lane in self._lanes.items():
+                        with lane.dispatching:
+                            if not self._has_room(trainer):
+                                continue
                             share = share_of(batch, trainer, role.num_trainers)
                             answer = self._work.dispatch(share, after, number, self._number, trainer)
-                            with self._changing(trainer) as lane:
-                                if lane.last is None:
-                                    lane.ready.append(answer)
+                        with self._changing(trainer):
+                            if lane.last is None:
+                                lane.ready.append(answer)
                     if self._is_over():
                         return
             skipped = as_text(asdict(data.skipped))
