@@ -125,3 +125,23 @@ def test_attributes_of_torchs_modules_say_what_there_is(model):
     with torch.no_grad():  # as the first of them says
         assert module(torch.tensor([[5]])).flatten().shape == (4,)
     assert module.num_rows == 0
+
+
+@pytest.mark.parametrize("kind", [girih.nn.Embedding, girih.nn.EmbeddingBag])
+@pytest.mark.parametrize(
+    "other", [girih.nn.Embedding(4), girih.nn.EmbeddingBag(4), torch.nn.Linear(4, 4), "rows"]
+)
+def test_from_torch_takes_modules_of_torch_alone(kind, other):
+    with pytest.raises(
+        ConfigError, match=r"^from_torch: a .*, expected a torch.nn.Embedding.*; share=module uses .*"
+    ):
+        kind.from_torch(other)
+
+
+@pytest.mark.parametrize("kind", [girih.nn.Embedding, girih.nn.EmbeddingBag])
+@pytest.mark.parametrize("other", [torch.nn.Embedding(9, 4), torch.nn.EmbeddingBag(9, 4), 7])
+def test_rows_are_shared_with_modules_of_girih_alone(kind, other):
+    with pytest.raises(
+        ConfigError, match=r"^share = a .*: expected a module of girih.nn; from_torch\(module\) takes"
+    ):
+        kind(4, share=other)

@@ -126,7 +126,7 @@ class EmbeddingBag(GrowingModule):
         Its ``mode``, ``padding_idx`` and ``include_last_offset`` are taken too.
 
         Raises:
-            ConfigError: a mode or an option of the torch module that has no counterpart here.
+            ConfigError: no torch module of embeddings, or a mode or an option that has no counterpart here.
         """
         own: Any = getattr(module, "mode", "mean")
         last_included = getattr(module, "include_last_offset", False)
@@ -167,12 +167,17 @@ class Embedding(GrowingModule):
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
 
         Raises:
-            ConfigError: an option of the torch module that has no counterpart here.
+            ConfigError: no torch module of embeddings, or an option that has no counterpart here.
         """
         return _with_weights_of(module, partial(cls, **rows))
 
 
 def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[..., Module]) -> Module:
+    if not isinstance(module, nn.EmbeddingBag | nn.Embedding):
+        raise ConfigError(
+            f"from_torch: a {type(module).__module__}.{type(module).__qualname__}, expected a torch.nn.Embedding or"
+            " torch.nn.EmbeddingBag; share=module uses the rows of a module of girih.nn"
+        )
     for name, without in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
         if value != without:

@@ -100,6 +100,11 @@ class GrowingModule(nn.Module):
             raise ConfigError(
                 f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
             )
+        if not isinstance(share, GrowingModule | None):
+            raise ConfigError(
+                f"share = a {type(share).__module__}.{type(share).__qualname__}: expected a module of girih.nn;"
+                " from_torch(module) takes the weights of a torch module"
+            )
         if share is None:
             rows = TableSpec("rows", (initializer or Normal(),), admission, eviction)
             segment = Segment(EMBEDDING, dim, optimizer or Adagrad())
