@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from girih import optim
 from girih.runs.log import resident_bytes
-from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec, write_snapshot
+from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec
 from girih.store.route import shard_of
 from girih.tables import LRU, Normal
+from girih.testing.store_verbs import write_snapshot
 
 FEATURES, BATCH, FILL = 26, 4096, 1 << 18
 PIECE_BYTES = 64 << 20
@@ -222,7 +223,7 @@ def in_training(
         ("to begin, ms", 1e3 * begun_s),
         ("longest wait for the lock, ms", 1e3 * max(max(lock.waits) for lock in locks)),
         ("longest wait for the log, ms", 1e3 * max(max(s.rooms_s) for s in snapshots)),
-        ("spilled, MB", sum(s.spilled_bytes for s in snapshots) / 1e6),
+        ("spilled, MB", sum(s._spills.num_bytes for s in snapshots) / 1e6),
         ("more memory, MB", (most_memory - memory) / 1e6),
     ):
         waits.row({"what": what, "value": value})

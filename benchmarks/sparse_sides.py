@@ -28,6 +28,7 @@ from girih.optim import SparseOptimizer
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.testing.store_verbs import evict
 
 LR = 0.05
 OPTIMIZERS: dict[str, SparseOptimizer] = {
@@ -102,7 +103,7 @@ class Packed:
             self.forward(self.prepare(np.tile(ids, self.features), 1))
         tables = np.repeat(np.arange(self.features, dtype=np.int32), SPARE_ROWS)
         for _, store in self.sparse.stores():
-            store.evict(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), tables)
+            evict(store, np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), tables)
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> Batch:
         size = len(ids) // bag // self.features
@@ -142,7 +143,7 @@ class Module:
             self.bags(*self.prepare(np.tile(ids, self.features), 1))
         spare, _ = self.prepare(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), 1)
         for store in self.bags.table.stores[0]:
-            store.evict(spare.numpy(), np.zeros(len(spare), np.int32))
+            evict(store, spare.numpy(), np.zeros(len(spare), np.int32))
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
         size = len(ids) // self.features

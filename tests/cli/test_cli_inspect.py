@@ -4,8 +4,8 @@ import pytest
 
 from girih import cli
 from girih.config.file import RunConfig
-from girih.store import read_snapshot
 from girih.store.accounting import disk_bytes
+from girih.testing.store_verbs import read_snapshot
 
 
 def run(*words):

@@ -183,7 +183,7 @@ def test_a_group_is_split_into_parts_that_number_their_own_ranks(told):
 
 
 def abort(ranks):
-    """Rank 3 never comes to a ring of four; rank 1 aborts from another thread. Then three of them go on."""
+    """Rank 3 never comes to a ring of four; rank 1 aborts from another thread."""
     part = ranks.split([0, 1, 2, 3])
     took = []
     if ranks.rank == 1:
@@ -196,26 +196,16 @@ def abort(ranks):
             group.all_reduce(torch.ones(1 << 16))
         except RuntimeError as error:
             took.append([time.monotonic() - start, "gloo" in str(error)])
-    again = None
-    if ranks.rank != 2:
-        again = ranks.reform(1, rank=(0, 1, None, 2)[ranks.rank], size=3)
-    try:
-        summed = again and again.sum([ranks.rank])
-    finally:
-        if again is not None:
-            again.barrier()
-            again.close()
     ranks.close()
-    return [ranks.lost.is_set(), took, summed, dist.is_initialized(), threading.active_count()]
+    return [ranks.lost.is_set(), took, dist.is_initialized()]
 
 
-def test_a_group_that_is_aborted_raises_everywhere_at_once_and_is_formed_anew():
-    for rank, (lost, took, summed, initialized, _) in enumerate(together(abort, 4, barrier=False)):
+def test_a_group_that_is_aborted_raises_everywhere_at_once():
+    for lost, took, initialized in together(abort, 4, barrier=False):
         assert lost
         assert len(took) == 2
         assert all(seconds < 5 for seconds, _ in took), took
         assert all(named for _, named in took)
-        assert summed == (None if rank == 2 else [4.0])
         assert not initialized
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from girih import optim
 from girih.errors import CheckpointError
-from girih.store import Store, read_snapshot, write_snapshot
+from girih.store import Store
 from girih.tables import LRU, MinCount
-from girih.testing.store_verbs import group, keys_of, look, peek
+from girih.testing.store_verbs import evict, group, keys_of, look, peek, read_snapshot, write_snapshot
 
 
 def test_persia_defect_1_a_row_evicted_between_forward_and_backward_shifts_no_gradient():
@@ -57,7 +57,7 @@ def test_persia_defect_1_a_key_that_came_back_to_another_row_gets_its_gradient()
     store = Store(group())
     ids, tables = keys_of(1, 2)
     rows, before = look(store, ids, tables, 1)
-    store.evict(ids, tables)
+    evict(store, ids, tables)
     again, _ = look(store, ids, tables, 2)
     assert rows.tolist() == again[::-1].tolist()
     store.apply_gradients(ids, tables, rows, np.array([[2] * 4, [4] * 4], np.float32), 2)

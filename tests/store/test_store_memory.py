@@ -10,11 +10,11 @@ import pytest
 from girih import optim
 from girih.kernels.cpu import layout
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec, read_snapshot, write_snapshot
+from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec
 from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
 from girih.store.memory.arena import index_slots
 from girih.tables import LRU, MinCount, Normal, Zeros
-from girih.testing.store_verbs import group, keys_of, look
+from girih.testing.store_verbs import evict, group, keys_of, look, read_snapshot, write_snapshot
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
 OPTIMIZERS = [
@@ -45,7 +45,7 @@ def test_parts_of_a_small_store():
     spec = group(dim=8, optimizer=optim.RowwiseAdagrad(lr=0.1))
     with Store(spec, arena=Heap(reserve_rows=10_000)) as store:
         look(store, *keys_of(*range(100)), 1)
-        store.evict(*keys_of(*range(30)))
+        evict(store, *keys_of(*range(30)))
         found = used(store)
         assert found["index"] == 8 * 1024
         assert found["free_rows"] == 30 * 72

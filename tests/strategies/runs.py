@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from safetensors.numpy import load_file
 
-from girih.store import read_snapshot
+from girih.testing.store_verbs import read_snapshot
 
 
 def command(directory, strategy, run, *overrides, resume=False):

@@ -2,7 +2,7 @@
 
 from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.route import shard_of
-from girih.store.snapshot.file import SnapshotFile, read_snapshot, write_rows, write_snapshot
+from girih.store.snapshot.file import SnapshotFile, write_rows
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.store.store import Store
@@ -18,9 +18,7 @@ __all__ = [
     "SnapshotFile",
     "Store",
     "TableSpec",
-    "read_snapshot",
     "remove_arena",
     "shard_of",
     "write_rows",
-    "write_snapshot",
 ]

@@ -84,11 +84,6 @@ class ShardState:
                 update.assign(memory.arrays, kernel, rows[part], values[part], hyper, step)
         return rows
 
-    def evict(self, ids: Longs, tables: Ints) -> int:
-        """Removes keys; returns how many had a row."""
-        with self.memory.changing():
-            return self.rows.drop(np.unique(self._find(ids, tables)))
-
     def _find(self, ids: Longs, tables: Ints) -> Ints:
         rows = np.empty(len(ids), np.int32)
         index.find_all(self.memory.arrays, ids, tables, rows)

@@ -136,10 +136,6 @@ class Store:
                 f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
             )
 
-    def evict(self, ids: Longs, tables: Ints) -> int:
-        """Removes keys; returns how many had a row."""
-        return self.state.evict(*self._keys(ids, tables))
-
     def snapshot(
         self, directory: str | os.PathLike[str] | None = None, *, since: int | None = None
     ) -> Snapshot:

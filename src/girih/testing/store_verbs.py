@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from girih.kernels.cpu import index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, SGD, Adam, SparseOptimizer
-from girih.store import GroupSpec, Segment, Store, TableSpec, shard_of
+from girih.store import GroupSpec, Segment, Snapshot, SnapshotFile, Store, TableSpec, shard_of, write_rows
 from girih.store.snapshot.columns import Chunk
 from girih.tables import Dtype, Normal, Zeros
 from girih.testing.fake_store import FakeStore
@@ -92,6 +94,31 @@ def peek(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> 
     out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
     store.peek(ids, tables, out)
     return out
+
+
+def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> int:
+    """Removes keys; returns how many had a row."""
+    if isinstance(store, FakeStore):
+        return store.evict(ids, tables)
+    memory, rows = store.state.memory, np.empty(len(ids), np.int32)
+    with memory.changing():
+        index.find_all(memory.arrays, ids, tables, rows)
+        return store.state.rows.drop(np.unique(rows))
+
+
+def write_snapshot(source: Store | Snapshot, path: Path) -> dict[str, Any]:
+    """Writes a store, or a snapshot of one, to a file; returns what :func:`write_rows` does."""
+    if isinstance(source, Store):
+        with source.snapshot(path.parent) as snapshot:
+            return write_snapshot(snapshot, path)
+    with path.open("wb", buffering=0) as file:
+        return write_rows(source, file, str(path))
+
+
+def read_snapshot(path: Path, checksums: Mapping[str, int] | None = None) -> SnapshotFile:
+    """Opens a file of :func:`write_snapshot`."""
+    with path.open("rb") as file:
+        return SnapshotFile(file, str(path), checksums)
 
 
 @dataclass

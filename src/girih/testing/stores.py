@@ -20,6 +20,7 @@ from girih.testing.store_verbs import (
     AnyStore,
     by_key,
     contents,
+    evict,
     group,
     keys_of,
     look,
@@ -67,7 +68,7 @@ class StoreSuite:
                 for each in (store, model):
                     rows, values = look(each, ids, tables, step, counts)
                     dropped = each.apply_gradients(ids, tables, rows, grads, step, lr_scale=step / 3)
-                    gone = each.evict(ids[::7], tables[::7])
+                    gone = evict(each, ids[::7], tables[::7])
                     results.append((values.tolist(), (rows >= 0).tolist(), dropped, gone))
                 assert results[0] == results[1]
                 np.testing.assert_array_equal(peek(store, ids, tables), peek(model, ids, tables))
@@ -160,7 +161,7 @@ class StoreSuite:
             ids, tables = keys_of(5, 6)
             rows, values = look(store, ids, tables, 1)
             store.apply_gradients(ids, tables, rows, np.ones_like(values), 1)
-            assert store.evict(*keys_of(5, 99)) == 1
+            assert evict(store, *keys_of(5, 99)) == 1
             assert store.num_rows == 1
             rows, after = look(store, ids, tables, 2)
             np.testing.assert_array_equal(after, [values[0], values[1] - np.float32(0.5)])
@@ -284,7 +285,7 @@ class StoreSuite:
             ids, tables = keys_of()
             assert len(look(store, ids, tables, 1)[0]) == 0
             assert store.apply_gradients(ids, tables, None, np.empty((0, 4), np.float32), 1) == 0
-            assert store.evict(ids, tables) == 0
+            assert evict(store, ids, tables) == 0
             store.assign(ids, tables, np.empty((0, 4), np.float32))
             with store.snapshot() as snapshot:
                 assert snapshot.num_rows == 0

@@ -19,14 +19,12 @@ from girih.errors import WireError
 from girih.kernels.cpu import wire_codecs
 
 KAPPA = wire_codecs.KAPPA
-BOUND = 2.0**-12 * (1 + 2.0**-9)
-"""The largest error of a number, relative to ‖v‖∞ of its vector."""
 
 
 def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     """Halves of float32[..., D].
 
-    What comes back differs by at most ``BOUND``·‖v‖∞ (about 2⁻¹²‖v‖∞), and, of a number of at least 2⁻²⁹‖v‖∞, by at
+    What comes back differs by at most 2⁻¹²(1 + 2⁻⁹)‖v‖∞, and, of a number of at least 2⁻²⁹‖v‖∞, by at
     most about 2⁻¹¹ of itself; for denormal results, by at most half the spacing of denormal float32 more. Zeros stay
     zeros with their sign. NaN stays NaN and infinities stay themselves; ‖v‖∞ is then that of the vector's finite
     numbers, which are coded as ever.

@@ -98,16 +98,6 @@ class Collectives:
                 for rank in range(self.size):
                     self.registry.set(f"{self.name}/abort/{rank}", "1")
 
-    def reform(self, generation: int, rank: int, size: int) -> Self:
-        """The group formed anew, after :meth:`abort`: with the same, fewer or more ranks, and new numbers.
-
-        Args:
-            generation: the same on all ranks, larger than any before.
-        """
-        name = f"{self.name.partition('@')[0]}@{generation}"
-        self.close()
-        return type(self)(rank, size, self.registry, host=self._host, name=name)
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks of each value, in float64."""
         if self.size == 1:

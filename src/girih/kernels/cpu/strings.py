@@ -24,17 +24,6 @@ PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
 
 
-def xxh64(text: bytes) -> int:
-    """XXH64 with seed 0 of some bytes, as int64.
-
-    >>> xxh64(b"")
-    -1205034819632174695
-    """
-    data = np.frombuffer(text + b"\0", dtype=np.uint8)
-    with np.errstate(over="ignore"):  # plain Python warns where uint64 wraps, as it must here
-        return int(np.array([_xxh64(data, 0, len(text))], dtype=np.uint64).view(np.int64)[0])
-
-
 def ids_of_strings(data: U8, starts: I64, ends: I64) -> tuple[I64, NDArray[np.bool_]]:
     """The ids of R strings: the integer that a string spells canonically, else its XXH64.
 

@@ -13,8 +13,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +32,6 @@ _LEAST_CHUNK = 1 << 10
 _KIND = "girih shard"
 _MOST_ROWS = (1 << 31) - 1
 _FEW_ROWS = 1 << 22  # row numbers below which lists are kept in any file
-
-
-class Snapshottable(Protocol):
-    """A store that a snapshot can be taken of."""
-
-    def snapshot(self, directory: str | os.PathLike[str]) -> Snapshot:
-        """The state as it is now; see :meth:`Store.snapshot`."""
 
 
 class SnapshotFile:
@@ -185,27 +177,6 @@ def _check(description: Mapping[str, Any]) -> None:
             checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
-def write_snapshot(source: Snapshottable | Snapshot, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Writes a store, or a snapshot of one, to a file that the safetensors library can read too.
-
-    Returns:
-        What :func:`write_rows` does.
-
-    Raises:
-        StorageFullError: the disk is full; no file is left behind.
-    """
-    path = Path(path)
-    if not isinstance(source, Snapshot):
-        with source.snapshot(path.parent) as snapshot:
-            return write_snapshot(snapshot, path)
-    with path.open("wb", buffering=0) as file:
-        try:
-            return write_rows(source, file, str(path))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-
-
 def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
     """Writes a snapshot to an open file, whose name is ``where`` in errors.
 
@@ -224,13 +195,3 @@ def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
         for table, cells in source.blooms():
             writer.write(f"bloom.{table}", cells)
         return {"bytes": writer.num_bytes, "rows": source.num_rows, "crc32": writer.finish()}
-
-
-def read_snapshot(path: str | os.PathLike[str], checksums: Mapping[str, int] | None = None) -> SnapshotFile:
-    """Opens a file of :func:`write_snapshot` and checks its form; ``verify()`` checks its content.
-
-    Raises:
-        CheckpointError: damaged, or not a shard of girih.
-    """
-    with open(path, "rb") as file:
-        return SnapshotFile(file, os.fspath(path), checksums)

@@ -90,11 +90,6 @@ class Snapshot:
             words[layout.SAVE_ROWS], words[layout.SAVE_PAGES] = self._rows_ever, num_pages
             words[layout.FIRST_PAGE], words[layout.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
 
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes that went from the log to the file so far."""
-        return self._spills.num_bytes
-
     def tensors(self) -> list[Tensor]:
         """All columns and Bloom filters."""
         return [
