@@ -1,6 +1,8 @@
 import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -55,6 +57,31 @@ def test_training_learns_and_evaluation_changes_nothing(log_directory):
         assert trainer.sparse.stats().rows == rows
         assert trainer.state.step == 3 * math.ceil(3000 / 128)
         assert trainer.state.examples == 9000
+
+
+def test_an_evaluation_asks_for_statistics_once_and_tells_of_its_own_ids(log_directory, caplog, monkeypatch):
+    settings, asked = settings_of(log_directory), []
+    rows = pq.read_table(log_directory / "test.parquet")
+    users = pa.array(np.arange(10**12, 10**12 + len(rows)))
+    rows = rows.set_column(rows.column_names.index("user"), "user", users)
+    pq.write_table(rows, log_directory / "new.parquet")
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"))
+        new, test = (
+            girih.read_parquet(log_directory / "new.parquet", trainer.schema),
+            settings.dataset("test"),
+        )
+        ask = trainer.sparse.stats
+        monkeypatch.setattr(trainer.sparse, "stats", lambda **options: asked.append(1) or ask(**options))
+        trainer.evaluate(test)
+        trainer.evaluate(test)
+        assert len(asked) == 2
+        for _ in range(3):
+            trainer.predict(new)
+        trainer.evaluate(test)
+        assert "have no row" not in caplog.text
+        trainer.evaluate(new)
+        assert "new.parquet: " in caplog.text
 
 
 def test_two_runs_of_one_seed_are_equal_bit_for_bit(log_directory):

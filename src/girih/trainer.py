@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -18,7 +17,7 @@ from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster.cluster import Cluster
 from girih.config.train import Steps, TrainOptions
-from girih.data import Dataset
+from girih.data import Batch, Dataset
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
@@ -232,13 +231,11 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         with self._cluster.explaining():
             return self._run.evaluate(data)
 
-    def predictions(self, data: Dataset) -> Iterator[tuple[Any, NDArray[np.float32]]]:
+    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            session, normalization = self._run.open(), self._run.known_normalization()
-            for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
-                yield batch, torch.sigmoid(logits.double()).float().numpy()
+            yield from self._run.predictions(data)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
         """Probabilities of all examples in order, float32[examples, T]."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, believed, load
 from girih.checkpoint.save import Content
 from girih.config.train import TrainOptions
-from girih.data import Dataset, NormalizationStats, Position
+from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.errors import ConfigError, RunDirectoryError
 from girih.kernels.cpu.jit import warm_up
 from girih.metrics import Metrics, Scores
@@ -70,6 +72,8 @@ class TrainingRun:
     resumed: bool = False
     _log: RunLog | None = None
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _evaluated: Mapping[str, int] | None = field(default_factory=dict)
+    """Counters of the store after the last evaluation; None where others have read without training since."""
 
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
@@ -201,10 +205,20 @@ class TrainingRun:
     def score(self, data: Dataset) -> Scores | None:
         """Scores a dataset; see :func:`girih.training.evaluation.score`."""
         session, normalization = self.open(), self.known_normalization()
-        before = session.sparse.stats().store
+        before, self._evaluated = self._evaluated, None
+        if before is None:
+            before = session.sparse.stats().store
         scores = evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
-        self.notes.evaluation(data.addresses[0], scores, before, session.sparse.stats().store)
+        self._evaluated = session.sparse.stats().store
+        self.notes.evaluation(data.addresses[0], scores, before, self._evaluated)
         return scores
+
+    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+        """Each batch in order, with its probabilities float32[B, T], on all trainers."""
+        session, normalization = self.open(), self.known_normalization()
+        self._evaluated = None
+        for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
+            yield batch, torch.sigmoid(logits.double()).float().numpy()
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
