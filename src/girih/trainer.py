@@ -26,6 +26,7 @@ from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.directory import RunDirectory
+from girih.runs.state import RunState
 from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
@@ -38,7 +39,6 @@ from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.run import TrainingRun
 from girih.training.specs import dense_spec, expect, expect_data, schema_of, sparse_spec
-from girih.training.state import RunState
 
 
 class Trainer(contextlib.AbstractContextManager["Trainer"]):

@@ -19,8 +19,8 @@ from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.storage import Storage
 from girih.data import NormalizationStats, Position
 from girih.errors import CheckpointError
+from girih.runs.state import RunState
 from girih.schema import Schema
-from girih.training.state import RunState
 
 _UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of torch and Python where what a file holds has another form than is expected."""

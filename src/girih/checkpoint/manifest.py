@@ -17,7 +17,7 @@ from typing import Any
 from girih.checkpoint.storage import Storage
 from girih.config import build, checks
 from girih.errors import CheckpointError, MissingFileError
-from girih.training.state import RunState
+from girih.runs.state import RunState
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"

@@ -15,8 +15,8 @@ from typing import Any
 from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
+from girih.runs.state import RunState
 from girih.training.schedules import Step
-from girih.training.state import RunState
 
 
 class RunLog:

@@ -9,9 +9,9 @@ from typing import Any
 from girih.comm.group import TrainerGroup
 from girih.dense.half import DenseHalf
 from girih.metrics import Metrics
+from girih.runs.state import RunState
 from girih.runs.stats import UPDATES_SINCE_READ, Stats, wire_bytes
 from girih.sparse.half import SparseStats
-from girih.training.state import RunState
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense")
 

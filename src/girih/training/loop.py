@@ -15,13 +15,13 @@ from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks
 from girih.runs.log import RunLog
+from girih.runs.state import RunState
 from girih.runs.stats import Spans
 from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
 from girih.training.notes import Notes
 from girih.training.schedules import Step
 from girih.training.session import Session
-from girih.training.state import RunState
 
 
 @dataclass

@@ -28,6 +28,7 @@ from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
 from girih.runs.log import RunLog, rewind
+from girih.runs.state import RunState
 from girih.runs.stats import Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
@@ -39,7 +40,6 @@ from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.planning import decide
 from girih.training.session import Session
-from girih.training.state import RunState
 
 
 @dataclass(kw_only=True)
