@@ -1,5 +1,6 @@
 """The command line as a user meets it: files in, files out, statuses."""
 
+import gc
 import json
 import os
 import signal
@@ -311,6 +312,13 @@ def test_every_format_trains_the_same_model(log_directory):
     one, two = (json.loads((log_directory / n / "summary.json").read_text()) for n in ("a", "b"))
     assert one["auc"] == two["auc"]
     assert one["num_rows"] == two["num_rows"]
+
+
+def test_a_command_leaves_the_garbage_collection_of_its_caller_alone(log_directory):
+    before = gc.get_freeze_count()
+    words = ("--run", str(log_directory / "run"), "--set", "train.max_steps=1")
+    assert cli.run(["train", str(log_directory / "config.toml"), *words]) == 0
+    assert gc.get_freeze_count() <= before
 
 
 def test_module_runs_as_a_program():

@@ -55,17 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, signal.default_int_handler)
     dynamo.load_late()
     try:
-        status = run(arguments)
+        status = run(arguments, own_process=True)
     except KeyboardInterrupt:
         status = 130
     gc.freeze()  # what is left goes with the process: no collection has to look through all that was imported
     sys.exit(status)
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its status; a mistake is one line on standard error."""
+def run(arguments: Sequence[str] | None = None, *, own_process: bool = False) -> int:
+    """Runs one command and returns its status; a mistake is one line on standard error.
+
+    Args:
+        own_process: whether the process was started for this command alone, which may then change its settings.
+    """
     try:
-        status = cli.main(arguments, prog_name="girih", standalone_mode=False)
+        status = cli.main(arguments, prog_name="girih", standalone_mode=False, obj=own_process)
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -22,9 +23,9 @@ from girih.errors import ConfigError, RoleError, UserError
 @click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
 @click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
-@click.pass_obj
+@click.pass_context
 def train(
-    typed: list[str],
+    context: click.Context,
     config_file: Path,
     overrides: tuple[str, ...],
     run_path: Path | None,
@@ -35,9 +36,10 @@ def train(
     """Train the model of a config file."""
     if resume and run_path is None:
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
+    typed = list(context.obj)
     if run_path is None:
         run_path = Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-        typed = [*typed, "--run", str(run_path)]
+        typed += ["--run", str(run_path)]
     try:
         if "RANK" not in os.environ:
             written = config.with_overrides(config_file, overrides, strategy)
@@ -52,6 +54,8 @@ def train(
                 return launch(["train", *typed], counts, options)
         from girih.cli import trainer
 
+        if context.find_root().obj:
+            gc.freeze()  # no collection has to look through all that was imported
         return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error

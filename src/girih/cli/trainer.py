@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import logging
 import os
@@ -46,7 +45,6 @@ def train(
     plan_file: Path | None,
 ) -> int:
     """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
-    gc.freeze()  # no collection has to look through all that was imported
     if CONTROL in os.environ:  # the launcher hears signals, and tells
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
