@@ -89,12 +89,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
         factory = "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)"
         expect("dense_optimizer", dense_optimizer, Callable | None, factory)
-        expect(
-            "strategy",
-            strategy,
-            Strategy | None,
-            "a strategy, as girih.Local(), or an object with name, trainers, plan and build",
-        )
+        interface = "a strategy, as girih.Local(), or an object with name, trainers, plan and build"
+        expect("strategy", strategy, Strategy | None, interface)
         expect("schema", schema, Schema | None, "a girih.Schema")
         expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
