@@ -3,7 +3,7 @@
 from girih.cluster.hosts import HostSpec, host_of
 
 
-def test_a_process_has_the_place_of_its_title_or_of_its_role_or_is_on_this_host():
+def test_a_process_has_the_host_of_its_title_or_of_its_role_or_this_one():
     left, right = HostSpec(("ip", "netns", "exec", "left"), "10.0.0.1"), HostSpec(host="10.0.0.2")
     hosts = {"trainer": left, "trainer 1": right}
     assert host_of(hosts, "trainer", 0) is left

@@ -19,7 +19,7 @@ from girih.comm import endpoints
 from girih.comm.endpoints import connect, listen
 from girih.comm.rpc import server as server_module
 from girih.comm.transports import lanes
-from girih.comm.transports.addresses import place_of
+from girih.comm.transports.addresses import parse_address
 from girih.comm.transports.lanes import LaneFile
 from girih.comm.transports.sockets import SocketListener
 from girih.errors import Lost, WireError, WireTimeout
@@ -366,8 +366,8 @@ def test_memory_of_which_half_cannot_be_made_is_given_back(monkeypatch):
         return made[0]
 
     monkeypatch.setattr(LaneFile, "make", make)
-    place = place_of("shm://")
-    listener = SocketListener(place, *place.listen())
+    endpoint = parse_address("shm://")
+    listener = SocketListener(endpoint, *endpoint.listen())
     assert listener.lanes() == []
     assert made[0].file == -1
     listener.close()

@@ -36,10 +36,10 @@ def main() -> int:
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
     gc.freeze()  # no collection has to look through all that was imported
     try:
-        hello, told = pipe.receive(), pipe.receive()
+        hello, message = pipe.receive(), pipe.receive()
     except EOFError:
         return 0  # it is not needed after all
-    role = pickle.loads(from_text(told["role"]))  # a private pipe from the parent, no socket
+    role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket
     role.incarnation = hello["incarnation"]
     stop = threading.Event()
     waiting = (pipe, stop, hello["segments"])

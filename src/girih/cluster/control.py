@@ -41,7 +41,7 @@ class LauncherControl:
         threading.Thread(target=self._hear, name="girih-launcher", daemon=True).start()
 
     def prepare(self, counts: Mapping[str, int]) -> None:
-        """No-op: the launcher did, as far as the options told."""
+        """No-op: the launcher did, as far as the options say."""
         return
 
     def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
@@ -56,10 +56,10 @@ class LauncherControl:
     def failure(self) -> Exception | None:
         """See :class:`Supervisor`."""
         try:
-            told = self._ask("failure")
+            text = self._ask("failure")
         except GirihError as error:
             return error
-        return None if told is None else error_of(told)
+        return None if text is None else error_of(text)
 
     def show_in(self, run: Path | None) -> None:
         """See :class:`Supervisor`."""
@@ -80,25 +80,25 @@ class LauncherControl:
             self._num_asked += 1
             self._pipe.send({"do": verb, "with": arguments, "number": self._num_asked})
             try:
-                told = self._replies.get(timeout=2 * START_S)
-                while told.get("number", self._num_asked) != self._num_asked:  # came after its time
-                    told = self._replies.get(timeout=2 * START_S)
+                reply = self._replies.get(timeout=2 * START_S)
+                while reply.get("number", self._num_asked) != self._num_asked:  # came after its time
+                    reply = self._replies.get(timeout=2 * START_S)
             except queue.Empty:
                 raise RoleError(f"the launcher does not answer within {2 * START_S:.0f} s") from None
-        if "error" in told:
-            raise error_of(told["error"])
-        return told["is"]
+        if "error" in reply:
+            raise error_of(reply["error"])
+        return reply["is"]
 
     def _hear(self) -> None:
         with suppress(EOFError):
             while True:
-                told = self._pipe.receive()
-                if "lost" in told:
-                    self._lost(error_of(told["lost"]))
-                elif "stop" in told and self._stop is not None:
+                message = self._pipe.receive()
+                if "lost" in message:
+                    self._lost(error_of(message["lost"]))
+                elif "stop" in message and self._stop is not None:
                     self._stop()
                 else:
-                    self._replies.put(told)
+                    self._replies.put(message)
         self._replies.put({"error": f"RoleError: {GONE}"})
         self._lost(RoleError(GONE))
         threading.Event().wait(LAST_WORDS_S)
@@ -132,10 +132,10 @@ def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None])
                 stoppable(asked["stoppable"])
                 continue
             try:
-                told = {"is": verbs[asked["do"]](*asked["with"])}
+                reply = {"is": verbs[asked["do"]](*asked["with"])}
             except Exception as error:
-                told = {"error": text_of(error)}
-            pipe.send({**told, "number": asked["number"]})
+                reply = {"error": text_of(error)}
+            pipe.send({**reply, "number": asked["number"]})
 
 
 def text_of(error: Exception) -> str:
@@ -144,5 +144,5 @@ def text_of(error: Exception) -> str:
 
 
 def error_of(text: str) -> GirihError:
-    """The error that another process told."""
+    """The error that another process sent."""
     return named(text) or RoleError(text)

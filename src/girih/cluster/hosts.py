@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class HostSpec:
-    """The place where one process runs.
+    """The host of one process.
 
     Attributes:
         command: what goes before its command, as ``("ip", "netns", "exec", "left")``.

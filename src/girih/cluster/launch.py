@@ -96,13 +96,13 @@ class _Run:
 
         The first of the ``signals`` ends it after the step under way, where it trains; the second one at once.
         """
-        waited_s, status, is_told = 0.0, None, False
+        waited_s, status, is_stopping = 0.0, None, False
         while status is None:
             status = self._first.wait(POLL_S)
-            if len(signals) > is_told:
-                if is_told or not self._stoppable:
+            if len(signals) > is_stopping:
+                if is_stopping or not self._stoppable:
                     return STOPPED
-                is_told = True
+                is_stopping = True
                 self._first.pipe.send({"stop": True})
             if self._error is not None:
                 waited_s += POLL_S
@@ -110,7 +110,7 @@ class _Run:
                     raise self._error
         if status < 0:
             raise self._error or RoleError(f"trainer 0 was killed by signal {-status}")
-        if status == 0 or is_told:
+        if status == 0 or is_stopping:
             self._order_s = 10.0
         return status
 

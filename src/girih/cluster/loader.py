@@ -100,8 +100,8 @@ class _Lane:
 class _Pass:
     """One reading of an epoch, or the rest of it, for some trainers."""
 
-    def __init__(self, work: _Work, number: int, trainers: tuple[int, ...], told: Mapping[str, Any]) -> None:
-        self._number, self._told = number, told
+    def __init__(self, work: _Work, number: int, trainers: tuple[int, ...], begin: Mapping[str, Any]) -> None:
+        self._number, self._begin = number, begin
         self._work = work
         self._lanes = {trainer: _Lane() for trainer in trainers}
         self._changed = threading.Condition()
@@ -136,11 +136,11 @@ class _Pass:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
-        role, position = self._work.role, self._told["position"]
+        role, position = self._work.role, self._begin["position"]
         data = replace(role.data)  # with a count of skipped rows of its own
         try:
             batches = data.batches(
-                self._told["epoch"], None if position is None else Position.from_dict(position)
+                self._begin["epoch"], None if position is None else Position.from_dict(position)
             )
             with read_ahead(batches, data.read_ahead) as ahead:
                 for number, (batch, after) in enumerate(ahead):

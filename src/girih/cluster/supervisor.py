@@ -19,7 +19,7 @@ from girih.runs.files import write_whole
 START_S = 120.0
 END_S = 10.0
 KNOWN_S = 6.0
-TOLD_S = 30.0
+REASON_S = 30.0
 STOPPED = 130
 """The status of a trainer that a signal ended in good order."""
 
@@ -108,7 +108,7 @@ class Supervisor:
         """Which process failed, if one did: a machine may be too busy to tell at once."""
         self._known.wait(KNOWN_S)
         if self._error is None and self._has_failed():
-            self._known.wait(TOLD_S)
+            self._known.wait(REASON_S)
         return self._error
 
     def show_in(self, run: Path | None) -> None:
@@ -197,5 +197,5 @@ def _error_of(handle: Handle) -> Exception:
     if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    told = f": {why}" if why else ""
-    return named(why) or RoleError(f"{title(handle.name, handle.index)} {ended}{told}")
+    reason = f": {why}" if why else ""
+    return named(why) or RoleError(f"{title(handle.name, handle.index)} {ended}{reason}")

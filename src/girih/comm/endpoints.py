@@ -10,7 +10,7 @@ from girih.comm.rpc.client import Client
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.server import Server
 from girih.comm.rpc.transport import Dialer
-from girih.comm.transports.addresses import place_of
+from girih.comm.transports.addresses import parse_address
 from girih.comm.transports.sockets import SocketDialer, SocketListener
 from girih.errors import GirihError
 
@@ -37,8 +37,8 @@ def listen(
     Raises:
         WireError: the address cannot be listened at.
     """
-    place = place_of(address)
-    listener = SocketListener(place, *place.listen())
+    endpoint = parse_address(address)
+    listener = SocketListener(endpoint, *endpoint.listen())
     return Server(listener, handler, secret=secret, incarnation=incarnation)
 
 
@@ -80,4 +80,4 @@ def dialer(address: str) -> Dialer:
     Raises:
         WireError: it is none.
     """
-    return SocketDialer(place_of(address))
+    return SocketDialer(parse_address(address))

@@ -55,7 +55,7 @@ class Handle(Protocol):
         ...
 
     def last_words(self) -> str:
-        """Its last words: the error that it told, or the end of what it printed."""
+        """Its last words: the error that it sent, or the end of what it printed."""
         ...
 
     def end(self) -> None:

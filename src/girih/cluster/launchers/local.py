@@ -41,7 +41,7 @@ class LocalProcess:
         self.pid, self.host = process.pid, socket.gethostname()
         self.pipe = pipe
         self._process, self._errors = process, errors
-        self._address, self._told = "", ""
+        self._address, self._error = "", ""
         self._heard = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
@@ -74,8 +74,8 @@ class LocalProcess:
         """See :class:`Handle`."""
         if self.status() is not None:
             self._listening.join(1.0)
-        if self._told or self._errors is None:
-            return self._told
+        if self._error or self._errors is None:
+            return self._error
         try:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -99,12 +99,12 @@ class LocalProcess:
             self._errors.close()
 
     def _listen(self) -> None:
-        """Hears what a role tells until it ends."""
+        """Hears where a role listens, or its error, until it ends."""
         with suppress(EOFError):
             while self.name != RoleName.TRAINER:
-                told = self.pipe.receive()
-                self._told = told.get("error", self._told)
-                self._address = told.get("address", self._address)
+                message = self.pipe.receive()
+                self._error = message.get("error", self._error)
+                self._address = message.get("address", self._address)
                 if self._address:
                     self._heard.set()
         self._heard.set()

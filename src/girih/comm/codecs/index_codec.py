@@ -91,9 +91,9 @@ def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
     num_ids = int(ids_of.sum())
     ids, order = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
     offsets = np.empty(len(unique_of) * num_examples + 1, np.int32)
-    places = np.empty(num_examples, np.int32)
+    scratch = np.empty(num_examples, np.int32)
     if not wire_codecs.unpack_ids(
-        sizes[2:], num_examples, packed_ids, counts, samples, places, ids, offsets, order
+        sizes[2:], num_examples, packed_ids, counts, samples, scratch, ids, offsets, order
     ):
         raise WireError("packed ids: counts that do not add up, or an example beyond the batch")
     return Unpacked(ids, offsets, weights[order] if has_weights else None)

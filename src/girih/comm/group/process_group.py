@@ -56,9 +56,9 @@ class AbortableGroup:
             self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
         self.process_group._set_group_name(name)  # type: ignore[arg-type]
         store.set(f"ports/{rank}", " ".join(f"{here}:{port}" for here, port in own_ports))
-        told = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
+        others = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
         self._own = set(own_ports)
-        parts = (word.rpartition(":") for words in told for word in words)
+        parts = (word.rpartition(":") for words in others for word in words)
         self._theirs = {(host, int(port)) for host, _, port in parts}
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:

@@ -1,6 +1,6 @@
 """The registry as the store at which ``torch.distributed`` process groups meet.
 
-It takes the place of ``TCPStore``, which listens on all interfaces and asks nobody who they are.
+It replaces ``TCPStore``, which listens on all interfaces and asks nobody who they are.
 """
 
 from __future__ import annotations

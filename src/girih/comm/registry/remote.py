@@ -41,13 +41,13 @@ def _answer(registry: LocalRegistry, request: Request, verb: str, arguments: lis
     try:
         if verb not in _VERBS:
             raise ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(_VERBS)}")
-        told = {"is": getattr(registry, verb)(*arguments)}
+        reply = {"is": getattr(registry, verb)(*arguments)}
     except WireTimeout as error:
-        told = {"timeout": str(error)}
+        reply = {"timeout": str(error)}
     except Exception as error:
         request.fail(error)
         return
-    request.reply((), (_packed(told),))
+    request.reply((), (_packed(reply),))
 
 
 class RemoteRegistry:
@@ -99,16 +99,16 @@ class RemoteRegistry:
 
     def _ask(self, *asked: Any) -> Any:
         try:
-            told = _unpacked(self._client.call(0, (), (_packed(asked),)).wait())
+            reply = _unpacked(self._client.call(0, (), (_packed(asked),)).wait())
         except (WireError, WireTimeout, RemoteError) as error:
             raise WireError(f"the registry cannot be reached, or failed: {error}") from None
-        if "timeout" in told:
-            raise WireTimeout(told["timeout"])
-        return told["is"]
+        if "timeout" in reply:
+            raise WireTimeout(reply["timeout"])
+        return reply["is"]
 
 
-def _packed(told: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(told).encode(), np.uint8)
+def _packed(message: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(message).encode(), np.uint8)
 
 
 def _unpacked(frame: Frame) -> Any:

@@ -6,7 +6,7 @@ import socket
 import threading
 
 from girih.comm.registry.entries import LocalRegistry
-from girih.comm.transports.addresses import TCP, place_of
+from girih.comm.transports.addresses import TCP, parse_address
 from girih.errors import WireError
 
 
@@ -42,6 +42,6 @@ class RegistryServer:
         from girih.comm.registry.remote import serve
         from girih.comm.transports.sockets import SocketListener
 
-        place = place_of(self.address)
-        self._server = serve(self.registry, secret, SocketListener(place, listener, self.address))
+        endpoint = parse_address(self.address)
+        self._server = serve(self.registry, secret, SocketListener(endpoint, listener, self.address))
         self._end = self._server.close

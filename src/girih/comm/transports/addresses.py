@@ -43,8 +43,8 @@ class TCP:
             OSError: the host is not known.
         """
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        family, kind, proto, _, place = found[0]
-        return socket.socket(family, kind, proto), place
+        family, kind, proto, _, sockaddr = found[0]
+        return socket.socket(family, kind, proto), sockaddr
 
     def prepare(self, connection: socket.socket) -> None:
         """Sets what a connection wants."""
@@ -72,7 +72,7 @@ class Local:
             name = f"{tempfile.mkdtemp(prefix='girih-')}/socket"
         return cls(name)
 
-    def place(self) -> str:
+    def sockaddr(self) -> str:
         """As the system calls it."""
         return "\0" + self.name[1:] if self.name.startswith("@") else self.name
 
@@ -80,7 +80,7 @@ class Local:
         """A socket that listens there, and an address that others can connect to."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(self.place())
+            listener.bind(self.sockaddr())
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
@@ -89,7 +89,7 @@ class Local:
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to."""
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.place()
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.sockaddr()
 
     def prepare(self, connection: socket.socket) -> None:
         """There is nothing to set."""
@@ -102,8 +102,8 @@ class Local:
                 Path(self.name).parent.rmdir()
 
 
-def place_of(address: str) -> TCP | Local:
-    """The place that an address names; ``shm://`` draws a new one, port ``*`` is any.
+def parse_address(address: str) -> TCP | Local:
+    """The endpoint that an address names; ``shm://`` draws a new one, port ``*`` is any.
 
     Raises:
         WireError: it is no address.

@@ -80,7 +80,7 @@ class LaneFile:
         """For the receiver: what was sent, in place; its room is free again when the last view of it is gone.
 
         Raises:
-            WireError: there is no such place.
+            WireError: it lies outside the lane.
         """
         if slot >= NUM_SLOTS or start + size > self.num_bytes:
             raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self.num_bytes:,}")

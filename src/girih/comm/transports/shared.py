@@ -19,7 +19,7 @@ from girih.comm.transports.streams import Stream
 from girih.errors import WireError
 
 _SIGN: Final = b"LANE"
-_PLACE: Final = struct.Struct("<iQQ")  # slot, start, bytes
+_LOCATION: Final = struct.Struct("<iQQ")  # slot, start, bytes
 _INLINE: Final = -1
 
 
@@ -32,17 +32,17 @@ class SharedConnection:
         self.fileno, self.flush, self.buffer = stream.fileno, stream.flush, self._outward.buffer
 
     def send(self, parts: Sequence[Part]) -> bool:
-        places, inline = [], []
+        locations, inline = [], []
         for part in parts:
-            place = self._outward.send(part) if len(part) >= OWN_PART_BYTES else None
-            if place is None:
+            location = self._outward.send(part) if len(part) >= OWN_PART_BYTES else None
+            if location is None:
                 inline.append(part)
-                places.append((_INLINE, 0, 0))
+                locations.append((_INLINE, 0, 0))
             else:
-                places.append((*place, len(part)))
+                locations.append((*location, len(part)))
         if len(inline) == len(parts):
             return self.stream.send(parts)
-        table = _SIGN + b"".join(_PLACE.pack(*place) for place in places)
+        table = _SIGN + b"".join(_LOCATION.pack(*location) for location in locations)
         return self.stream.send([np.frombuffer(table, np.uint8), *inline])
 
     def receive(self) -> list[Part] | None:
@@ -50,10 +50,10 @@ class SharedConnection:
         if not parts or parts[0][:4].tobytes() != _SIGN:
             return parts
         table, inline = parts[0][len(_SIGN) :], parts[1:]
-        if len(table) % _PLACE.size:
-            raise WireError("a message with places cut short")
+        if len(table) % _LOCATION.size:
+            raise WireError("a message with locations cut short")
         found = []
-        for slot, start, size in _PLACE.iter_unpack(table.tobytes()):
+        for slot, start, size in _LOCATION.iter_unpack(table.tobytes()):
             if slot != _INLINE:
                 found.append(self._inward.view(slot, start, size))
             elif inline:

@@ -25,11 +25,11 @@ class SocketListener:
     """Takes connections at an address.
 
     Args:
-        place, listener, address: where, the socket that listens there, and what others connect to.
+        endpoint, listener, address: where, the socket that listens there, and what others connect to.
     """
 
-    def __init__(self, place: TCP | Local, listener: socket.socket, address: str) -> None:
-        self.place, self.address, self.buffers = place, address, Buffers()
+    def __init__(self, endpoint: TCP | Local, listener: socket.socket, address: str) -> None:
+        self.endpoint, self.address, self.buffers = endpoint, address, Buffers()
         self._listener = listener
         self._listener.setblocking(False)
 
@@ -43,12 +43,12 @@ class SocketListener:
             return None
         connection.setblocking(False)
         with suppress(OSError):
-            self.place.prepare(connection)
+            self.endpoint.prepare(connection)
         return SocketStranger(connection, self)
 
     def lanes(self) -> list[LaneFile]:
         """Memory for both directions of a connection on this host, where there is any."""
-        if isinstance(self.place, TCP):
+        if isinstance(self.endpoint, TCP):
             return []
         made: list[LaneFile] = []
         try:
@@ -63,7 +63,7 @@ class SocketListener:
 
     def close(self) -> None:
         self._listener.close()
-        self.place.leave()
+        self.endpoint.leave()
 
 
 class SocketStranger:
@@ -112,22 +112,22 @@ class SocketStranger:
 class SocketDialer:
     """Connects to an address."""
 
-    def __init__(self, place: TCP | Local) -> None:
-        self._place, self._buffers = place, Buffers()
+    def __init__(self, endpoint: TCP | Local) -> None:
+        self._endpoint, self._buffers = endpoint, Buffers()
         self._socket: socket.socket | None = None
         self._stopped = False
 
     def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
         end_s = time.monotonic() + timeout_s
-        connection, place = self._place.dial()
+        connection, sockaddr = self._endpoint.dial()
         self._socket = connection
         files: list[int] = []
         try:
             if self._stopped:
                 raise ConnectionLost("stopped")
             connection.settimeout(timeout_s)
-            connection.connect(place)
-            self._place.prepare(connection)
+            connection.connect(sockaddr)
+            self._endpoint.prepare(connection)
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
             said = handshake.pack_hello(secret, challenged, hello)
             connection.sendall(said)

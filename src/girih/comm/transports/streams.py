@@ -27,7 +27,7 @@ from girih.kernels.buffers import Buffers
 _SIGN: Final = b"GRM1"
 _HEAD: Final = struct.Struct("<4sI")
 _SCRATCH_BYTES: Final = 1 << 16
-_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part; the places of those in shared memory
+_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part; the locations of those in shared memory
 _MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more than its small arrays
 _MOST_VIEWS: Final = 512  # of one call of the system
 
