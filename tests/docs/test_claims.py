@@ -97,5 +97,7 @@ def test_every_section_with_measured_tables_names_the_command_that_makes_them(na
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     for section in sections[1:] if "girih bench" not in sections[0] and "Made by" not in sections[0] else ():
         if re.search(r"^\|[\s:|-]+\|\n\|.*\d", section, re.MULTILINE):
-            commands = re.findall(r"girih bench (\w+)|python (recipes/\S+\.py)|`(girih inspect|girih plan)", section)
+            commands = re.findall(
+                r"girih bench (\w+)|python (recipes/\S+\.py)|`(girih inspect|girih plan)", section
+            )
             assert commands, f"{name}.md, {section.splitlines()[0]}: no command makes its tables"
