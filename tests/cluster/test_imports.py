@@ -1,11 +1,13 @@
 """What a process loads: memory and seconds of every start, which a stray import would bring back."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import girih
 from girih.cluster.roles import MODULES
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
@@ -38,3 +40,19 @@ def test_a_role_loads_no_torch_and_is_small_when_it_is_empty(module):
     names, resident_bytes = loaded_with(module)
     assert "torch" not in names
     assert resident_bytes < MOST_ROLE_BYTES
+
+
+def test_only_who_starts_processes_pickles():
+    source, users = Path(girih.__file__).parent, set()
+    for file in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = (
+                {alias.name for alias in node.names}
+                if isinstance(node, ast.Import)
+                else {node.module}
+                if isinstance(node, ast.ImportFrom)
+                else set()
+            )
+            if names & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
+                users.add(str(file.relative_to(source)))
+    assert users == {"cluster/cluster.py", "cluster/child.py", "testing/launcher_suite.py"}

@@ -24,7 +24,7 @@ MODULES = {
     RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
     RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
 }
-"""What a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
+"""Modules that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
 
 
 class RestartPolicy(Enum):

@@ -114,7 +114,7 @@ class ExampleFeed:
     def evaluate(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> Iterator[Batch]:
-        """What this trainer has of every batch, read in a thread."""
+        """This trainer's part of every batch, read in a thread."""
         data, prepare = self._own(data, normalization, whole=whole)
         with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
             yield from batches

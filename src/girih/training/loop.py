@@ -144,7 +144,7 @@ class Loop:
         self._record_metrics(scores)
 
     def _meet_if_due(self) -> None:
-        """What all trainers do together: an evaluation, and a checkpoint."""
+        """All trainers together evaluate and save a checkpoint."""
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
             self._record_metrics(self._measure())
         if self._every(self.save_every_steps) and self.state.saved_step != self.state.step:

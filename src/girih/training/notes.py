@@ -1,4 +1,4 @@
-"""What is probably not meant, said once in a line: data and options with which little is learned or judged.
+"""Notes, a line each and once, on data and options with which little is learned or judged: probably mistakes.
 
 Each line is a warning of the logger ``girih.training.notes``; ``girih train`` shows it among its progress.
 

@@ -1,4 +1,4 @@
-"""What a trainer is given: checked, and made into specifications of both halves."""
+"""Arguments of a trainer, checked and made into specifications of both halves."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from girih.sparse.half import SparseStats
 from girih.store import Store
 
 Read = TypeVar("Read")
-"""What a half must know of one group's rows to move them."""
+"""Facts about one group's rows that a half needs to move them."""
 
 
 class Done:

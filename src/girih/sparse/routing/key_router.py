@@ -22,7 +22,7 @@ from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
 
 KeyRequest = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""Of one group, to one place: how many keys of each table, int64[T]; the keys; how often each occurs."""
+"""A message to one place about one group: how many keys of each table, int64[T]; the keys; how often each occurs."""
 
 
 @dataclass(frozen=True)

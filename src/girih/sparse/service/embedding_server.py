@@ -48,7 +48,7 @@ class _Read:
 
 
 _Reads = tuple[list[_Read], int]
-"""What a request read from each group, and how many updates were applied before."""
+"""The rows that a request read from each group, and how many updates were applied before."""
 _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
 

@@ -24,7 +24,7 @@ from girih.comm.rpc import Client, Frame, Reply
 from girih.errors import RemoteError, named
 
 NO_TURN = -1
-"""Of a batch that was read ahead for nothing."""
+"""The turn of a batch that was read ahead for nothing."""
 
 
 class Verb(IntEnum):

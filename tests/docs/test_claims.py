@@ -1,0 +1,103 @@
+"""docs/claims.md against the pages it quotes and the tests, commands and files it names."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEDGER = ROOT / "docs" / "claims.md"
+PROMISES = {
+    "README.md": "What holds",
+    "docs/strategies.md": "## What is promised",
+    "docs/architecture.md": "## Invariants",
+}
+"""Pages whose bold beginnings of list items are promises, and where their list begins."""
+FIGURES = ("persia", "des", "quality", "precision", "benchmarks")
+"""Pages with tables of what was measured."""
+
+
+def text(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def flat(words):
+    return re.sub(r"\s+", " ", words)
+
+
+def rows():
+    """(pages, claim, held by) of every row."""
+    pages = ()
+    for line in LEDGER.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            pages = tuple(line[3:].split(", "))
+        elif line.startswith("| ") and not line.startswith("| claim "):
+            claim, held_by = (cell.strip() for cell in line.strip("| ").split(" | "))
+            yield pages, claim, held_by
+
+
+ROWS = list(rows())
+
+
+@cache
+def functions(file):
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def exists(word):
+    """Whether there is such a test, command or file."""
+    if word.startswith("tests/"):
+        file, _, test = word.partition("::")
+        return (ROOT / file).exists() and (not test or test in functions(file))
+    if word.startswith("girih bench "):
+        return (ROOT / "benchmarks" / f"{word.split()[2]}.py").is_file()
+    if word.startswith("make "):
+        return re.search(rf"^{word.split()[1]}:", text("Makefile"), re.MULTILINE) is not None
+    if word.startswith("python "):
+        return (ROOT / word.split()[1]).is_file()
+    return word.startswith("docs/results/") and (ROOT / word).exists()
+
+
+def items(page):
+    """Bold beginnings of the items of the list of promises."""
+    after = text(page).partition(PROMISES[page])[2]
+    return re.findall(r"^- \*\*(.*?)\*\*", re.split(r"^## ", after, flags=re.MULTILINE)[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize(("pages", "claim", "held_by"), ROWS, ids=[claim[:50] for _, claim, _ in ROWS])
+def test_a_claim_stands_on_its_page_and_something_holds_it(pages, claim, held_by):
+    assert any(flat(claim) in flat(text(page)) for page in pages), f"not in {' or '.join(pages)}: {claim}"
+    words = re.findall(r"`([^`]+)`", held_by)
+    assert words, f"nothing holds: {claim}"
+    assert [word for word in words if not exists(word)] == []
+
+
+@pytest.mark.parametrize("page", PROMISES)
+def test_every_promise_is_listed(page):
+    listed = {flat(claim) for pages, claim, _ in ROWS if page in pages}
+    assert items(page)
+    assert [promise for promise in items(page) if flat(promise) not in listed] == []
+
+
+def test_each_row_of_what_equals_what_names_a_test():
+    section = text("docs/strategies.md").partition("## What equals what")[2].partition("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(table) > 5
+    for line in table:
+        (held_by,) = re.findall(r"`(tests/[^`]+)` \|$", line)
+        assert exists(held_by), line
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_section_with_measured_tables_names_the_command_that_makes_them(name):
+    page = text(f"docs/{name}.md")
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    for section in sections[1:] if "girih bench" not in sections[0] and "Made by" not in sections[0] else ():
+        if re.search(r"^\|[\s:|-]+\|\n\|.*\d", section, re.MULTILINE):
+            commands = re.findall(
+                r"girih bench (\w+)|python (recipes/\S+\.py)|`(girih inspect|girih plan)", section
+            )
+            assert commands, f"{name}.md, {section.splitlines()[0]}: no command makes its tables"
