@@ -56,7 +56,7 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
     config = log_directory / "config.toml"
     (log_directory / "bad.json").write_text('{"version": 7}')
     for words, told in (
-        (("calibrate", "--trainers", 1), "1 is not in the range 2<=x<=1024"),
+        (("calibrate", "--trainers", 1), "1 is not in the range 2<=x<=64"),
         (("calibrate", "--transport", "tcp"), "No such option"),
         (("calibrate", "more"), "unexpected extra argument"),
         (("calibrate", "--out", log_directory), "expected a file in a directory that exists"),

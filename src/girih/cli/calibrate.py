@@ -19,7 +19,7 @@ from girih.errors import ConfigError
 
 @cli.command()
 @click.option(
-    "--trainers", type=click.IntRange(2, 1024), default=2, show_default=True, help="Trainers that take part."
+    "--trainers", type=click.IntRange(2, 64), default=2, show_default=True, help="Trainers that take part."
 )
 @click.option(
     "--out", metavar="FILE", type=PATH, default=Path("calibration.json"), show_default=True,
@@ -62,7 +62,7 @@ def _measure(trainers: int, out: Path) -> None:
     links_table(found)
     if trainers > cores:
         click.echo(
-            f"{trainers} trainers shared {cores} cores: times include waiting for a core, which hosts of their own"
-            f" would not; --trainers {cores} measures links alone"
+            f"{trainers} trainers shared {cores} cores: times include waiting for a core, which trainers with cores of"
+            " their own do not"
         )
     click.echo(f"{out}; next: girih plan CONFIG.toml --calibration {out}")

@@ -1,7 +1,8 @@
 """Measures the links of a machine: collectives of trainers, and calls between two processes, by message size.
 
-Each round of a collective begins when all trainers are there; a point is the median of its rounds, averaged over
-trainers. Calls go back and forth with equal arrays, written in place before they are sent; a point is half of it.
+A point is a median over rounds, which begin when all trainers are there, averaged over trainers. Rounds are made in
+several passes over all points: what disturbs for a while disturbs a few rounds of many points, not all of one. Calls
+go back and forth with equal arrays, written in place before they are sent; a point is half of it.
 
 Shapes: S bytes of a message, as in :mod:`girih.planner.costs`.
 """
@@ -27,8 +28,10 @@ SIZES = tuple(128 << 2 * power for power in range(9))
 """128 B to 8 MiB."""
 POINT_S = 0.2
 """How long a point is measured, but for the fewest rounds."""
-_FEWEST, _MOST, _PILOTS = 7, 400, 3
+_PASSES, _WARM_UP, _FEWEST, _MOST = 4, 2, 2, 100  # rounds of a pass
 Work = Callable[[], object]
+Works = Mapping[tuple[str, int], Work]
+"""Link and size → one operation."""
 
 
 def measure_links(
@@ -39,33 +42,29 @@ def measure_links(
     Args:
         host: where this trainer listens.
         secret: the run's.
-        sizes: S in turn, multiples of 4 bytes for each trainer.
+        sizes: S; of collectives rounded up to 4 bytes for each trainer.
     """
-    points: dict[str, list[Point]] = {}
-    for size in sizes:
-        for name, work in _collectives(ranks, size).items():
-            points.setdefault(name, []).append((size, _median_s(work, ranks, point_s)))
-    alone = TrainerGroup()
+    points = _measure({k: work for size in sizes for k, work in _collectives(ranks, size)}, ranks, point_s)
     for name, address in (("tcp", f"tcp://{host}:*"), ("shared", "shm://")):
         with _to_rank_1(ranks, address, secret) as client:
             if client is not None:
-                there_and_back = [_median_s(partial(_call, client, size), alone, point_s) for size in sizes]
-                points[name] = [(size, each / 2) for size, each in zip(sizes, there_and_back, strict=True)]
+                calls = {(name, size): partial(_call, client, size) for size in sizes}
+                there_and_back = _measure(calls, TrainerGroup(), point_s)[name]
+                points[name] = [(size, seconds / 2) for size, seconds in there_and_back]
     return {name: fit(name, found, ranks.size) for name, found in points.items()} if ranks.first else None
 
 
-def _collectives(ranks: TrainerGroup, size: int) -> Mapping[str, Work]:
+def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[tuple[str, int], Work]]:
     """Collectives as halves call them."""
-    counts = [size // 4 // ranks.size] * ranks.size
+    counts = [-(-size // (4 * ranks.size))] * ranks.size
     flat = torch.zeros(sum(counts))
+    size = flat.nbytes
     part = flat[: counts[0]].clone()
     exchange = partial(ranks.exchange, flat, counts, counts)
-    return {
-        ALL_REDUCE: lambda: ranks.all_reduce(flat),
-        REDUCE_SCATTER: lambda: exchange().view(ranks.size, -1).sum(0),
-        ALL_GATHER: lambda: ranks.exchange(part.repeat(ranks.size), counts, counts),
-        ALL_TO_ALL: exchange,
-    }
+    yield (ALL_REDUCE, size), lambda: ranks.all_reduce(flat)
+    yield (REDUCE_SCATTER, size), lambda: exchange().view(ranks.size, -1).sum(0)
+    yield (ALL_GATHER, size), lambda: ranks.exchange(part.repeat(ranks.size), counts, counts)
+    yield (ALL_TO_ALL, size), exchange
 
 
 @contextmanager
@@ -92,13 +91,20 @@ def _call(client: Client, size: int) -> None:
     client.call(1, (), (array,)).wait()
 
 
-def _median_s(work: Work, ranks: TrainerGroup, point_s: float) -> float:
-    """Seconds of a median round, on average over ranks; all of them make as many rounds."""
-    start = time.perf_counter()
-    _rounds_s(work, ranks, _PILOTS)
-    pilot_s = ranks.largest([time.perf_counter() - start])[0] / _PILOTS
-    num_rounds = max(_FEWEST, min(_MOST, int(point_s / pilot_s)))
-    return ranks.sum([median(_rounds_s(work, ranks, num_rounds))])[0] / ranks.size
+def _measure(works: Works, ranks: TrainerGroup, point_s: float) -> dict[str, list[Point]]:
+    """Link → its points; all ranks make as many rounds."""
+    took: dict[tuple[str, int], list[float]] = {each: [] for each in works}
+    for _ in range(_PASSES):
+        for each, work in works.items():
+            start = time.perf_counter()
+            _rounds_s(work, ranks, _WARM_UP)
+            round_s = ranks.largest([time.perf_counter() - start])[0] / _WARM_UP
+            num_rounds = max(_FEWEST, min(_MOST, int(point_s / _PASSES / round_s)))
+            took[each] += _rounds_s(work, ranks, num_rounds)
+    points: dict[str, list[Point]] = {}
+    for (name, size), rounds_s in took.items():
+        points.setdefault(name, []).append((size, ranks.sum([median(rounds_s)])[0] / ranks.size))
+    return points
 
 
 def _rounds_s(work: Work, ranks: TrainerGroup, num_rounds: int) -> list[float]:
