@@ -29,7 +29,9 @@ def loaded_with(module):
     return set(names.split()), 1024 * int(resident_kib)
 
 
-@pytest.mark.parametrize("module", ["girih.cluster.launch", "girih.cli.train", "girih.cluster.child"])
+@pytest.mark.parametrize(
+    "module", ["girih.cluster.launch", "girih.cli.train", "girih.cli.calibrate", "girih.cluster.child"]
+)
 def test_the_launcher_loads_neither_torch_nor_numba(module):
     names, _ = loaded_with(module)
     assert names == set()

@@ -22,7 +22,7 @@ UNUSABLE = (
 """Errors of the operating system about a path that the user can mend."""
 
 
-COMMANDS = ("bench", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
+COMMANDS = ("bench", "calibrate", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
 
 
 class LazyGroup(click.Group):

@@ -24,13 +24,12 @@ HUGE_PAGES_SHARED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 @cli.command()
 def info() -> int:
     """Show the machine and the versions; a bug report should carry this."""
-    name = (_cpuinfo("model name") or [platform.processor() or platform.machine()])[0]
     flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
         "girih": version("girih"),
         "python": f"{sys.version.split()[0]} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
-        "processor": f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
+        "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use",
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
@@ -51,6 +50,11 @@ def info() -> int:
             ' advise, or store.arena = "heap"'
         )
     return 0
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    return (_cpuinfo("model name") or [platform.processor() or platform.machine()])[0]
 
 
 def _version(name: str) -> str:

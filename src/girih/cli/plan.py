@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,6 +11,8 @@ import click
 from girih.cli import cli
 from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
+from girih.planner.calibration import Calibration
+from girih.planner.plan import Plan
 from girih.report.text import size
 from girih.runs.files import write_whole
 from girih.strategies import measures_of
@@ -18,10 +21,27 @@ from girih.strategies import measures_of
 @cli.command()
 @config_options
 @click.option("--out", metavar="FILE", type=PATH, help="Write the plan there instead.")
-def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, out: Path | None) -> int:
+@click.option(
+    "--calibration",
+    "calibrated",
+    metavar="FILE",
+    type=PATH,
+    help="Predict times by links of girih calibrate.",
+)
+def plan(
+    config_file: Path,
+    overrides: tuple[str, ...],
+    strategy: str | None,
+    out: Path | None,
+    calibrated: Path | None,
+) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
-    decided = settings.planned()
+    calibration = None if calibrated is None else Calibration.read(calibrated)
+    decided = settings.planned(None if calibration is None else calibration.links)
+    if calibration is not None:
+        marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
+        decided = replace(decided, predicted={**decided.predicted, **marked})
     text = json.dumps(decided.to_dict(), indent=1)
     if out is None:
         click.echo(text)
@@ -33,6 +53,8 @@ def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, ou
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    if calibration is not None:
+        _show_times(decided, calibration, calibrated)
     if "speeds" in measures_of(settings.strategy) and "speeds" not in decided.measured:
         click.echo(
             "link and processor speeds are measured when a run starts, and may change what is automatic here;"
@@ -40,3 +62,17 @@ def plan(config_file: Path, overrides: tuple[str, ...], strategy: str | None, ou
             err=True,
         )
     return 0
+
+
+def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> None:
+    total = decided.predicted.get("communication_ms_per_step")
+    if total is None:
+        click.echo(f"no communication time is predicted for {decided.strategy} with these options", err=True)
+        return
+    kinds = decided.predicted["communication_ms"].items()
+    shown = ", ".join(f"{kind} {ms:.3g}" for kind, ms in kinds if ms)
+    click.echo(
+        f"a step's communication takes {total:.3g} ms where nothing overlaps it: {shown or 'nothing is sent'}"
+        f" (predicted from {file}, measured by {calibration.trainers} trainers)",
+        err=True,
+    )

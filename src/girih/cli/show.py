@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from girih.data import Dataset
-from girih.report.text import count, fraction, short
+from girih.planner.calibration import Calibration, Link
+from girih.planner.costs import link_s
+from girih.report.text import count, fraction, short, size
 
 TITLES = {
     "auc": "AUC",
@@ -60,3 +62,27 @@ def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterabl
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)
     console.print(table)
+
+
+def links_table(calibration: Calibration) -> None:
+    """Prints the times of each link by size, and what was fitted to them."""
+    links, num_trainers = calibration.links, calibration.trainers
+    table = Table("ms")
+    for name in links:
+        table.add_column(name.replace("_", "\n"), justify="right")
+    for row in zip(*(link.points for link in links.values()), strict=True):
+        table.add_row(size(row[0][0]), *(f"{1e3 * seconds:.3f}" for _, seconds in row))
+    table.add_section()
+    table.add_row("α, ms", *(f"{1e3 * link.latency_s:.3f}" for link in links.values()))
+    table.add_row("C, MiB/s", *(short(link.bytes_per_s / (1 << 20)) for link in links.values()))
+    table.add_row("fit / measured", *(_misfit(name, link, num_trainers) for name, link in links.items()))
+    cores = calibration.machine.get("cores")
+    console = Console(highlight=False)
+    console.print(f"{num_trainers} trainers on {cores} cores, {calibration.backend}", soft_wrap=True)
+    console.print(table)
+
+
+def _misfit(name: str, link: Link, num_trainers: int) -> str:
+    """The smallest and the largest ratio of a link's formula to its points."""
+    ratios = [link_s(name, size_bytes, num_trainers, link) / seconds for size_bytes, seconds in link.points]
+    return f"{min(ratios):.2f}–{max(ratios):.2f}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,8 +19,7 @@ from girih import checkpoint, config
 from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
 from girih.cluster.cluster import Cluster
-from girih.cluster.launch import heeding_signals
-from girih.cluster.pipe import CONTROL
+from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
@@ -45,14 +43,12 @@ def train(
     plan_file: Path | None,
 ) -> int:
     """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
-    if CONTROL in os.environ:  # the launcher hears signals, and tells
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_launcher()
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     settings = replace(settings, plan=None if plan_file is None else Plan.read(plan_file))
     datasets = _open_data(settings)
     if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
-        with _joined(settings) as cluster:
+        with joined(settings.strategy, settings.cluster).running() as cluster:
             told = cluster.ranks.broadcast(None)
             if told is None:
                 return 0
@@ -63,7 +59,7 @@ def train(
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)
-        with _joined(settings) as cluster:
+        with joined(settings.strategy, settings.cluster).running() as cluster:
             told = {"newest": None if newest is None else newest.absolute().url}
             if cluster.ranks.broadcast(told if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
@@ -72,19 +68,6 @@ def train(
                     click.echo(f"changed since, without effect on a finished run: {names}")
                 return 0
             return _train(settings, datasets, run, newest, cluster)
-
-
-@contextmanager
-def _joined(settings: RunConfig) -> Iterator[Cluster]:
-    """The trainers that the launcher, or torchrun, started, or this one alone; all processes end with the body."""
-    cluster = joined(settings.strategy, settings.cluster)
-    try:
-        with cluster.explaining():
-            yield cluster
-        cluster.close()
-    except BaseException:
-        cluster.close(failed=True)
-        raise
 
 
 def _fit(

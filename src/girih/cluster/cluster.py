@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -159,6 +160,17 @@ class Cluster:
             if "gloo" in str(error) or "NCCL" in str(error):
                 first_line = str(error).splitlines()[0]
                 raise RoleError(f"another trainer is gone, or cannot be reached: {first_line}") from error
+            raise
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Ends all processes with the body, whose errors say which process is gone."""
+        try:
+            with self.explaining():
+                yield self
+            self.close()
+        except BaseException:
+            self.close(failed=True)
             raise
 
     @contextmanager

@@ -6,6 +6,7 @@ Neither torch nor numba is imported here.
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -17,6 +18,7 @@ from girih.cluster.control import serve, text_of
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
+from girih.cluster.pipe import CONTROL
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import STOPPED, Supervisor
@@ -67,6 +69,13 @@ def heeding_signals(heed: Callable[[], None], *, once: bool = False) -> Iterator
         yield
     finally:
         restore()
+
+
+def leave_signals_to_launcher() -> None:
+    """In a process that a launcher started: it hears the terminal's signals, and tells."""
+    if CONTROL in os.environ:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 class _Run:

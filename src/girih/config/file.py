@@ -22,6 +22,7 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
+from girih.planner.calibration import Links
 from girih.planner.plan import Plan
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
@@ -173,8 +174,12 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def planned(self) -> Plan:
-        """The plan of this configuration; rank 0's part of it is done here: the first batches are measured."""
+    def planned(self, links: Links | None = None) -> Plan:
+        """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
+
+        Args:
+            links: calibrated ones, by which times are predicted.
+        """
         model = self.model()
         sparse = sparse_spec(
             model, self.schema, self.train, self.store, self.sparse_optimizer, self.first_order_optimizer
@@ -184,7 +189,8 @@ class RunConfig:
             facts = facts_of(sparse, dense, self.strategy.trainers)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
-            return self.strategy.plan(replace(facts, batch_size=data.batch_size, profile=profile))
+            facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
+            return self.strategy.plan(facts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from girih.planner.calibration import Links
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
 
@@ -106,6 +107,7 @@ class Facts:
         device: device of the dense half.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
+        links: calibrated ones, to predict times with; no decision rests on them.
     """
 
     schema: Schema
@@ -117,3 +119,4 @@ class Facts:
     device: str = "cpu"
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
+    links: Links | None = None

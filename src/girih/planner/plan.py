@@ -67,13 +67,7 @@ class Plan:
             MissingFileError: no such file.
             ConfigError: not a plan.
         """
-        try:
-            mapping = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise MissingFileError(f"{path}: no such file; girih plan prints one") from None
-        except ValueError as error:
-            raise ConfigError(f"{path}: not JSON ({error}); girih plan prints a plan") from None
-        return cls.from_dict(mapping, str(path))
+        return cls.from_dict(read_json(path, "girih plan prints one"), str(path))
 
     def check_like(self, other: Plan) -> None:
         """Refuses a plan that was edited into one that nothing can be built from.
@@ -101,3 +95,21 @@ class Plan:
             for plan in (self, other)
         )
         return one == another
+
+
+def read_json(path: Path, hint: str) -> Any:
+    """Plain values from a file of JSON.
+
+    Args:
+        hint: where such a file comes from, for errors.
+
+    Raises:
+        MissingFileError: no such file.
+        ConfigError: not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file; {hint}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error}); {hint}") from None

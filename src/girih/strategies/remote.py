@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from girih.cluster.roles import Role, RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
-from girih.planner import traffic
+from girih.planner import costs, traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
     from girih.data import Dataset
@@ -83,6 +83,11 @@ class RemoteStrategy(StrategyOptions):
                 half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
             )
             predicted = predicted_bytes(sent)
+            if facts.links is not None:
+                seconds = costs.remote_step(
+                    sent, facts.num_trainers, facts.links, transport=self.transport, in_step=self.in_step
+                )
+                predicted |= predicted_times(seconds)
         return base_plan(
             self,  # type: ignore[arg-type]  # whoever inherits has build
             facts,

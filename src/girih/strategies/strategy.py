@@ -105,3 +105,9 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
     """Bytes that a trainer sends per step, for ``Plan.predicted``."""
     return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
+
+
+def predicted_times(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Milliseconds that a step's communication takes by calibrated links, for ``Plan.predicted``."""
+    by_kind = {kind: 1e3 * each for kind, each in seconds.items()}
+    return {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.errors import ConfigError
-from girih.planner import traffic
+from girih.planner import costs, traffic
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.strategies import synchronous
-from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -92,23 +92,29 @@ class Substitution(StrategyOptions):
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
     def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
-        """Owners, and the bytes that a trainer sends per step, by this strategy and by ``synchronous``."""
+        """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}
         operators = facts.model.operators
-        own = traffic.substitution(
-            facts.batch_size,
-            facts.num_trainers,
-            summed=sum(o.columns for o in operators if o.aggregation == "sum"),
-            concatenated=sum(o.columns for o in operators if o.aggregation == "concat"),
-            shared_parameters=facts.model.upper_parameters,
-            split=split,
-            partial_bytes=2 if self.wire_partials == "bfloat16" else 4,
-        )
+        summed = sum(o.columns for o in operators if o.aggregation == "sum")
+        concatenated = [o.columns for o in operators if o.aggregation == "concat"]
+        sizes: dict[str, Any] = {
+            "summed": summed,
+            "shared_parameters": facts.model.upper_parameters,
+            "split": split,
+            "partial_bytes": 2 if self.wire_partials == "bfloat16" else 4,
+        }
+        batch = (facts.batch_size, facts.num_trainers)
+        own = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
+        times: dict[str, Any] = {}
+        if facts.links is not None:
+            seconds = costs.substitution_step(*batch, facts.links, **sizes, concatenated=concatenated)
+            times = predicted_times(seconds)
         predicted = {
             "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),
             **predicted_bytes(own),
+            **times,
         }
         other = synchronous.predicted_of(facts)
         return predicted | {f"synchronous_{name}": value for name, value in other.items()}

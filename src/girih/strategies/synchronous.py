@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from girih.planner import traffic
+from girih.planner import costs, traffic
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes
+from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -51,10 +51,14 @@ class Synchronous(StrategyOptions):
 
 
 def predicted_of(facts: Facts) -> dict[str, Any]:
-    """Bytes that a trainer sends per step of this strategy; empty where nothing was measured."""
+    """Bytes that a trainer sends per step of this strategy, and their time; empty where nothing was measured."""
     profile, parameters = facts.profile, facts.model.num_parameters
     if profile is None:
         return {}
     keys, numbers = profile.keys_of_share, profile.numbers_of_share
     sent = traffic.synchronous(facts.num_trainers, keys=keys, numbers=numbers, parameters=parameters)
-    return predicted_bytes(sent)
+    predicted = predicted_bytes(sent)
+    if facts.links is not None:
+        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=len(facts.groups))
+        predicted |= predicted_times(seconds)
+    return predicted

@@ -19,8 +19,7 @@ from girih.data.batch import Batch
 from girih.dense.halves.replica import ReplicaComputed, to_device
 from girih.dense.halves.synchronous import SynchronousReplica
 from girih.models.embeddings import Embeddings, Jagged
-
-BUCKET_MB = 1.0  # small enough that the first is on its way while most of the backward pass is to be done
+from girih.planner.costs import BUCKET_BYTES
 
 
 class AllReducedReplica(SynchronousReplica):
@@ -63,7 +62,7 @@ class AllReducedReplica(SynchronousReplica):
                 self.module,
                 process_group=self.ranks.process_group,
                 broadcast_buffers=False,
-                bucket_cap_mb=BUCKET_MB,
+                bucket_cap_mb=BUCKET_BYTES / (1 << 20),
                 find_unused_parameters=unused,
                 init_sync=False,
             )

@@ -1,0 +1,197 @@
+"""Seconds of communication by calibrated links: the formulas of DES §3.2.3, and a step of each strategy by them.
+
+α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: what a strategy hides behind
+computation, and what processes that share a core wait for it, is not in here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
+
+from girih.planner.calibration import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Link,
+    Links,
+    Point,
+)
+from girih.planner.traffic import FLOAT_BYTES, Traffic
+
+BUCKET_BYTES = 1 << 20
+"""Gradients of a replica that travel together: the first are on their way while most of the backward pass is to be done."""
+_VOTE_BYTES = 24
+_ANSWERS = 2  # empty ones, of a server to the worker and of the worker to the trainer
+
+
+def one_way_s(size_bytes: float, link: Link) -> float:
+    """α + S / C: one message."""
+    return link.latency_s + size_bytes / link.bytes_per_s
+
+
+def parameter_server_s(
+    batch_size: int, example_bytes: float, num_workers: int, link: Link, *, synchronous: bool
+) -> float:
+    """T_sync,ps = 2N(α + B(S_f + S_w) / C); T_async,ps = 2(α + B(S_f + S_w) / C).
+
+    Args:
+        batch_size: B, of each worker.
+        example_bytes: S_f + S_w, keys and weights of one example.
+    """
+    return 2 * (num_workers if synchronous else 1) * one_way_s(batch_size * example_bytes, link)
+
+
+def mesh_s(
+    batch_size: int, example_bytes: float, num_workers: int, link: Link, *, synchronous: bool
+) -> float:
+    """T_sync,mesh = 2N(α + (N − 1)B(S_f + S_w) / C); T_async,mesh = 2(α + (N − 1)B(S_f + S_w) / C).
+
+    Weights lie on the workers themselves; arguments are those of :func:`parameter_server_s`.
+    """
+    others = (num_workers - 1) * example_bytes
+    return parameter_server_s(batch_size, others, num_workers, link, synchronous=synchronous)
+
+
+def half_ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
+    """(N − 1)(α + S / (N C)): reduce-scatter or all-gather, the halves of a ring; AllToAll of N equal parts too.
+
+    Args:
+        size_bytes: S, of what is summed or made whole; of AllToAll what each worker has, its own part included.
+    """
+    return (num_workers - 1) * one_way_s(size_bytes / num_workers, link)
+
+
+def ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
+    """T_ring = 2(N − 1)(α + S_g / (N C)): AllReduce of S_g bytes."""
+    return 2 * half_ring_s(size_bytes, num_workers, link)
+
+
+def des_s(sizes_bytes: Collection[float], num_workers: int, link: Link) -> float:
+    """T_DES = Σ_j T_ring(S_Mj): an AllReduce for each aggregation, S_Mj bytes of partial results."""
+    return sum(ring_s(size, num_workers, link) for size in sizes_bytes)
+
+
+def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
+    """Time of one operation of a link of ``LINKS``: AllReduce, another collective, or one message."""
+    if name == ALL_REDUCE:
+        return ring_s(size_bytes, num_workers, link)
+    if name in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
+        return half_ring_s(size_bytes, num_workers, link)
+    return one_way_s(size_bytes, link)
+
+
+def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
+    """α ≥ 0 and C of a link, by its formula: the best of those that go through two points, or through one with α = 0.
+
+    The best has the least sum of |log(formula / measured)|, so that small and large sizes count alike, and a point
+    that something disturbed hardly does.
+    """
+
+    def formula(size: float, latency_s: float, bytes_per_s: float) -> float:
+        return link_s(name, size, num_workers, Link(latency_s, bytes_per_s))
+
+    # a formula is α·a + b / C
+    terms = [(formula(size, 1.0, math.inf), formula(size, 0.0, 1.0), seconds) for size, seconds in points]
+    found = [(0.0, b / seconds) for _, b, seconds in terms]
+    for (a1, b1, t1), (a2, b2, t2) in combinations(terms, 2):
+        determinant, of_latency, of_bytes = a1 * b2 - a2 * b1, t1 * b2 - t2 * b1, a1 * t2 - a2 * t1
+        if determinant and of_latency / determinant >= 0 and of_bytes / determinant > 0:
+            found.append((of_latency / determinant, determinant / of_bytes))
+    latency_s, bytes_per_s = min(
+        found, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
+    )
+    return Link(latency_s, bytes_per_s, tuple(points))
+
+
+def synchronous_step(
+    sent: Traffic, num_trainers: int, links: Links, *, num_groups: int
+) -> Mapping[str, float]:
+    """Seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
+
+    An AllToAll each for numbers of keys, for keys, and for each group's rows and gradients; a small AllReduce each
+    before gradients are applied, and for the vote.
+    """
+    others, rows = num_trainers - 1, links[ALL_TO_ALL]
+    agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
+    return {
+        "ids": _messages_s(2 * others, sent.ids, rows),
+        "embeddings": _messages_s(num_groups * others, sent.embeddings, rows),
+        "gradients": _messages_s(num_groups * others, sent.gradients, rows) + agreed,
+        "dense": _replica_s(sent.dense, num_trainers, links),
+    }
+
+
+def remote_step(
+    sent: Traffic, num_trainers: int, links: Links, *, transport: str, in_step: bool
+) -> Mapping[str, float]:
+    """Seconds of a step of tables in embedding servers, by kind; a worker asks all of its servers at once.
+
+    Messages one after the other: ids to the worker, the request to pull, keys to servers; rows, embeddings; gradients to
+    the worker and to servers, and two empty answers.
+    """
+    link = links[transport]
+    if in_step:
+        dense = _replica_s(sent.dense, num_trainers, links)
+    else:  # T_async,ps
+        dense = _messages_s(2, sent.dense, link) if sent.dense else 0.0
+    return {
+        "ids": _messages_s(3, sent.ids, link),
+        "embeddings": _messages_s(2, sent.embeddings, link),
+        "gradients": _messages_s(2 + _ANSWERS, sent.gradients, link),
+        "dense": dense,
+    }
+
+
+def substitution_step(
+    batch_size: int,
+    num_trainers: int,
+    links: Links,
+    *,
+    summed: int,
+    concatenated: Sequence[int],
+    shared_parameters: int,
+    split: bool,
+    partial_bytes: int,
+) -> Mapping[str, float]:
+    """Seconds of a step of ``substitution``, by kind: T_DES where partial results are float32 and "replicated".
+
+    Args:
+        concatenated: columns of each operator whose vectors are needed whole.
+
+    Others are those of :func:`girih.planner.traffic.substitution`.
+    """
+    column_bytes = batch_size * partial_bytes
+    vectors = [column_bytes * columns for columns in concatenated]
+    sums = [column_bytes * summed] if summed else []
+    as_ring = not split and partial_bytes == FLOAT_BYTES
+    if as_ring:
+        partials = des_s(sums, num_trainers, links[ALL_REDUCE])
+    else:  # there and back; or each its part, and then the whole, which is rounded twice only
+        halves = [links[REDUCE_SCATTER], links[ALL_GATHER]]
+        partials = sum(half_ring_s(size, num_trainers, link) for size in sums for link in halves)
+    if split:  # own columns, of each trainer's examples, and their gradients back
+        own = [size / num_trainers for size in vectors]
+        partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in own)
+        dense_bytes = shared_parameters * FLOAT_BYTES + _VOTE_BYTES
+        return {"partials": partials, "dense": ring_s(dense_bytes, num_trainers, links[ALL_REDUCE])}
+    partials += sum(half_ring_s(size, num_trainers, links[ALL_GATHER]) for size in vectors)
+    votes = not (as_ring and sums)
+    return {"partials": partials, "dense": votes * ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])}
+
+
+def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
+    """Gradients of a whole replica, in rings of one bucket each, and the vote."""
+    if num_trainers == 1:
+        return 0.0
+    size = sent_bytes * num_trainers / (2 * (num_trainers - 1))
+    num_rings = math.ceil(size / BUCKET_BYTES)
+    sizes = [size / num_rings] * num_rings
+    return des_s([*sizes, _VOTE_BYTES], num_trainers, links[ALL_REDUCE])
+
+
+def _messages_s(num_messages: int, sent_bytes: float, link: Link) -> float:
+    """Messages one after the other that have some bytes together."""
+    return num_messages * link.latency_s + sent_bytes / link.bytes_per_s

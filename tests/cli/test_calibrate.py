@@ -1,0 +1,109 @@
+"""``girih calibrate`` as a user meets it, and what ``girih plan`` makes of its file."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from girih import cli
+from girih.planner.calibration import LINKS, Calibration, Link
+
+TWO = ("--set", "strategy.trainers=2")
+
+
+def run(*words):
+    return cli.run([str(word) for word in words])
+
+
+@pytest.fixture
+def calibrated(log_directory):
+    """A calibration of equal links: 1 ms a message, 1 MB/s."""
+    path = log_directory / "calibration.json"
+    found = Calibration(trainers=3, machine={"cores": 2}, links=dict.fromkeys(LINKS, Link(1e-3, 1e6)))
+    path.write_text(json.dumps(found.to_dict()))
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "substitution", "hybrid", "asynchronous"])
+def test_a_plan_says_what_its_bytes_take_and_where_that_is_from(calibrated, strategy, capsys):
+    words = (calibrated.parent / "config.toml", "--strategy", strategy, *TWO)
+    assert run("plan", *words) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert run("plan", *words, "--calibration", calibrated) == 0
+    printed = capsys.readouterr()
+    predicted = json.loads(printed.out)["predicted"]
+    total, by_kind = predicted["communication_ms_per_step"], predicted["communication_ms"]
+    assert total == pytest.approx(sum(by_kind.values()))
+    assert total > predicted["bytes_per_step"] / 1e3  # 1 MB/s, and messages
+    assert predicted["communication_from"] == {"file": str(calibrated), "trainers": 3}
+    assert f"takes {total:.3g} ms" in printed.err
+    assert f"predicted from {calibrated}, measured by 3 trainers" in printed.err
+    assert without["predicted"].items() <= predicted.items()  # bytes and decisions are the same
+    assert not any("communication" in name for name in without["predicted"])
+    if strategy == "substitution":
+        assert predicted["synchronous_communication_ms_per_step"] > 0
+
+
+def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):
+    assert run("plan", calibrated.parent / "config.toml", "--calibration", calibrated) == 0
+    assert "no communication time is predicted for local" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(log_directory, calibrated, capsys):
+    config = log_directory / "config.toml"
+    (log_directory / "bad.json").write_text('{"version": 7}')
+    for words, told in (
+        (("calibrate", "--trainers", 1), "1 is not in the range 2<=x<=64"),
+        (("calibrate", "--transport", "tcp"), "No such option"),
+        (("calibrate", "more"), "unexpected extra argument"),
+        (("calibrate", "--out", log_directory), "expected a file in a directory that exists"),
+        (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
+        (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
+        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 1"),
+    ):
+        assert run(*words) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert len(error.splitlines()) == 1
+
+
+def children_of(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def is_alive(pid):
+    return subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0
+
+
+def test_a_signal_ends_all_and_leaves_no_file(tmp_path):
+    out = tmp_path / "calibration.json"
+    process = subprocess.Popen([sys.executable, "-m", "girih", "calibrate", "--out", str(out)])
+    until = time.monotonic() + 60
+    while len(children := children_of(process.pid)) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert not any(map(is_alive, children))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.heavy
+def test_calibrate_writes_what_plan_reads(log_directory, capsys):
+    out = log_directory / "measured.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "girih", "calibrate", "--out", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = Calibration.read(out)
+    assert found.trainers == 2
+    assert "8.00 MiB" in done.stdout
+    assert f"next: girih plan CONFIG.toml --calibration {out}" in done.stdout
+    words = (log_directory / "config.toml", "--strategy", "synchronous", *TWO)
+    assert run("plan", *words, "--calibration", out) == 0
+    assert "measured by 2 trainers" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Formulas of DES §3.2.3 against values computed by hand; steps of strategies against their bytes and messages."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from girih.errors import ConfigError, MissingFileError
+from girih.planner import costs, traffic
+from girih.planner.calibration import LINKS, Calibration, Link
+
+# α = 0.1 ms, C = 100 MB/s; N = 4 workers, B = 512 examples of S_f + S_w = 1,000 bytes: 5.12 ms of bytes
+LINK = Link(1e-4, 1e8)
+
+
+@pytest.mark.parametrize(
+    ("formula", "synchronous", "by_hand"),
+    [
+        (costs.parameter_server_s, True, 0.04176),  # 2 · 4 · (0.1 + 5.12) ms
+        (costs.parameter_server_s, False, 0.01044),  # 2 · (0.1 + 5.12) ms
+        (costs.mesh_s, True, 0.12368),  # 2 · 4 · (0.1 + 3 · 5.12) ms
+        (costs.mesh_s, False, 0.03092),  # 2 · (0.1 + 3 · 5.12) ms
+    ],
+)
+def test_weights_that_are_fetched_take_what_the_paper_says(formula, synchronous, by_hand):
+    assert formula(512, 1000, 4, LINK, synchronous=synchronous) == pytest.approx(by_hand)
+
+
+def test_rings_take_what_the_paper_says():
+    assert costs.ring_s(4e6, 4, LINK) == pytest.approx(0.0606)  # 2 · 3 · (0.1 + 4 MB / 400 MB/s) ms
+    assert costs.ring_s(4e6, 1, LINK) == 0
+    assert costs.des_s([4e6, 4e5], 4, LINK) == pytest.approx(0.0606 + 0.0066)
+    assert costs.half_ring_s(4e6, 4, LINK) == pytest.approx(0.0303)
+    assert costs.one_way_s(1e6, LINK) == pytest.approx(0.0101)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("name", LINKS)
+def test_a_fit_finds_latency_and_bandwidth_in_noise_and_with_a_point_far_off(name, num_workers):
+    true = Link(80e-6, 1.5e9)
+    factors = np.exp(np.random.default_rng(1).normal(0, 0.05, 9))
+    factors[3] = 12.0  # something else had the core
+    sizes = [128 * 4**power for power in range(9)]
+    points = [
+        (size, costs.link_s(name, size, num_workers, true) * float(f))
+        for size, f in zip(sizes, factors, strict=True)
+    ]
+    found = costs.fit(name, points, num_workers)
+    assert found.latency_s == pytest.approx(true.latency_s, rel=0.15)
+    assert found.bytes_per_s == pytest.approx(true.bytes_per_s, rel=0.15)
+    assert found.points == tuple(points)
+
+
+def test_a_fit_is_a_link_whatever_was_measured():
+    for seconds in ([3e-3, 2e-3, 1e-3], [1e-3, 1e-3, 1e-3], [1e-6, 1e-4, 1e-1]):
+        found = costs.fit("tcp", list(zip([100, 200, 400], seconds, strict=True)), 2)
+        assert found.latency_s >= 0
+        assert 0 < found.bytes_per_s < math.inf
+
+
+def links_of(latency_s, bytes_per_s):
+    return dict.fromkeys(LINKS, Link(latency_s, bytes_per_s))
+
+
+BYTES, MESSAGES = links_of(0.0, 1.0), links_of(1.0, math.inf)  # a second a byte, a second a message
+VOTES = 200  # bytes by which trainers agree, which traffic leaves out
+
+
+def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_group():
+    sent = traffic.synchronous(4, keys=1000, numbers=17_000, parameters=600_000)
+    found = costs.synchronous_step(sent, 4, BYTES, num_groups=2)
+    for kind, seconds in found.items():
+        assert seconds == pytest.approx(getattr(sent, kind), abs=VOTES)
+    # 2 AllToAlls of keys, one for each group's rows and gradients, a small AllReduce; 3 buckets of 1 MiB, and the vote
+    found = costs.synchronous_step(sent, 4, MESSAGES, num_groups=2)
+    assert found == {"ids": 6, "embeddings": 6, "gradients": 6 + 6, "dense": 18 + 6}
+    none = traffic.synchronous(1, keys=1000, numbers=17_000, parameters=600)
+    assert sum(costs.synchronous_step(none, 1, MESSAGES, num_groups=2).values()) == 0
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_substituted_step_moves_its_bytes(split, half):
+    sizes = {"summed": 70, "shared_parameters": 5000, "split": split, "partial_bytes": 2 if half else 4}
+    sent = traffic.substitution(100, 4, **sizes, concatenated=24)
+    found = costs.substitution_step(100, 4, BYTES, **sizes, concatenated=[8, 16])
+    for kind, seconds in found.items():
+        assert seconds == pytest.approx(getattr(sent, kind), abs=VOTES)
+    found = costs.substitution_step(100, 4, MESSAGES, **sizes, concatenated=[8, 16])
+    votes = split or half  # gradients and the vote in one; the vote alone
+    assert found == {"partials": 6 + (12 if split else 6), "dense": 6 * votes}
+
+
+def test_a_replicated_step_is_the_papers_sum_of_rings():
+    links = {**links_of(1.0, 1.0), "all_reduce": LINK}
+    sizes = {"shared_parameters": 5000, "split": False, "partial_bytes": 4}
+    found = costs.substitution_step(2500, 4, links, **sizes, summed=400, concatenated=[])
+    assert found["partials"] == pytest.approx(0.0606)  # 4 MB, as above
+    assert found["dense"] == 0
+
+
+@pytest.mark.parametrize(("in_step", "dense_messages"), [(True, 12), (False, 2)])
+def test_a_step_with_servers_moves_its_bytes_by_its_transport(in_step, dense_messages):
+    share = {"ids": 100, "keys": 40, "numbers": 200, "vectors": 30, "outputs": 120, "parameters": 300}
+    sent = traffic.remote(4, **share, in_step=in_step)
+    found = costs.remote_step(sent, 4, BYTES, transport="tcp", in_step=in_step)
+    for kind, seconds in found.items():
+        assert seconds == pytest.approx(getattr(sent, kind), abs=VOTES)
+    found = costs.remote_step(sent, 4, MESSAGES, transport="tcp", in_step=in_step)
+    assert found == {"ids": 3, "embeddings": 2, "gradients": 4, "dense": dense_messages}
+    other = {**MESSAGES, "tcp": Link(7.0, 1.0)}
+    assert costs.remote_step(sent, 4, other, transport="shared", in_step=in_step) == found
+    alone = traffic.remote(1, **share, in_step=in_step)
+    assert costs.remote_step(alone, 1, MESSAGES, transport="tcp", in_step=in_step)["dense"] == 0
+
+
+def calibration(**changed):
+    links = {name: Link(1e-4, 1e9, ((128, 1e-4), (512, 1.5e-4))) for name in LINKS}
+    return Calibration(**({"trainers": 2, "machine": {"cores": 2}, "links": links} | changed))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes a calibration with some keys changed, and returns its path."""
+
+    def write(**changed):
+        path = tmp_path / "calibration.json"
+        path.write_text(json.dumps(calibration().to_dict() | changed))
+        return path
+
+    return write
+
+
+def test_a_calibration_is_read_as_it_was_written(written):
+    assert Calibration.read(written()) == calibration()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"version": 2}, "version = 2: expected 1; measure again with girih calibrate"),
+        ({"trainers": 1}, "trainers = 1: expected an integer from 2 to 1024"),
+        ({"backend": "nccl"}, "expected one of 'gloo'"),
+        ({"more": 1}, "unknown key 'more'"),
+        ({"links": {"tcp": {"latency_s": 1e-4, "bytes_per_s": 1e9}}}, "links = .'tcp'.: expected"),
+        ({"links": {"tcp": {"latency_s": -1.0, "bytes_per_s": 1e9}}}, "latency_s = -1.0: expected a finite"),
+        ({"links": {"tcp": {"latency_s": 0.0, "bytes_per_s": 0}}}, "bytes_per_s = 0: expected a finite"),
+        ({"links": {"tcp": {"latency_s": math.nan, "bytes_per_s": 1.0}}}, "latency_s = nan: expected"),
+        ({"links": {"tcp": {"latency_s": 0.0}}}, "'bytes_per_s' is missing"),
+    ],
+)
+def test_another_calibration_is_refused(written, changed, told):
+    with pytest.raises(ConfigError, match=told):
+        Calibration.read(written(**changed))
+
+
+def test_what_is_no_calibration_is_refused(tmp_path):
+    file = tmp_path / "calibration.json"
+    with pytest.raises(MissingFileError, match="no such file; girih calibrate writes one"):
+        Calibration.read(file)
+    for text, told in (("{", "not JSON"), ("[1]", "version = None: expected 1")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            Calibration.read(file)
