@@ -16,7 +16,7 @@ import girih
 from girih import models
 from girih.cluster.loader import Loader
 from girih.comm.endpoints import connect, listen
-from girih.data import NormalizationStats
+from girih.data import NormalizationStats, epoch
 from girih.errors import DataError, RemoteError
 from girih.models import needs_of
 from girih.sparse.options import StoreOptions
@@ -233,6 +233,15 @@ def test_trainers_at_their_own_pace_have_readings_of_their_own(path):
             np.testing.assert_array_equal(np.concatenate([mine.numeric, theirs.arrays[0]]), whole.numeric)
             assert mine.share.weight == theirs.arrays[2][0] == 1  # each step is of one trainer alone
             assert mine.share.num_examples == whole.num_examples
+
+
+def test_trainers_at_their_own_pace_share_what_is_decoded_while_they_are_close(path, monkeypatch):
+    decode, units = epoch.decode, []
+    monkeypatch.setattr(epoch, "decode", lambda unit, *rest: units.append(unit) or decode(unit, *rest))
+    with site(path, in_step=False) as here:
+        one, other = (here.feed(here.stack, rank).stream(0, None) for rank in (0, 1))
+        assert len(list(zip(one, other, strict=True))) == 6
+        assert len(units) == 1
 
 
 def test_the_next_pass_of_trainers_in_step_leaves_a_late_one_the_end_of_this_one(path):

@@ -1,8 +1,8 @@
 """A loader: reads batches, gives each trainer's ids to an embedding worker and the rest of them to the trainer
 (Persia §4.1, steps 1 and 2).
 
-Several loaders read the same batches; each serves its part of the trainers: those in step by one reading, those that
-go at their own pace by a reading each, so that none waits for another (decision 0020).
+Several loaders read the same batches; each serves its part of the trainers: those in step by one pass, those that go at
+their own pace by a pass each, so that none waits for another; passes close to each other share what is decoded (decision 0021).
 
 Shapes: B examples of a share.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,13 +23,17 @@ from girih.cluster.roles import RoleName
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Request
-from girih.data import Batch, Dataset, Position, read_ahead
+from girih.data import Batch, Dataset, Position
+from girih.data.epoch import SkippedRows
+from girih.data.readings import Readings
 from girih.data.shares import share_of
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, as_text, from_text
 from girih.sparse.service.serving import Service
 
+LOOK_BACK = 4
+"""Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""
 Answer = Callable[[Request], None]
 OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
@@ -98,7 +102,7 @@ class _Lane:
 
 
 class _Pass:
-    """One reading of an epoch, or the rest of it, for some trainers."""
+    """One pass over an epoch, or the rest of it, for some trainers."""
 
     def __init__(self, work: _Work, number: int, trainers: tuple[int, ...], begin: Mapping[str, Any]) -> None:
         self._number, self._begin = number, begin
@@ -136,14 +140,11 @@ class _Pass:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
-        role, position = self._work.role, self._begin["position"]
-        data = replace(role.data)  # with a count of skipped rows of its own
+        role, epoch, position = self._work.role, self._begin["epoch"], self._begin["position"]
         try:
-            batches = data.batches(
-                self._begin["epoch"], None if position is None else Position.from_dict(position)
-            )
-            with read_ahead(batches, data.read_ahead) as ahead:
-                for number, (batch, after) in enumerate(ahead):
+            start = None if position is None else Position.from_dict(position)
+            with closing(self._work.readings.reader(epoch, start)) as reader:
+                for number, (batch, after) in enumerate(reader):
                     for trainer, lane in self._lanes.items():
                         with lane.dispatching:
                             if not self._has_room(trainer):
@@ -155,7 +156,7 @@ class _Pass:
                                 lane.ready.append(answer)
                     if self._is_over():
                         return
-            skipped = as_text(asdict(data.skipped))
+            skipped = as_text(asdict(reader.skipped or SkippedRows()))
             last: Answer = partial(Request.reply, fields=(0,), arrays=(skipped,))
         except Exception as error:
             last = partial(Request.fail, error=error)
@@ -179,6 +180,8 @@ class _Work(Service):
             Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
         })  # fmt: skip
         self.role = role
+        size, rows = role.data.batch_size, role.data.shuffle_rows
+        self.readings = Readings(role.data, 1 if role.in_step else max(1, rows // LOOK_BACK // size))
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = Stats()

@@ -1,0 +1,129 @@
+"""Readings of the same data by several who go at their own pace: those close to each other share one.
+
+A reading keeps the last batches that it decoded, for readers behind its first one. A reader that needs an earlier batch begins
+another reading there. So data are decoded once while readers stay together, and never more often than by a reading for
+each. Batches and positions are those of ``Dataset.batches``, whichever reading they come from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from girih.data.batch import Batch
+from girih.data.dataset import Dataset
+from girih.data.epoch import SkippedRows
+from girih.data.position import Position
+from girih.data.read_ahead import read_ahead
+
+
+class Readings:
+    """The readings of some data that are shared; never more than there are readers.
+
+    Args:
+        most_kept: decoded batches that each of them keeps, at least 1.
+    """
+
+    def __init__(self, data: Dataset, most_kept: int) -> None:
+        self._data, self._most_kept = data, most_kept
+        self._lock = threading.Lock()
+        self._readings: list[_Reading] = []
+
+    def reader(self, epoch: int, position: Position | None) -> Reader:
+        """Reads an epoch from a position on: see :meth:`Dataset.batches`."""
+        return Reader(self, position or Position(epoch=epoch))
+
+    def join(self, at: Position, skipped: SkippedRows | None) -> _Reading:
+        """The reading to take the batch at a position from; a new one knows what an earlier one ``skipped``."""
+        with self._lock:
+            found = next((r for r in self._readings if at == r.head or at in r.kept), None)
+            if found is None:
+                found = _Reading(self._data, at, self._most_kept, skipped)
+                self._readings.append(found)
+            found.num_readers += 1
+        return found
+
+    def leave(self, reading: _Reading) -> None:
+        """One reader less; the last one closes a reading."""
+        with self._lock:
+            reading.num_readers -= 1
+            if reading.num_readers:
+                return
+            self._readings.remove(reading)
+        reading.close()
+
+
+class Reader(Iterator[tuple[Batch, Position]]):
+    """Iterates over the rest of an epoch, in one thread.
+
+    Attributes:
+        skipped: the bad rows that were dropped, once all batches were read.
+    """
+
+    def __init__(self, readings: Readings, at: Position) -> None:
+        self._readings, self._at, self._epoch = readings, at, at.epoch
+        self._reading: _Reading | None = None
+        self.skipped: SkippedRows | None = None
+
+    def __next__(self) -> tuple[Batch, Position]:
+        while self._at.epoch == self._epoch:
+            self._reading = self._reading or self._readings.join(self._at, self.skipped)
+            taken = self._reading.take(self._at)
+            self.skipped = self._reading.skipped()
+            if taken is not None:
+                self._at = taken[1]
+                return taken
+            self.close()  # it went on too far
+        raise StopIteration
+
+    def close(self) -> None:
+        """Leaves the reading."""
+        if self._reading is not None:
+            self._readings.leave(self._reading)
+            self._reading = None
+
+
+class _Reading:
+    """One reading of an epoch, in a thread of its own.
+
+    Attributes:
+        kept: the last batches, by their positions, each with that of the next one.
+        head: position of the batch that is decoded next.
+        num_readers: who takes batches from here.
+    """
+
+    def __init__(self, data: Dataset, at: Position, most_kept: int, skipped: SkippedRows | None) -> None:
+        self._data = replace(data)  # with a count of skipped rows of its own
+        self._ahead = read_ahead(self._data.batches(at.epoch, at), data.read_ahead)
+        self._most_kept, self._first_skipped = most_kept, skipped and skipped.first
+        self._lock = threading.Lock()
+        self._end: Exception | None = None
+        self.kept: dict[Position, tuple[Batch, Position]] = {}
+        self.head, self.num_readers = at, 0
+
+    def take(self, at: Position) -> tuple[Batch, Position] | None:
+        """The batch at a position, decoded where it is the head; None where it is kept no more."""
+        with self._lock:
+            if at == self.head:
+                self._decode()
+            return self.kept.get(at)
+
+    def _decode(self) -> None:
+        try:
+            if self._end is not None:
+                raise self._end
+            self.kept[self.head] = decoded = next(self._ahead)
+        except Exception as error:  # the end is one too; all who come here are to have it
+            self._end = error
+            raise
+        self.head = decoded[1]
+        if len(self.kept) > self._most_kept:
+            del self.kept[next(iter(self.kept))]
+
+    def skipped(self) -> SkippedRows:
+        found = self._data.skipped
+        return replace(found, first=self._first_skipped or found.first)
+
+    def close(self) -> None:
+        self._ahead.close()
