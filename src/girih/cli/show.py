@@ -85,4 +85,4 @@ def links_table(calibration: Calibration) -> None:
 def _misfit(name: str, link: Link, num_trainers: int) -> str:
     """The smallest and the largest ratio of a link's formula to its points."""
     ratios = [link_s(name, size_bytes, num_trainers, link) / seconds for size_bytes, seconds in link.points]
-    return f"{min(ratios):.2f}–{max(ratios):.2f}"
+    return f"{min(ratios):.1f}–{max(ratios):.1f}"

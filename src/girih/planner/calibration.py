@@ -26,7 +26,7 @@ LINKS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, "tcp", "shared")
 AGAIN = "measure again with girih calibrate"
 
 Point = tuple[Annotated[int, Bounds(1)], Positive]
-"""Size in bytes, and the median of its times in seconds."""
+"""Size in bytes, and the first decile of its times in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
