@@ -84,13 +84,13 @@ def test_one_far_behind_has_a_reading_of_its_own_from_where_it_is(data, num_deco
 
 def test_each_hears_of_a_bad_row_when_it_comes_to_it(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("c,x,y\n" + "1,1,1\n" * 9 + "1,x,1\n" + "1,1,1\n" * 9)
+    path.write_text("c,x,y\n" + "1,1,1\n" * 29 + "1,x,1\n" + "1,1,1\n" * 9)
     readings = Readings(read_csv(path, SCHEMA, batch_size=2, block_bytes=30), 9)
     with closing(readings.reader(0, None)) as one, closing(readings.reader(0, None)) as other:
         before = [next(reader)[0].ids.tolist() for reader in (one, other)]
         assert before == [[1, 1], [1, 1]]
         for reader in (one, other, one):
-            with pytest.raises(DataError, match="line 11"):
+            with pytest.raises(DataError, match="line 31"):
                 list(reader)
 
 
