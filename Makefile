@@ -43,6 +43,8 @@ bench-peers: setup
 claims: setup
 	$(BIN)/girih bench strategy_quality
 	$(BIN)/girih bench persia_theorem1
+	$(BIN)/girih bench stream
+	$(BIN)/girih bench des_table5
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

@@ -97,7 +97,7 @@ def formulas(report: harness.Report) -> None:
 
 def measured(report: harness.Report, options: argparse.Namespace, directory: Path) -> None:
     """Bytes a trainer sends in a step, model beside counted and measured ones."""
-    unique = wide.write_wide(directory, 2 * max(options.batches), options.batches)
+    unique = wide.write_wide(directory / "train.parquet", 2 * max(options.batches), options.batches)
     data = report.table("generated data", {"batch": "{:,}", "unique": "{:,}", "of the paper's": "{:.3f}"})
     for batch, count in unique.items():
         data.row({"batch": batch, "unique": count, "of the paper's": count / PAPER[batch][0]})
@@ -186,7 +186,7 @@ def _asked(
     deep = {"hidden": [OUTPUTS, UPPER]} if model not in ("lr", "fm") else {}
     name = {"name": "synchronous"} if mode == "synchronous" else {"name": "substitution", "dense": mode}
     return {
-        "config": wide.config(directory, batch, {"name": model, **deep}, dim=DIM),
+        "config": wide.config(directory / "train.parquet", batch, {"name": model, **deep}, dim=DIM),
         "strategy": {**name, "trainers": TRAINERS},
         "warmup": steps,  # so that the first note is that of a window
         "steps": steps,

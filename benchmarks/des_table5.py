@@ -1,235 +1,395 @@
 """DES's Table 5 and Figure 7: throughput, and computation and communication time a step, beside other strategies.
 
-Four trainers, a network namespace each (needs root), links of ``--rates``; generated wide data (``wide.py``), the same
-batches for all. Asynchronous training has an embedding worker and server on each trainer's host, as a mesh has; its
-loader is on a fifth. What is kept is not run again: --results.
+    girih bench des_table5 [--rates 1gbit] [--models lr] [--batches 4096] [--rounds 2] [--quick] [--results FOLDER]
 
-    girih bench des_table5
-    girih bench des_table5 --rates 1gbit --models lr --minutes 5
+Four trainers, a network namespace each (needs root), links of ``--rates``; generated wide data (``wide.py``) of at least 100
+batches an epoch, the same for all. Asynchronous training has a loader, an embedding worker and an embedding server on
+each trainer's host; in ``mesh`` (``mesh.py``) each of them serves its own host, as in the paper's baseline. After a
+warm-up come windows of ``--steps`` steps, within one epoch. All trainers are measured, on one clock (``phases.py``):
+waiting for the last of them is apart from communication.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
+import itertools
+import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import fleet
 import harness
+import mesh
 import network
-import tomli_w
+import phases
 import wide
+from experiments import RUNNING_PARTS, Results, Run, add_options, results, show
 from trainers import train_all
 
 from girih.cluster.hosts import HostSpec
 
-ROOT = Path(__file__).resolve().parents[1]
-TRAINERS, EACH = 4, 1.6
+TRAINERS, IDS_EACH, LAYERS = 4, 1.6, [256, 64]
+FILE_ROWS, FILES, DISTINCT = 16_384, 100, 8
 MODELS = ("lr", "wide_deep", "deepfm")
 PAPER = {"lr": (2.7, 1.55), "wide_deep": (2.3, 4.52), "deepfm": (3.2, 3.91)}
 """How many times less communication time, and more samples/s, than DiFacto."""
-SUBSTITUTION, SYNCHRONOUS = "substitution", "synchronous"
-TCP = {
-    "name": "asynchronous",
-    "transport": "tcp",
-    "embedding_workers": TRAINERS,
-    "embedding_servers": TRAINERS,
-}
+SUBSTITUTION, SPLIT, SYNCHRONOUS = "substitution", "substitution, split", "synchronous"
+WAITING, AHEAD, SHARED = "mesh, τ = 0", "mesh, τ = 4", "asynchronous, τ = 4"
+ROLES_EACH = {"loaders": TRAINERS, "embedding_workers": TRAINERS, "embedding_servers": TRAINERS}
+MESH = {"name": "${MESH}:Mesh", "transport": "tcp", **ROLES_EACH}
 STRATEGIES: dict[str, dict[str, Any]] = {
     SUBSTITUTION: {"name": SUBSTITUTION, "dense": "replicated"},
-    "substitution, split": {"name": SUBSTITUTION, "dense": "split"},
+    SPLIT: {"name": SUBSTITUTION, "dense": "split"},
     SYNCHRONOUS: {"name": SYNCHRONOUS},
-    "asynchronous, τ = 0": {**TCP, "staleness": 0},
-    "asynchronous, τ = 4": {**TCP, "staleness": 4},
+    WAITING: {**MESH, "staleness": 0},
+    AHEAD: {**MESH, "staleness": 4},
+    SHARED: {**MESH, "name": "asynchronous", "staleness": 4},
 }
-WAITING = {
-    SUBSTITUTION: ("in collectives",),
-    SYNCHRONOUS: ("in collectives", "allreduce"),
-    "asynchronous": ("wait for rows", "wait for update"),
-}
-"""Phases of the first trainer that count as communication, waiting for others included; ``allreduce`` partly runs beside the backward pass."""
-BYTES_PER_S = {"1gbit": 125e6}
+ROLES = ("trainer", "loader", "embedding-worker", "embedding-server")
+WIRE_BYTES_PER_S = 125e6
+MORE_STEPS = 10
+"""Steps after the last window, so that no trainer has ended before the slowest one is measured."""
+
+Case = tuple[str, int, str, str]
+"""Links, examples of a step of all trainers, model, strategy."""
 
 
 def main() -> None:
     parser = harness.parser("des_table5", __doc__)
+    add_options(parser, pictures=False)
     parser.add_argument("--rates", nargs="+", default=["1gbit", "none"], choices=["1gbit", "none"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--features", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=4096, help="examples of all trainers")
-    parser.add_argument("--minutes", type=float, help="begin nothing after so many")
+    parser.add_argument("--batches", type=int, nargs="+", default=[4096, FILE_ROWS], help="of all trainers")
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", default=ROOT / "docs" / "results" / "des-table5.json"
+        "--strategies", nargs="+", choices=list(STRATEGIES), metavar="STRATEGY", help=", ".join(STRATEGIES),
+        default=[SUBSTITUTION, SYNCHRONOUS, WAITING, AHEAD, SHARED],
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true", help="all that is named, not only what tells something new"
     )
-    options = parser.parse_args()
-    report = harness.Report("des_table5", options)
+    parser.add_argument("--features", type=int, default=200)
+    parser.add_argument("--warmup", type=int, default=20, help="steps, whole windows")
+    parser.add_argument("--steps", type=int, default=20, help="of a window")
+    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each case, by turns")
+    arguments = parser.parse_args()
+    rows = FILE_ROWS
+    if arguments.quick:
+        arguments.features, arguments.warmup, arguments.steps, arguments.windows = 12, 10, 5, 2
+        arguments.batches, arguments.rounds, rows = [256], 1, 256
+    if arguments.warmup % arguments.steps:
+        parser.error("--warmup: expected a multiple of --steps")
+    if max(arguments.batches) > rows:
+        parser.error(f"--batches: expected at most {rows:,}, so that an epoch has {FILES} of them")
+    if arguments.warmup + arguments.steps * arguments.windows + MORE_STEPS > FILES:
+        parser.error(f"--steps: expected warm-up and windows to end in one epoch of {FILES} steps")
+    report = harness.Report("des_table5", arguments)
     reason = network.missing()
     if reason is None:
-        with tempfile.TemporaryDirectory() as directory:
-            _show(report, options, _found(options, Path(directory)))
+        kept = results(arguments, "des-table5", parts=RUNNING_PARTS)
+        _write_data(report, arguments, rows)
+        _show(report, _measured(kept, arguments))
+        print(kept.told())
     else:
         report.skip("all", reason)
     report.finish()
 
 
-Found = Mapping[tuple[str, str, str], Mapping[str, Any]]
-"""(rate, model, strategy) → what was measured."""
+def _write_data(report: harness.Report, arguments: argparse.Namespace, rows: int) -> None:
+    folder = Path("runs", "wide", f"{arguments.features}x{rows}").resolve()
+    batches = sorted({rows, min(rows, 4096)})
+    unique = wide.write_epoch(
+        folder, rows, FILES, batches, distinct=DISTINCT, features=arguments.features, each=IDS_EACH
+    )
+    os.environ |= {"WIDE": str(folder), "MESH": str(Path(mesh.__file__))}
+    report.not_identical(
+        f"an epoch has {FILES * rows:,} examples, of which {DISTINCT * rows:,} differ: new ids are new in the warm-up alone;"
+        f" unique ids in a batch: {', '.join(f'{count:,} of {size:,}' for size, count in unique.items())}"
+    )
+    report.not_identical(
+        f"each loader of {SHARED!r} decodes whole batches and keeps its trainer's share; those of a mesh decode a trainer's"
+        " own examples, a trainer of substitution its own columns of all"
+    )
 
 
-def _found(options: argparse.Namespace, directory: Path) -> Found:
-    asked = {"features": options.features, "batch": options.batch}
-    kept = json.loads(options.results.read_text()) if options.results.exists() else {}
-    kept = kept if kept.get("asked") == asked else {"asked": asked, "runs": {}}
-    began = time.perf_counter()
-    wide.write_wide(directory, 2 * options.batch, [], options.features, EACH)
-    for rate in options.rates:
-        wanted = [
-            (model, name)
-            for model in options.models
-            for name in STRATEGIES
-            if f"{rate}/{model}/{name}" not in kept["runs"]
-            and not (rate == "none" and name.endswith("τ = 0"))
-        ]
-        for model, name, found in _runs(options, directory, rate, wanted):
-            kept["runs"][f"{rate}/{model}/{name}"] = _short(found)
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            options.results.write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n")
-            rates = [f"{window['samples_per_s']:,.0f}" for window in found["windows"]]
-            print(f"{rate:6} {model:10} {name:20} samples/s {' '.join(rates)}", flush=True)
-            if options.minutes is not None and time.perf_counter() - began > 60 * options.minutes:
-                break
-    return {
-        (rate, model, name): kept["runs"][key]
-        for rate in options.rates
-        for model in options.models
-        for name in STRATEGIES
-        if (key := f"{rate}/{model}/{name}") in kept["runs"]
+def _measured(kept: Results, arguments: argparse.Namespace) -> dict[Case, list[dict[str, Any]]]:
+    """Case → what was measured, once a round."""
+    chosen = (arguments.rates, arguments.batches, arguments.models, arguments.strategies)
+    cases = [case for case in itertools.product(*chosen) if arguments.all or _tells(*case)]
+    found: defaultdict[Case, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(1, 1 + arguments.rounds):
+        runs = {case: _run(case, number, arguments) for case in cases}
+        for rate in arguments.rates:
+            missing = [run for case, run in runs.items() if case[0] == rate and kept.kept(run) is None]
+            for run, result, wall_s in _train(rate, missing):
+                kept.keep(run, result, wall_s)
+                rates = ", ".join(f"{window['samples_per_s']:,.0f}" for window in result["windows"])
+                print(f"{run.name:60} samples/s {rates}  {wall_s:.0f} s", flush=True)
+        for case, run in runs.items():
+            result = kept.kept(run)
+            if result is None:
+                raise SystemExit(f"{run.name}: no result")
+            kept.used.append(result)
+            found[case].append(result)
+    return found
+
+
+def _tells(rate: str, batch: int, model: str, name: str) -> bool:
+    """Whether a case tells something new: links without bounds, and larger batches, are beside a chosen few."""
+    beside = (SUBSTITUTION, AHEAD) if rate == "none" else (SUBSTITUTION, WAITING, AHEAD)
+    if batch == FILE_ROWS:
+        return rate != "none" and model != "deepfm" and name in beside
+    return rate != "none" or name in beside
+
+
+def _run(case: Case, number: int, arguments: argparse.Namespace) -> Run:
+    rate, batch, model, name = case
+    layers = {} if model == "lr" else {"hidden": LAYERS}
+    config = wide.config(
+        "${WIDE}/train-*.parquet",
+        batch,
+        {"name": model, **layers},
+        features=arguments.features,
+        each=IDS_EACH,
+    )
+    conditions = {"rate": rate} | {
+        option: getattr(arguments, option) for option in ("warmup", "steps", "windows")
     }
+    strategy = {**STRATEGIES[name], "trainers": TRAINERS}
+    where = f"{arguments.features} features/{rate}/{batch}"
+    return Run(f"{where}/{model}/{name}/{number}", config, strategy, conditions)
 
 
-def _runs(
-    options: argparse.Namespace, directory: Path, rate: str, wanted: list[tuple[str, str]]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Trainers alone do all their runs in one context; each asynchronous run starts its own processes."""
-    times = {"warmup": 3, "steps": 3, "windows": 3}
-    names = ["s", *(f"t{rank}" for rank in range(TRAINERS))]
-    bound = None if rate == "none" else rate
-    together = [(model, name) for model, name in wanted if "asynchronous" not in name]
-    with network.network(names, bound) as hosts:
-        links = {"links": [hosts.links[f"t{rank}"] for rank in range(TRAINERS)]}
+def _train(rate: str, runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], float]]:
+    """Runs over links of one bandwidth, in turn: each with what was measured, and seconds."""
+    if not runs:
+        return
+    hosts = [f"t{rank}" for rank in range(TRAINERS)]
+    with network.network(hosts, None if rate == "none" else rate) as net:
         asked = [
-            {"config": _config(options, directory, m), "strategy": {**STRATEGIES[n], "trainers": TRAINERS}}
-            for m, n in together
+            {
+                "config": run.config,
+                "strategy": run.strategy,
+                **{name: run.conditions[name] for name in ("warmup", "steps", "windows")},
+                "more_steps": MORE_STEPS,
+                "links": [net.links[host] for host in hosts],
+            }
+            for run in runs
         ]
-        found = train_all([{**each, **times, **links} for each in asked], TRAINERS, _places(hosts))
-        for (model, name), each in zip(together, found, strict=True) if together else ():
-            yield model, name, each
-    for model, name in (each for each in wanted if each not in together):
-        with network.network(names, bound) as hosts:
-            file = directory / "config.toml"
-            file.write_text(
-                tomli_w.dumps(
-                    {
-                        **_config(options, directory, model),
-                        "strategy": {**STRATEGIES[name], "trainers": TRAINERS},
-                    }
-                )
-            )
-            plan = fleet.Plan(
-                str(file), ("train.epochs=10000",), places=_places(hosts),
-                links=tuple(hosts.links[f"t{rank}"] for rank in range(TRAINERS)), **times,
-            )  # fmt: skip
-            yield model, name, fleet.measure(plan, tries=1)
+        start = time.perf_counter()
+        for run, found in zip(runs, train_all(asked, TRAINERS, _places(net)), strict=True):
+            yield run, _reduced(run, found), time.perf_counter() - start
+            start = time.perf_counter()
 
 
-def _config(options: argparse.Namespace, directory: Path, model: str) -> dict[str, Any]:
-    told = {"name": model} if model == "lr" else {"name": model, "hidden": [256, 64]}
-    return wide.config(directory, options.batch, told, features=options.features, each=EACH)
+def _places(net: network.Hosts) -> dict[str, HostSpec]:
+    """Each role's process i on the host of trainer i."""
+    return {f"{role} {rank}": net.places[f"t{rank}"] for role in ROLES for rank in range(TRAINERS)}
 
 
-def _places(hosts: network.Hosts) -> dict[str, HostSpec]:
-    """Trainer, embedding worker and embedding server i on the host ``t<i>``."""
-    roles = ("trainer", "embedding-worker", "embedding-server")
-    places = {f"{role} {rank}": hosts.places[f"t{rank}"] for rank in range(TRAINERS) for role in roles}
-    return places | {"loader": hosts.places["s"]}
+def _reduced(run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: everything a step of one trainer, over all trainers.
 
-
-def _short(found: Mapping[str, Any]) -> dict[str, Any]:
-    summary = {name: found["summary"][name] for name in ("wire_bytes", "steps", "staleness_mean")}
-    kinds = ("samples_per_s", "step_s", "machine_cpu_s", "link_bytes", "phases_s")
+    Raises:
+        RuntimeError: a trainer ended before the first window did.
+    """
+    trails, moments, summary = found["trails"], found["moments_s"], found["summary"]
+    share = run.config["data"]["batch_size"] / TRAINERS
+    until = min(map(phases.last_step, trails))
+    windows = []
+    for (start, end), measured in zip(itertools.pairwise(moments), found["windows"], strict=True):
+        if end > until:
+            break
+        trainers = phases.divide(trails, start, end)
+        steps = mean(trainer["steps"] for trainer in trainers)
+        scale = run.conditions["steps"] / steps  # what was measured is a step of the first trainer
+        cpu_s: Counter[str] = Counter()
+        for title, seconds in measured["cpu_s_each"].items():
+            cpu_s[title.rpartition(" ")[0]] += seconds * scale
+        windows.append(
+            {
+                "samples_per_s": share * sum(trainer["steps"] for trainer in trainers) / (end - start),
+                "step_s": (end - start) / steps,
+                "machine_cpu_s": measured["machine_cpu_s"] * scale,
+                "cpu_s": dict(cpu_s),
+                "trainers": trainers,
+            }
+        )
+    if not windows:
+        raise RuntimeError(f"{run.name}: a trainer ended before the first window did")
+    steps = mean(trainer["steps"] for trainer in phases.divide(trails, moments[0], moments[-1]))
+    scale = run.conditions["steps"] * len(found["windows"]) / steps
+    dense = phases.dense_staleness(trails, moments[0], moments[-1])
+    kinds = ("steps", "staleness_mean", "staleness_max", "updates_since_read_mean", "wire_bytes")
     return {
-        "windows": [{kind: window[kind] for kind in kinds} for window in found["windows"]],
-        "summary": summary,
+        "windows": windows,
+        "link_bytes": [[scale * n for n in each] for each in found["whole"][0]["link_bytes"].values()],
+        "dense_staleness_mean": mean(dense) if dense else None,
+        "dense_staleness_max": max(dense, default=None),
+        **{kind: summary[kind] for kind in kinds},
     }
 
 
-def _show(report: harness.Report, options: argparse.Namespace, found: Found) -> None:
-    table = report.table(
-        "a step",
-        {"link": "{}", "model": "{}", "strategy": "{}", "samples/s": "{:,.0f}", "of asynchronous": "{:.2f}×",
-         "ms": "{:,.0f}", "communication ms": "{:,.0f}", "reading ms": "{:,.0f}", "computation ms": "{:,.0f}",
-         "CPU / cores ms": "{:,.0f}", "MB of the busiest trainer": "{:.2f}", "wire ms": "{:.0f}"},
+Found = Mapping[Case, Sequence[Mapping[str, Any]]]
+
+
+def _show(report: harness.Report, found: Found) -> None:
+    show(
+        report,
+        "ms a step: mean over trainers, the worst",
+        [*CASE, "samples/s", "of τ = 4", "step", "computing", *TIMES],
+        [[*_named(case), *_times(case, found)] for case in found],
+    )
+    show(
+        report,
+        "ms of processors a step",
+        [*CASE, *ROLES, "machine", "machine / cores", "of own"],
+        [[*_named(case), *_processors(runs)] for case, runs in found.items()],
+    )
+    show(
+        report,
+        "bytes a step of a trainer, and staleness",
+        [*CASE, "MB in and out", "busiest direction, MB", "ms at 1 Gbit/s", "staleness of rows: mean, most",
+         "updates since read, mean", "dense: mean, most"],
+        [[*_named(case), *_bytes(runs)] for case, runs in found.items()],
     )  # fmt: skip
-    rows = {case: _parts(case, each) for case, each in found.items()}
-    for (rate, model, name), row in rows.items():
-        base = rows.get((rate, model, "asynchronous, τ = 4"))
-        of = {"of asynchronous": row["samples/s"] / base["samples/s"]} if base else {}
-        table.row({"link": rate, "model": model, "strategy": name, **row, **of})
-    beside = report.table(
-        "times less communication time than asynchronous training (Figure 7), times its samples/s (Table 5)",
-        {"link": "{}", "model": "{}", "strategy": "{}", "beside": "{}", "waiting": "{:.2f}×", "bytes": "{:.2f}×",
-         "paper ": "{:.1f}×", "samples/s": "{:.2f}×", "paper": "{:.2f}×"},
+    show(
+        report,
+        "how many times as much as substitution",
+        [*CASE[:3], "beside", "paper: communication", "communication", "and waiting", "bytes", "busiest direction",
+         "paper: samples/s", "samples/s of substitution"],
+        [row for case in found for row in _beside(case, found)],
     )  # fmt: skip
-    for (rate, model, name), row in rows.items():
-        for other in ("synchronous", "asynchronous, τ = 0", "asynchronous, τ = 4"):
-            base = rows.get((rate, model, other))
-            if base is None or not name.startswith(SUBSTITUTION):
-                continue
-            mb = "MB of the busiest trainer"
-            beside.row(
-                {
-                    "link": rate,
-                    "model": model,
-                    "strategy": name,
-                    "beside": other,
-                    "waiting": base["communication ms"] / row["communication ms"],
-                    "bytes": base[mb] / row[mb],
-                    "paper ": PAPER[model][0],
-                    "samples/s": row["samples/s"] / base["samples/s"],
-                    "paper": PAPER[model][1],
-                }
-            )
 
 
-def _parts(case: tuple[str, str, str], found: Mapping[str, Any]) -> dict[str, float]:
-    rate, _, name = case
-    step = fleet.median(found, "step_s")
-    waited = _middle(found, lambda window: _phases(window, WAITING[name.split(",")[0]]))
-    read = _middle(found, lambda window: _phases(window, ("read",)))
-    sent = _middle(found, lambda window: max(map(max, window["link_bytes"].values())))
-    shown = {
-        "samples/s": fleet.median(found, "samples_per_s"),
-        "ms": 1e3 * step,
-        "communication ms": 1e3 * waited,
-        "reading ms": 1e3 * read,
-        "computation ms": 1e3 * (step - waited - read),
-        "CPU / cores ms": 1e3 * fleet.median(found, "machine_cpu_s") / fleet.CORES,
-        "MB of the busiest trainer": sent / 1e6,
-    }
-    return shown | ({"wire ms": 1e3 * sent / BYTES_PER_S[rate]} if rate in BYTES_PER_S else {})
+CASE = ["link", "batch", "model", "strategy"]
+PARTS: dict[str, tuple[str, ...]] = {
+    "reading": ("read",),
+    "communication": ("communication",),
+    "waiting for the last": ("waiting",),
+    "waiting for rows": ("wait for rows",),
+    "waiting for updates": ("wait for update", "wait for parameters"),
+}
+BESIDE = "AllReduce beside"
+TIMES = [*PARTS, BESIDE]
 
 
-def _middle(found: Mapping[str, Any], of: Callable[[Mapping[str, Any]], float]) -> float:
-    return median(of(window) for window in found["windows"])
+def _named(case: Case) -> list[str]:
+    rate, batch, model, name = case
+    return [rate, f"{batch:,}", model, name]
 
 
-def _phases(window: Mapping[str, Any], names: Sequence[str]) -> float:
-    return sum(window["phases_s"].get(name, 0.0) for name in names)
+def _times(case: Case, found: Found) -> list[str]:
+    runs, base = found[case], found.get((*case[:3], AHEAD))
+    speed = _middle(runs, _speed)
+    cells = [f"{speed:,.0f}", f"{speed / _middle(base, _speed):.2f}" if base else ""]
+    asked = {"step": ("step",), "computing": (), **PARTS}
+    if case[3] == SYNCHRONOUS:
+        asked[BESIDE] = ("beside",)
+    for name in ("step", "computing", *TIMES):
+        cells.append(_mean_worst(runs, name, asked[name]) if name in asked else "")
+    return cells
+
+
+def _mean_worst(runs: Sequence[Mapping[str, Any]], name: str, parts: Sequence[str]) -> str:
+    def each(window: Mapping[str, Any]) -> list[float]:
+        return [_computing(t) if name == "computing" else _spent(t, parts) for t in window["trainers"]]
+
+    average, worst = (_middle(runs, lambda window, of=of: 1e3 * of(each(window))) for of in (mean, max))
+    return f"{average:.1f}, {worst:.1f}" if worst >= 0.05 else ""
+
+
+def _spent(trainer: Mapping[str, float], parts: Sequence[str]) -> float:
+    return sum(trainer.get(part, 0.0) for part in parts)
+
+
+def _computing(trainer: Mapping[str, float]) -> float:
+    """What is left of a step: also what runs beside an AllReduce."""
+    return trainer["step"] - _spent(trainer, [part for parts in PARTS.values() for part in parts])
+
+
+def _speed(window: Mapping[str, Any]) -> float:
+    return float(window["samples_per_s"])
+
+
+def _middle(runs: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], float]) -> float:
+    """The median over all windows of all rounds."""
+    return median(of(window) for run in runs for window in run["windows"])
+
+
+def _processors(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    cells = []
+    for role in ROLES:
+        spent = _middle(runs, lambda window, role=role: window["cpu_s"].get(role, 0.0))
+        cells.append(f"{1e3 * spent:.0f}" if spent else "")
+    machine = _middle(runs, lambda window: window["machine_cpu_s"])
+    of_own = _middle(runs, lambda window: window["machine_cpu_s"] / sum(window["cpu_s"].values()))
+    return [*cells, f"{1e3 * machine:.0f}", f"{1e3 * machine / fleet.CORES:.0f}", f"{of_own:.2f}"]
+
+
+def _bytes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    busiest = mean(map(_busiest, runs))
+    dense = [run["dense_staleness_mean"] for run in runs if run["dense_staleness_mean"] is not None]
+    most = max((run["dense_staleness_max"] or 0 for run in runs), default=0)
+    return [
+        f"{mean(map(_in_and_out, runs)) / 1e6:.3f}",
+        f"{busiest / 1e6:.3f}",
+        f"{1e3 * busiest / WIRE_BYTES_PER_S:.1f}",
+        f"{mean(run['staleness_mean'] for run in runs):.2f}, {max(run['staleness_max'] for run in runs)}",
+        f"{mean(run['updates_since_read_mean'] for run in runs):.1f}",
+        f"{mean(dense):.1f}, {most}" if dense else "",
+    ]
+
+
+def _in_and_out(run: Mapping[str, Any]) -> float:
+    """Mean over trainers."""
+    return mean(sum(both) for both in run["link_bytes"])
+
+
+def _busiest(run: Mapping[str, Any]) -> float:
+    return max(max(both) for both in run["link_bytes"])
+
+
+def _beside(case: Case, found: Found) -> list[list[str]]:
+    """A substitution beside each other strategy."""
+    if not case[3].startswith(SUBSTITUTION):
+        return []
+    ours, (communicating, speeding) = found[case], PAPER[case[2]]
+    rows = []
+    for name in (SYNCHRONOUS, WAITING, AHEAD, SHARED):
+        theirs = found.get((*case[:3], name))
+        if theirs is None:
+            continue
+        alone, waiting = ("communication",), ("communication", "waiting")
+        if name == SYNCHRONOUS:
+            their_alone, their_waiting = (*alone, "beside"), (*waiting, "beside")
+        else:
+            their_alone = their_waiting = ("wait for rows", "wait for update", "wait for parameters")
+        rows.append(
+            [
+                *_named(case)[:3], f"{case[3]} / {name}", f"{communicating:.1f}", _ratio(theirs, their_alone, ours, alone),
+                _ratio(theirs, their_waiting, ours, waiting),
+                f"{mean(map(_in_and_out, theirs)) / mean(map(_in_and_out, ours)):.2f}",
+                f"{mean(map(_busiest, theirs)) / mean(map(_busiest, ours)):.2f}",
+                f"{speeding:.2f}", f"{_middle(ours, _speed) / _middle(theirs, _speed):.2f}",
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _ratio(
+    theirs: Sequence[Mapping[str, Any]], their_parts: Sequence[str], ours: Sequence[Mapping[str, Any]], parts: Sequence[str]
+) -> str:  # fmt: skip
+    """Mean seconds over trainers, theirs of ours."""
+    spent = [
+        _middle(runs, lambda window, of=of: mean(_spent(trainer, of) for trainer in window["trainers"]))
+        for runs, of in ((theirs, their_parts), (ours, parts))
+    ]
+    return f"{spent[0] / spent[1]:.2f}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
-from girih.cluster.roles import title
-from girih.comm.group import TrainerGroup
+from girih.cluster.roles import RoleName, title
+from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.sparse.service.protocol import NO_TURN, Verb, answer
@@ -194,21 +194,29 @@ def _measure_once(plan: Plan, timeout_s: float) -> dict[str, Any]:
 
 
 class Meter:
-    """Hears every record of a run and notes time, processor time and bytes by then."""
+    """Hears records of a run and notes time, processor time and bytes by then, at the ends of whole windows.
 
-    def __init__(self, pids: Mapping[str, int], links: Sequence[str]) -> None:
-        self.pids, self.links = dict(pids), links
-        self.phases_s: Callable[[], Mapping[str, float]] = dict
+    Args:
+        links: interfaces whose bytes are counted, as this machine's root sees them.
+        every: steps of a window; warmup: steps that do not count.
+    """
+
+    def __init__(self, cluster: Cluster, links: Sequence[str], *, every: int, warmup: int) -> None:
+        self._cluster, self._links = cluster, links
+        self._every, self._warmup = every, warmup
+        self._pids: dict[str, int] = {}
         self.notes: list[dict[str, Any]] = []
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
+        if record["step"] < self._warmup or record["step"] % self._every:
+            return  # the last one may come when loaders have ended
+        self._pids = self._pids or _pids_of(self._cluster)
         note: dict[str, Any] = {"time_s": time.perf_counter(), "machine_cpu_s": machine_cpu_s()}
         note |= {key: record[key] for key in ("step", "examples", "rows", "rss_bytes")}
-        note["cpu_s"] = {title: cpu_s(pid) for title, pid in self.pids.items()}
-        note["rss"] = {title: rss_bytes(pid) for title, pid in self.pids.items()}
-        note["links"] = {link: link_counts(link, "bytes") for link in self.links}
-        note["packets"] = {link: link_counts(link, "packets") for link in self.links}
-        note["phases_s"] = dict(self.phases_s())
+        note["cpu_s"] = {title: cpu_s(pid) for title, pid in self._pids.items()}
+        note["rss"] = {title: rss_bytes(pid) for title, pid in self._pids.items()}
+        note["links"] = {link: link_counts(link, "bytes") for link in self._links}
+        note["packets"] = {link: link_counts(link, "packets") for link in self._links}
         self.notes.append(note)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
@@ -232,11 +240,10 @@ def _run(plan: Plan) -> dict[str, Any]:
     try:
         ranks = cluster.ranks
         ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
-        meter, talking = _LateMeter(cluster, plan), Talking()
+        meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup)
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter], cluster=cluster) as trainer:
             trainer.check(data)
-            meter.phases_s = lambda: {**trainer.spans.totals_s, **talking.seconds}
             start = time.perf_counter()
             fill(trainer, data, plan.fill)
             filled_s = time.perf_counter() - start
@@ -245,8 +252,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     except BaseException:
         cluster.close(failed=True)
         raise
-    notes = [note for note in meter.notes if note["step"] >= plan.warmup]
-    return {"windows": windows(notes), "notes": notes, "summary": summary, "fill_s": filled_s}
+    return {"windows": windows(meter.notes), "notes": meter.notes, "summary": summary, "fill_s": filled_s}
 
 
 def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
@@ -268,41 +274,12 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         answer(reply)
 
 
-class Talking:
-    """Times this process's collectives, waiting for others included, as phases of its own."""
-
-    def __init__(self) -> None:
-        self.seconds = {"in collectives": 0.0}
-        for name in ("all_reduce", "exchange", "broadcast_tensor"):
-            setattr(TrainerGroup, name, self._timed(getattr(TrainerGroup, name)))
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*words: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return call(*words, **options)
-            finally:
-                self.seconds["in collectives"] += time.perf_counter() - start
-
-        return timed
-
-
-class _LateMeter(Meter):
-    """Learns which processes there are when the first record comes."""
-
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
-        super().__init__({}, plan.links)
-        self._cluster, self._every = cluster, plan.steps
-
-    def on_metrics(self, record: Mapping[str, Any]) -> None:
-        if record["step"] % self._every:
-            return  # the last one, which comes when loaders have ended
-        supervisor = self._cluster._supervisor
-        if not self.pids and supervisor is not None:
-            self.pids = {"trainer 0": os.getpid()} | {
-                title(h.name, h.index): h.pid for h in supervisor.handles
-            }
-        super().on_metrics(record)
+def _pids_of(cluster: Cluster) -> dict[str, int]:
+    """All processes of a run by title, once they are there."""
+    known = {rank: find(cluster.registry, RoleName.TRAINER, rank) for rank in range(cluster.ranks.size)}
+    pids = {title(RoleName.TRAINER, rank): entry.pid for rank, entry in known.items() if entry is not None}
+    supervisor = cluster._supervisor
+    return pids | {title(h.name, h.index): h.pid for h in (supervisor.handles if supervisor else ())}
 
 
 def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -319,10 +296,6 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             for what in ("links", "packets")
         )
-        phases = {
-            name: (total - before["phases_s"].get(name, 0.0)) / steps
-            for name, total in after["phases_s"].items()
-        }
         found.append(
             {
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
@@ -332,7 +305,6 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "machine_cpu_s": (after["machine_cpu_s"] - before["machine_cpu_s"]) / steps,
                 "link_bytes": sent,
                 "link_packets": packets,
-                "phases_s": phases,
                 "rows": after["rows"],
                 "rss_bytes": after["rss"],
             }

@@ -20,7 +20,7 @@ import harness
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from experiments import Run, add_options, gap, markdown, pictures, results, spread
+from experiments import Run, add_options, gap, pictures, results, show, spread
 from pictures import Chart, write_picture
 
 from girih.testing.click_log import click_log
@@ -78,11 +78,8 @@ def main() -> None:
         "AUC at τ = 0",
         *(f"τ = {each}" for each in STALENESS[1:]),
     ]
-    print(markdown(header, rows))
+    show(report, "test AUC less that of τ = 0", header, rows)
     print(kept_runs.told())
-    table = report.table("test AUC less that of τ = 0", dict.fromkeys(header, "{}"))
-    for row in rows:
-        table.row(dict(zip(header, row, strict=True)))
     report.finish()
 
 

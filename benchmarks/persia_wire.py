@@ -139,7 +139,7 @@ def run(
             warmup=6,
             steps=options.steps,
             windows=3,
-            places=network.trainers_apart(hosts, options.trainers),
+            hosts=network.trainers_apart(hosts, options.trainers),
             links=tuple(hosts.links.values()),
         )
         return fleet.measure(plan)

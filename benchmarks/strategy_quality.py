@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -30,11 +30,12 @@ from experiments import (
     find_data,
     gap,
     last_valid,
-    markdown,
     mean_curve,
     pictures,
     results,
+    show,
     spread,
+    tuned,
 )
 from pictures import Chart, write_picture
 
@@ -171,12 +172,9 @@ def main() -> None:
                 {arm: _curve(case, arm, of) for arm, of in runs.items()},
             )
         )
-    print(markdown(HEADER, rows))
+    show(report, "quality by strategy", HEADER, rows)
     print(kept.told())
     write_picture(pictures(arguments) / "strategy-quality.svg", charts)
-    table = report.table("quality by strategy", dict.fromkeys(HEADER, "{}"))
-    for row in rows:
-        table.row(dict(zip(HEADER, row, strict=True)))
     report.finish()
 
 
@@ -202,25 +200,15 @@ def _trained(
         factors[arm] = (
             factors[like]
             if like in factors
-            else _tuned(case, kept, lambda f, arm=arm: run(arm, f, TUNED), quick)
+            else tuned(
+                lambda factor, arm=arm: best_valid(kept.train([run(arm, factor, TUNED)])[0]),
+                case.factors[: 1 if quick else None],
+                MOST_FACTORS,
+                grow=not quick,
+            )
         )
         runs[arm] = kept.train([run(arm, factors[arm], seed) for seed in REPORTED[: 1 if quick else None]])
     return runs, factors
-
-
-def _tuned(case: Case, kept: Results, run: Callable[[float], Run], quick: bool) -> float:
-    """The factor with the best validation AUC; beyond the ends of the grid, where the best is at one."""
-    tried: dict[float, float] = {}
-    wanted = list(case.factors[:1] if quick else case.factors)
-    while wanted:
-        for factor in wanted:
-            tried[factor] = best_valid(kept.train([run(factor)])[0])
-        best, lowest, highest = max(tried, key=lambda f: tried[f]), min(tried), max(tried)
-        step = sorted(case.factors)[1] / sorted(case.factors)[0]
-        wanted = [lowest / step] * (best == lowest) + [highest * step] * (best == highest)
-        if quick or len(tried) >= MOST_FACTORS:
-            break
-    return max(tried, key=lambda f: tried[f])
 
 
 def _rows(

@@ -1,11 +1,12 @@
 """Several trainers that do one run after another, so that many short runs pay for their processes once.
 
 As a program, this file is one of the trainers; the runs come as JSON in a file that it is told, and the first trainer
-prints what it found of each as a line of JSON. Strategies with roles of their own work too, on one host.
+prints what it found of each as a line of JSON. Roles beside the trainers are started anew for each run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -19,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import fleet
+import phases
 import tomli_w
 import torch
 
-from girih.cluster.hosts import HostSpec
+from girih.cluster.cluster import Cluster
+from girih.cluster.hosts import HostSpec, host_of
+from girih.cluster.roles import RoleName
 from girih.config.file import RunConfig
 
 
@@ -33,8 +37,9 @@ def train_all(
 
     Args:
         asked: of each run ``config`` (content of a config file) and ``strategy``; it is trained and evaluated. One that
-            also has ``warmup``, ``steps`` and ``windows``, and maybe ``links``, is measured as by ``fleet.measure``.
-        hosts: where trainers live.
+            also has ``warmup``, ``steps`` and ``windows``, and maybe ``links`` and ``more_steps`` (which come after all
+            windows), is measured as by ``fleet.measure``, and tells the ``trails`` of all trainers (see ``phases``).
+        hosts: where processes live, all of them or none.
 
     Raises:
         RuntimeError: a trainer failed; what each of them said.
@@ -46,7 +51,8 @@ def train_all(
         port = free.getsockname()[1]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "asked.json").write_text(json.dumps(list(asked)))
+        specs = {title: dataclasses.asdict(each) for title, each in hosts.items()}
+        (folder / "asked.json").write_text(json.dumps({"runs": list(asked), "hosts": specs}))
         started = []
         for rank in range(trainers):
             host_spec = hosts.get(f"trainer {rank}", HostSpec())
@@ -78,49 +84,52 @@ def train_all(
 
 def _main() -> None:
     torch.set_num_threads(1)
-    talking = fleet.Talking()
+    recorder = phases.Recorder()
+    told = json.loads(Path(sys.argv[1]).read_text())
+    hosts = {
+        title: HostSpec(**{**spec, "command": tuple(spec["command"])})
+        for title, spec in told["hosts"].items()
+    }
+    own = host_of(hosts, RoleName.TRAINER, int(os.environ["RANK"]))
     with tempfile.TemporaryDirectory() as directory:
-        for number, asked in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-            config = {**asked["config"], "strategy": asked["strategy"]}
+        for number, asked in enumerate(told["runs"]):
+            config = {**asked["config"], "strategy": asked["strategy"], "cluster": {"bind": own.host}}
             if "windows" in asked:
-                steps = asked["warmup"] + asked["steps"] * asked["windows"]
+                steps = asked["warmup"] + asked["steps"] * asked["windows"] + asked.get("more_steps", 0)
                 epochs = {"epochs": 10_000, "max_steps": steps, "log_every_steps": asked["steps"]}
                 config["train"] = {**config.get("train", {}), **epochs}
             file = Path(directory, f"{number}.toml")
             file.write_text(tomli_w.dumps(config))
-            found = _run(RunConfig.load(file), asked, talking)
-            if os.environ["RANK"] == "0":
+            settings = RunConfig.load(file)
+            cluster = Cluster.join(settings.strategy.trainers, options=settings.cluster)
+            cluster._hosts = hosts  # where this trainer starts roles, if it does
+            found = _run(settings, cluster, asked, recorder)
+            if cluster.ranks.first:
                 print(json.dumps(found), flush=True)
 
 
-def _run(settings: RunConfig, asked: Mapping[str, Any], talking: fleet.Talking) -> dict[str, Any]:
+def _run(
+    settings: RunConfig, cluster: Cluster, asked: Mapping[str, Any], recorder: phases.Recorder
+) -> dict[str, Any]:
     start, measured = time.perf_counter(), "windows" in asked
-    meter = _Meter({}, asked.get("links", ()))
-    meter.every, meter.warmup = asked.get("steps", 1), asked.get("warmup", 0)
-    with settings.trainer(callbacks=[meter] if measured else []) as trainer:
-        meter.phases_s = lambda: {**trainer.spans.totals_s, **talking.seconds}
+    every, warmup = asked.get("steps", 1), asked.get("warmup", 0)
+    meter = fleet.Meter(cluster, asked.get("links", ()), every=every, warmup=warmup)
+    recorder.take(())
+    with settings.trainer(callbacks=[meter] if measured else [], cluster=cluster) as trainer:
         trainer.fit(settings.dataset("train"))
+        trails = cluster.ranks.gather(recorder.take(trainer.spans.events()))
         metrics = None if measured else trainer.evaluate(settings.dataset("test"))
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
-    if not measured or not meter.notes:
+    if not measured or not cluster.ranks.first:
         return summary
-    notes = meter.notes
+    notes = meter.notes[: 1 + asked["windows"]]
     return {
         "windows": fleet.windows(notes),
         "whole": fleet.windows([notes[0], notes[-1]]),
+        "moments_s": [note["time_s"] for note in notes],
+        "trails": trails,
         "summary": summary,
     }
-
-
-class _Meter(fleet.Meter):
-    """Records of whole windows; the last step's comes twice."""
-
-    every, warmup = 1, 0
-
-    def on_metrics(self, record: Mapping[str, Any]) -> None:
-        new = not self.notes or self.notes[-1]["step"] < record["step"]
-        if new and record["step"] >= self.warmup and record["step"] % self.every == 0:
-            super().on_metrics(record)
 
 
 if __name__ == "__main__":

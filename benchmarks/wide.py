@@ -6,6 +6,7 @@ that were fitted to the five counts of Table 2, which they meet to 2 %.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,22 @@ FEATURES, IDS_OF_EXAMPLE = 600, 950
 
 
 def write_wide(
-    directory: Path, rows: int, batches: Sequence[int], features: int = FEATURES, each: float | None = None
+    file: Path,
+    rows: int,
+    batches: Sequence[int],
+    features: int = FEATURES,
+    each: float | None = None,
+    *,
+    seed: int = 0,
+    group: int = 2048,
 ) -> dict[int, int]:
-    """Writes ``train.parquet``; returns size of a batch → unique ids of the first one, of all features together.
+    """Writes a file; returns size of a batch → unique ids of the first one, of all features together.
 
     Args:
         each: ids of a feature in an example, on average, between 1 and 2; by default the paper's.
+        group: rows of a row group.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     each = IDS_OF_EXAMPLE / FEATURES if each is None else each
     cumulated = np.cumsum(np.arange(1, NUM_IDS + 1.0) ** -EXPONENT)
     columns: dict[str, Any] = {}
@@ -43,8 +52,44 @@ def write_wide(
             drawn = pa.ListArray.from_arrays(bounds, drawn)
         columns[f"f{place}"] = drawn
     columns["click"] = (rng.random(rows) < 0.25).astype(np.int8)
-    pq.write_table(pa.table(columns), directory / "train.parquet", row_group_size=2048)
+    pq.write_table(pa.table(columns), file, row_group_size=group)
     return unique
+
+
+def write_epoch(
+    folder: Path,
+    rows: int,
+    num_files: int,
+    batches: Sequence[int],
+    *,
+    distinct: int,
+    features: int,
+    each: float,
+) -> dict[int, int]:
+    """Writes an epoch of files with ``rows`` examples each, of which some are distinct and come again and again.
+
+    What comes again is under one more name (a hard link), so that a long epoch takes little space. Ids within a batch of
+    up to ``rows`` examples follow the law; across batches new ids are new the first time alone. A folder that is there
+    is kept.
+
+    Returns:
+        As of :func:`write_wide`.
+    """
+    facts = folder / "unique.json"
+    if not facts.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        unique: dict[int, int] = {}
+        for number in range(distinct):
+            file, group = folder / f"distinct-{number}.parquet", min(rows, 4096)
+            unique |= write_wide(
+                file, rows, () if number else batches, features, each, seed=number, group=group
+            )
+        for number in range(num_files):
+            name = folder / f"train-{number:04}.parquet"
+            name.unlink(missing_ok=True)
+            name.hardlink_to(folder / f"distinct-{number % distinct}.parquet")
+        facts.write_text(json.dumps(unique) + "\n")
+    return {int(size): count for size, count in json.loads(facts.read_text()).items()}
 
 
 def _ids(rng: np.random.Generator, cumulated: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -55,7 +100,7 @@ def _ids(rng: np.random.Generator, cumulated: NDArray[np.float64], count: int) -
 
 
 def config(
-    directory: Path,
+    train: Path | str,
     batch: int,
     model: dict[str, Any],
     *,
@@ -63,7 +108,7 @@ def config(
     each: float | None = None,
     dim: int = 8,
 ) -> dict[str, Any]:
-    """A config for what :func:`write_wide` wrote."""
+    """A config for the files that :func:`write_wide` or :func:`write_epoch` wrote."""
     each = IDS_OF_EXAMPLE / FEATURES if each is None else each
     made = []
     for place in range(features):
@@ -72,7 +117,7 @@ def config(
             feature["pooling"] = "sum"
         made.append(feature)
     return {
-        "data": {"train": str(directory / "train.parquet"), "batch_size": batch, "shuffle": False},
+        "data": {"train": str(train), "batch_size": batch, "shuffle": False},
         "features": made,
         "labels": {"names": ["click"]},
         "model": model,

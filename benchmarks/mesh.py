@@ -1,0 +1,58 @@
+"""``mesh``: asynchronous training as DES's baseline has it (DiFacto's mesh), a strategy of girih's user kind.
+
+Each host reads its own examples and makes its own bags; only rows of other hosts, their gradients and parameters cross
+links. Girih's ``asynchronous`` shares every batch among the trainers as all its strategies do, so that each loader decodes
+all of it, and embedding workers serve the trainers by turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import girih
+from girih.cluster.loader import Loader
+from girih.cluster.roles import RoleName
+from girih.comm.registry import find
+from girih.data import Dataset
+from girih.planner.plan import Plan
+from girih.sparse.service.codec import Codec
+from girih.strategies.asynchronous import Asynchronous
+from girih.training.context import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh(Asynchronous):
+    """``asynchronous`` of Parquet files that are dealt out to the trainers, with a loader and a worker for each.
+
+    As many loaders and embedding workers as trainers.
+    """
+
+    name: ClassVar[str] = "mesh"
+
+    def _start_workers(
+        self, plan: Plan, context: RunContext, codec: Codec, servers: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """The one that is this trainer's."""
+        started = Asynchronous._start_workers(self, plan, context, codec, servers)
+        return (started[context.ranks.rank],)
+
+    def _start_loaders(
+        self, plan: Plan, context: RunContext, codec: Codec, workers: tuple[str, ...], data: Dataset
+    ) -> tuple[str, ...]:
+        """Each reads every so-manieth file, in batches of one trainer."""
+        processes, size = context.processes, context.ranks.size
+        registry: Any = processes.registry
+
+        def loader(index: int, address: str) -> Loader:
+            worker = find(registry, RoleName.EMBEDDING_WORKER, index)
+            if worker is None:
+                raise LookupError(f"embedding-worker {index} is not registered")
+            own = girih.read_parquet(
+                data.addresses[index::size], data.schema, batch_size=data.batch_size // size
+            )
+            return Loader(
+                own, codec, index, (index,), 1, (worker.address,), address, processes.secret, in_step=False
+            )
+
+        return self._start(plan, context, RoleName.LOADER, size, loader)
