@@ -157,13 +157,14 @@ def main() -> None:
     if any(not case.startswith("generated") for case in arguments.cases):
         find_data(parser)
     kept = results(arguments, "strategy-quality")
-    rows, charts = [], []
+    rows, rates, charts = [], [], []
     for name in arguments.cases:
         case = CASES[name]
         if case.data == "generated":
             _generate()
         runs, factors = _trained(name, case, kept, quick=arguments.quick)
         rows += _rows(name, case, runs, factors)
+        rates += [[name, arm, _rates(kept, f"{name}/{arm}")] for arm in runs if arm not in case.same]
         charts.append(
             Chart(
                 name,
@@ -173,6 +174,7 @@ def main() -> None:
             )
         )
     show(report, "quality by strategy", HEADER, rows)
+    show(report, f"how rates were chosen, seed {TUNED}", RATES, rates)
     print(kept.told())
     write_picture(pictures(arguments) / "strategy-quality.svg", charts)
     report.finish()
@@ -182,6 +184,7 @@ HEADER = [
     "case", "strategy", "rates ×", "updates", "test AUC", "less one process", "test logloss", "less one process's",
     "last validation AUC", "staleness: mean, most", "updates since read: mean, most", "dense, most",
 ]  # fmt: skip
+RATES = ["case", "strategy", "rates ×: best validation AUC (test AUC)"]
 
 
 def _trained(
@@ -229,6 +232,16 @@ def _rows(
             ]
         )  # fmt: skip
     return rows
+
+
+def _rates(kept: Results, arm: str) -> str:
+    """Each factor that was tried."""
+    found = {}
+    for run in kept.used:
+        of, factor, seed = run["name"].rsplit("/", 2)
+        if of == arm and seed == str(TUNED):
+            found[float(factor[1:])] = f"{factor[1:]}: {best_valid(run):.4f} ({run['auc']:.4f})"
+    return ", ".join(found[factor] for factor in sorted(found))
 
 
 def _mean_most(runs: list[dict[str, Any]], of: str) -> str:
