@@ -1,8 +1,11 @@
 """What experiments rest on: results that are kept, rates that are chosen, and time that is divided among phases."""
 
+import json
+import subprocess
 import sys
 
 import pytest
+import tomli_w
 
 from girih.cli import bench
 
@@ -98,3 +101,22 @@ def test_an_epoch_repeats_its_distinct_files(tmp_path):
     assert wide.write_epoch(tmp_path / "wide", 64, 5, [64], **words) == unique
     assert (tmp_path / "wide" / "unique.json").stat().st_mtime_ns == written
     assert 0 < unique[64] <= 64 * 5
+
+
+@pytest.mark.heavy
+def test_a_mesh_deals_files_out_to_its_trainers(tmp_path):
+    import wide
+
+    wide.write_epoch(tmp_path, 64, 4, [], distinct=4, features=4, each=1.6)
+    mesh = {"name": f"{bench.FOLDER}/mesh.py:Mesh", "trainers": 2, "loaders": 2, "embedding_workers": 2}
+    made = wide.config(tmp_path / "train-*.parquet", 32, {"name": "lr"}, features=4, each=1.6)
+    (tmp_path / "config.toml").write_text(tomli_w.dumps({**made, "strategy": mesh}))
+    words = [sys.executable, "-m", "girih", "train", tmp_path / "config.toml", "--run", tmp_path / "run"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 2 * 64 // 16  # of each trainer: two of four files, batches of its own
+    assert summary["updates_since_read_mean"] > 0
+    timeline = json.loads((tmp_path / "run" / "timeline.json").read_text())
+    titles = [e["args"]["name"] for e in timeline["traceEvents"] if e["name"] == "process_name"]
+    assert {"loader 0", "loader 1", "embedding-server 0"} <= set(titles)
