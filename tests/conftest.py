@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import sys
 import uuid
 from pathlib import Path
 
@@ -64,6 +65,9 @@ log_every_steps = 5
 """
 
 
+_CHECKED = {}  # kernel → types by which it was compiled before the test at hand
+
+
 def pytest_collection_modifyitems(items):
     """Files of whole runs begin first, so that no worker has one left when all others are done."""
     items.sort(key=lambda item: item.path.parent.name not in ("strategies", "docs", "cli", "checkpoint"))
@@ -74,6 +78,21 @@ def _frozen():
     """What is there already is left out when a trainer that closes collects garbage: 0.3 s each time otherwise."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_called_as_annotated():
+    """By types that ahead.py knows; others would be compiled amid a step."""
+    yield
+    if "girih.kernels.cpu.jit" not in sys.modules:
+        return
+    from girih.kernels.cpu import ahead
+
+    for name, kernel in ahead.KERNELS.items():
+        found, checked = kernel.dispatcher.overloads, _CHECKED.setdefault(name, set())
+        if len(found) != len(checked):
+            new, _CHECKED[name] = set(found) - checked, set(found)
+            assert new <= set(ahead.signatures(kernel)), name
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from girih.kernels.cpu import jit
-from girih.kernels.cpu.jit import JIT_DISABLED, njit, njit_lean, prefetch, prefetch_at
+from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean, prefetch, prefetch_at
 
 needs_jit = pytest.mark.skipif(JIT_DISABLED, reason="NUMBA_DISABLE_JIT is set")
 
@@ -25,7 +25,7 @@ def total(array):
     return result
 
 
-@njit
+@njit_lean
 def quotient(x, y):
     return x / y
 
@@ -50,7 +50,7 @@ def test_division_by_zero_is_as_in_numpy():
 @needs_jit
 def test_the_users_own_functions_keep_their_cache():
     before = jit.numba.config.CACHE_DIR
-    njit(lambda x: x)
+    jit._cached(lambda x: x)
     assert before == jit.numba.config.CACHE_DIR
 
 
@@ -59,21 +59,26 @@ def test_a_change_of_any_kernel_source_changes_the_cache_directory(tmp_path, mon
     root = Path(jit.__file__).parents[1]
     shutil.copytree(root, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(jit, "__file__", str(tmp_path / "kernels" / "cpu" / "jit.py"))
-    before = jit._sources_digest()
-    assert before == Path(jit._CACHE_DIRECTORY or before).name
+    before = jit._digest()
+    assert before == Path(jit.CACHE_DIRECTORY or before).name
     with (tmp_path / "kernels" / "cpu" / "optimizers" / "sgd.py").open("a") as file:
         file.write("# changed\n")
-    assert jit._sources_digest() != before
+    assert jit._digest() != before
 
 
 @needs_jit
-@pytest.mark.parametrize("place", ["a directory", "a file"])
-def test_kernels_run_where_the_cache_can_or_cannot_be_written(tmp_path, place):
-    cache = tmp_path / "cache"
-    if place == "a file":
+@pytest.mark.parametrize("place", ["cache", "temporary", "none"])
+def test_kernels_run_wherever_they_can_be_kept_and_where_they_cannot(tmp_path, place):
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    own = temporary / f"girih-{os.getuid()}"
+    temporary.mkdir()
+    if place != "cache":
         cache.write_text("")
+    if place == "none":
+        own.mkdir()
+        own.chmod(0o777)  # others could put kernels there
     code = "from girih.kernels.cpu.hashing import mix; print(mix(5))"
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
@@ -83,5 +88,5 @@ def test_kernels_run_where_the_cache_can_or_cannot_be_written(tmp_path, place):
             check=False,
         )
         assert done.stdout.strip() == "13168350753275463132", done.stderr
-    if place == "a directory":
-        assert list((cache / "girih").rglob("*.nbi"))
+    kept = {name for name, path in (("cache", cache), ("temporary", own)) if list(path.rglob("*.nbi"))}
+    assert kept == {place} - {"none"}

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import strings
+from girih.kernels.cpu.arrays import sealed
 from reference import id_of_string
 
 GOLDEN = {
@@ -18,7 +19,8 @@ GOLDEN = {
 
 def spans(words: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ends = np.cumsum([0, *map(len, words)], dtype=np.int64)
-    return np.frombuffer(b"".join(words) + b"\0", dtype=np.uint8), ends[:-1], ends[1:]
+    data = np.frombuffer(b"".join(words) + b"\0", dtype=np.uint8)
+    return data, sealed(ends[:-1]), sealed(ends[1:])
 
 
 @pytest.mark.parametrize("text", GOLDEN, ids=repr)

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kernels.cpu import take as kernels
+from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.hashing import fill_stream, stream
 from reference import bag_ends, bag_tails, flatten, gather_bags
 
@@ -24,15 +25,16 @@ def test_bags_are_taken_whole(bags: list[list[int]], data: st.DataObject) -> Non
     values, offsets = flatten(bags)
     want = [gather_bags(bags, rows) for rows in index]
     counts = np.zeros(len(index), dtype=np.int64)
-    kernels.count_values(offsets, index, counts)
+    kernels.count_values(sealed(offsets), index, counts)
     assert counts.tolist() == [sum(map(len, batch)) for batch in want]
-    ends = np.zeros(index.shape, dtype=np.int32)
+    ends = np.full((len(index), index.shape[1] + 3), -9, dtype=np.int32)
     firsts = np.arange(7, 7 + len(index))
-    kernels.bag_ends(offsets, index, firsts, ends)
-    assert ends.tolist() == [bag_ends(batch, first) for batch, first in zip(want, firsts, strict=True)]
+    kernels.bag_ends(sealed(offsets), index, firsts, 2, ends)
+    expected = [bag_ends(batch, first) for batch, first in zip(want, firsts, strict=True)]
+    assert ends.tolist() == [[-9, -9, *batch, -9] for batch in expected]
     starts = np.cumsum(counts) - counts + 2 * np.arange(len(index))  # two places are left alone after each
     out = np.full(int(starts[-1] + counts[-1] + 2), -9)
-    kernels.take_bags(values, offsets, index, starts, out)
+    kernels.take_bags(sealed(values), sealed(offsets), index, starts, out)
     flat = [i for batch in want for i in [*(i for bag in batch for i in bag), -9, -9]]
     assert out.tolist() == flat
 
@@ -44,7 +46,7 @@ def test_single_values_are_taken(column: list[int], data: st.DataObject) -> None
     values = np.array(column, dtype=np.int64)
     starts = np.arange(len(index)) * (index.shape[1] + 1)
     out = np.full(len(index) * (index.shape[1] + 1), -9)
-    kernels.take(values, index, starts, out)
+    kernels.take(sealed(values), index, starts, out)
     assert out.tolist() == [i for rows in index for i in [*(column[row] for row in rows), -9]]
 
 
@@ -54,7 +56,7 @@ def test_rows_are_taken(width: int, data: st.DataObject) -> None:
     values = np.arange(5 * width, dtype=np.float32).reshape(5, width)
     index = drawn_index(data, 5)[0]
     out = np.full((len(index), width), -9, dtype=np.float32)
-    kernels.take_rows(values, index, out)
+    kernels.take_rows(sealed(values), index, out)
     np.testing.assert_array_equal(out, values[index])
 
 
@@ -64,7 +66,7 @@ def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:
     values, offsets = flatten(bags)
     want, short = flatten(bag_tails(bags, length))
     out = np.zeros(len(want), dtype=np.int64)
-    kernels.copy_tails(values, offsets, short, out)
+    kernels.copy_tails(sealed(values), sealed(offsets), sealed(short), out)
     assert out.tolist() == want.tolist()
 
 

@@ -12,6 +12,7 @@ from girih.checkpoint.parts import PartReader
 from girih.errors import ConfigError
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import routing
+from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.options import StoreOptions
 from girih.sparse.routing.shard_reader import ShardReader
@@ -50,7 +51,7 @@ def test_keys_are_routed_to_the_places_that_own_them(data, num_places, shards_ea
 def test_renumbering_touches_the_given_features_alone():
     inverse, numbers = np.array([0, 1, 2, 0, 1], np.int32), np.array([7, 8, 9], np.int32)
     offsets = np.array([0, 1, 2, 3, 4, 4, 5], np.int32)  # three features of two examples
-    routing.renumber(inverse, offsets, 2, np.array([2, 0], np.int64), numbers)
+    routing.renumber(inverse, sealed(offsets), 2, np.array([2, 0], np.int64), numbers)
     assert inverse.tolist() == [7, 8, 2, 0, 8]
 
 
@@ -63,7 +64,7 @@ def test_renumbering_touches_the_given_features_alone():
 def test_counts_are_summed_by_key(pairs, first, size):
     inverse, counts = (np.array([p[i] for p in pairs], np.int32) for i in (0, 1))
     out = np.full(size, 99, np.int32)
-    dedup_kernels.sum_counts(inverse, counts, first, out)
+    dedup_kernels.sum_counts(inverse, sealed(counts), first, out)
     assert out.tolist() == [sum(c for n, c in pairs if n == first + k) for k in range(size)]
 
 

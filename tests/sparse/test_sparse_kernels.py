@@ -9,6 +9,7 @@ from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu import vector
+from girih.kernels.cpu.arrays import sealed
 from girih.testing.twins import shard_of_key
 from reference import dedup, pool
 
@@ -31,7 +32,7 @@ def batches(draw):
     features = np.array(draw(st.permutations(range(num_features))), np.int64)
     weighted = draw(st.booleans())
     weights = np.linspace(-1, 2, num_ids, dtype=np.float32) if weighted else np.empty(0, np.float32)
-    return ids, offsets, features, tables, weights
+    return sealed(ids), sealed(offsets), features, tables, sealed(weights)
 
 
 def deduped(batch, shard, num_shards, scratch, base, inverse, first_key=0):
@@ -106,11 +107,11 @@ def test_bags_of_one_id_give_the_same_bits_either_way(batch, random):
     for firsts in (singles(batch), np.full(num_features, -1, np.int64)):
         out, back = np.empty_like(gradient), np.zeros((found, dim), np.float32)
         pool_kernels.pool(
-            rows, 0, inverse, offsets, weights, SIZE, features, firsts, modes, 0, SIZE, out, nothing
+            sealed(rows), 0, inverse, offsets, weights, SIZE, features, firsts, modes, 0, SIZE, out, nothing
         )
         gradient_kernels.scatter(
-            gradient, nothing, 0, inverse, offsets, weights, SIZE, features, firsts, np.arange(num_features), modes,
-            num_features, 0, found, back,
+            sealed(gradient), sealed(nothing), 0, inverse, offsets, weights, SIZE, features, firsts,
+            np.arange(num_features), modes, num_features, 0, found, back,
         )  # fmt: skip
         both.append((out.view(np.uint32), back.view(np.uint32)))
     np.testing.assert_array_equal(both[0][0], both[1][0])
@@ -137,7 +138,7 @@ def test_there_and_back(batch, random):
     firsts = singles(batch)
     for begin, end in ((0, 2), (2, SIZE)):
         pool_kernels.pool(
-            rows, 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
+            sealed(rows), 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
         )
     both = np.concatenate([out, tail], axis=2)
     expected = pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim + num_tail)
@@ -150,7 +151,7 @@ def test_there_and_back(batch, random):
     for part in (slice(0, middle), slice(middle, None)):
         for first, last in ((0, found // 2), (found // 2, found)):
             gradient_kernels.scatter(
-                *flat, 1, inverse, offsets, weights, SIZE, features[part], firsts[part], places[part], modes[part],
+                *map(sealed, flat), 1, inverse, offsets, weights, SIZE, features[part], firsts[part], places[part], modes[part],
                 len(features), first, last, back,
             )  # fmt: skip
     assert (back[:, [0, -1]] == 0).all()
@@ -160,15 +161,15 @@ def test_there_and_back(batch, random):
     )
 
     feature = int(features[0])
-    start, end = offsets[feature * SIZE], offsets[(feature + 1) * SIZE]
+    start, end = int(offsets[feature * SIZE]), int(offsets[(feature + 1) * SIZE])
     whole = np.empty((end - start, dim), np.float32)
-    pool_kernels.spread(rows, 2, inverse, start, whole)
+    pool_kernels.spread(sealed(rows), 2, inverse, start, whole)
     np.testing.assert_array_equal(whole, rows[inverse[start:end], 2 : 2 + dim])
     total = rng.normal(size=(found, columns)).astype(np.float32)
     expected = total.astype(float)
     np.add.at(expected[:, 2 : 2 + dim], inverse[start:end], whole.astype(float))
     for first, last in ((0, found // 2), (found // 2, found)):
-        gradient_kernels.scatter_whole(whole, 2, inverse, start, first, last, total)
+        gradient_kernels.scatter_whole(sealed(whole), 2, inverse, start, first, last, total)
     np.testing.assert_allclose(total, expected, atol=1e-4)
 
 

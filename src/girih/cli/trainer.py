@@ -24,7 +24,6 @@ from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
 from girih.errors import ConfigError
-from girih.kernels.cpu.jit import is_compiled
 from girih.metrics import Metrics
 from girih.planner.plan import Plan
 from girih.report.progress import Progress
@@ -109,8 +108,6 @@ def _train(
                 progress.message(f"changed since: {change}")
             run.remove_summary()  # of what is gone on with
             config.write_toml(run.config, settings.with_absolute_paths())
-        if not is_compiled():
-            progress.message("compiling kernels for this machine: once, about half a minute")
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
         final = next((name for name in ("test", "valid") if name in datasets), None)

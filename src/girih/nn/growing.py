@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from girih import config
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
+from girih.kernels.cpu import ahead
 from girih.models.needs import EMBEDDING
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED
 from girih.optim import Adagrad, SparseOptimizer
@@ -47,6 +48,7 @@ class GrowingTable(LocalShards):
     """
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
+        ahead.make_ready(ahead.training([[segment.optimizer for segment in spec.segments]]))
         group = Group(spec, np.zeros(1, np.int64), np.zeros(1, np.int32), outputs=())
         num_shards = options.num_shards([spec], torch.get_num_threads())
         super().__init__([group], replace(options, shards=num_shards))

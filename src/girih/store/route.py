@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.hashing import shards_of_keys
 from girih.store.arrays import Ints, Longs
 
@@ -21,5 +22,7 @@ def shard_of(ids: Longs, tables: Ints, num_shards: int) -> Ints:
     """
     out = np.zeros(len(ids), np.int32)
     if num_shards > 1:
-        shards_of_keys(np.ascontiguousarray(ids), np.ascontiguousarray(tables), num_shards, out)
+        shards_of_keys(
+            sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), num_shards, out
+        )
     return out

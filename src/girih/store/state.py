@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from girih.kernels.cpu import index, layout, update
+from girih.kernels.cpu.arrays import sealed
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.options import ArenaOptions
@@ -61,11 +62,11 @@ class ShardState:
         memory, kernel = self.memory, self.layout.kernel
         if rows is None:
             rows = self._find(ids, tables)
-        hyper, dropped = hyper_rows(self.spec, lr_scale, step), 0
+        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
         with memory.changing(step):
             for part in memory.stretches(len(ids), 1):
                 dropped += update.apply_gradients(
-                    memory.arrays, kernel, ids[part], tables[part], rows[part], grads[part], hyper, step
+                    memory.arrays, kernel, ids[part], tables[part], rows[part], gradients[part], hyper, step
                 )
         return dropped
 

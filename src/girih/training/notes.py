@@ -35,6 +35,11 @@ class Notes:
     label_names: Sequence[str]
     _told: set[tuple[str, str]] = field(default_factory=set)
 
+    def say(self, text: str) -> None:
+        """Tells a line, each time."""
+        if self.ranks.first:
+            _LOG.warning("%s", text)
+
     def first_epoch(
         self, batches: Iterable[tuple[Batch, Position]], batch_size: int
     ) -> Iterator[tuple[Batch, Position]]:
@@ -89,9 +94,9 @@ class Notes:
                 self._tell(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
     def _tell(self, data: str, subject: str, text: str) -> None:
-        if self.ranks.first and (data, subject) not in self._told:
+        if (data, subject) not in self._told:
             self._told.add((data, subject))
-            _LOG.warning("%s", text)
+            self.say(text)
 
 
 def _range(labels: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from girih.errors import WireError
 from girih.kernels.cpu import wire_codecs
+from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.wire_codecs import PLAIN, SINGLES
 
 _MOST_BAGS: Final = 1 << 26
@@ -64,7 +65,7 @@ def pack(
     no_weights = np.empty(0, np.float32)
     packed_weights = no_weights if weights is None else np.empty(num_ids, np.float32)
     written = wire_codecs.pack_ids(
-        batch_ids, offsets, num_examples, pooled, no_weights if weights is None else weights,
+        sealed(batch_ids), sealed(offsets), num_examples, pooled, sealed(no_weights if weights is None else weights),
         np.zeros(1 << (2 * longest + 1).bit_length(), np.int32), np.empty(longest, np.int32),
         np.empty(longest, np.int64), sizes[2:], packed_ids, counts, samples, packed_weights,
     )  # fmt: skip
@@ -92,8 +93,18 @@ def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
     ids, order = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
     offsets = np.empty(len(unique_of) * num_examples + 1, np.int32)
     scratch = np.empty(num_examples, np.int32)
+    if counts.dtype != samples.dtype:
+        counts, samples = counts.astype(np.uint32), samples.astype(np.uint32)
     if not wire_codecs.unpack_ids(
-        sizes[2:], num_examples, packed_ids, counts, samples, scratch, ids, offsets, order
+        sealed(sizes[2:]),
+        num_examples,
+        sealed(packed_ids),
+        sealed(counts),
+        sealed(samples),
+        scratch,
+        ids,
+        offsets,
+        order,
     ):
         raise WireError("packed ids: counts that do not add up, or an example beyond the batch")
     return Unpacked(ids, offsets, weights[order] if has_weights else None)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from girih.errors import WireError
 from girih.kernels.cpu import wire_codecs
+from girih.kernels.cpu.arrays import sealed
 
 KAPPA = wire_codecs.KAPPA
 
@@ -38,7 +39,7 @@ def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np
     if values.size:
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, dim)
         scaled = np.empty(dim, np.float32)
-        wire_codecs.shrink_blocks(rows, scaled, halves.reshape(-1, dim), scales.reshape(-1))
+        wire_codecs.shrink_blocks(sealed(rows), scaled, halves.reshape(-1, dim), scales.reshape(-1))
     return halves.view(np.float16), scales
 
 

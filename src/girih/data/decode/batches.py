@@ -13,11 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.columns import sealed
 from girih.data.decode.rows import Bags, DecodedRows, filled_weights, joined_bags, joined_others
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
+from girih.kernels.cpu.arrays import sealed
 
 MAX_IDS = 2**31 - 1
 GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
@@ -140,11 +140,12 @@ class _Group:
         """Copies what feature ``f`` holds to its place in each batch."""
         size = self._index.shape[1]
         if self._has_bags:
-            ends = self._offsets[:, f * size + 1 : (f + 1) * size + 1]
+            column = f * size + 1
             if bags.offsets is None:
-                ends[:] = self._firsts[f][:, None] + np.arange(1, size + 1)
+                ends = self._firsts[f][:, None] + np.arange(1, size + 1)
+                self._offsets[:, column : column + size] = ends
             else:
-                kernels.bag_ends(sealed(bags.offsets), self._index, self._firsts[f], ends)
+                kernels.bag_ends(sealed(bags.offsets), self._index, self._firsts[f], column, self._offsets)
         for values, out in ((bags.ids, self._ids), (bags.weights, self._weights)):
             if values is None or out is None:
                 continue

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import strings, take
+from girih.kernels.cpu.arrays import sealed
 
 NULL_ID: Final = 3308892442114646408
 """The id of a missing value: XXH64 of ``girih.null``."""
@@ -130,7 +131,7 @@ def keep_last(
     short = np.zeros_like(offsets)
     np.cumsum(np.minimum(lengths, max_length), out=short[1:])
     kept = np.empty(short[-1], dtype=values.dtype)
-    take.copy_tails(values, offsets, short, kept)
+    take.copy_tails(sealed(values), sealed(offsets), sealed(short), kept)
     return kept, short
 
 
@@ -189,13 +190,6 @@ def string_values(array: Any) -> Any:
 
 def _plain(array: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
-def sealed(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view, as columns in Arrow's memory are: so kernels are compiled for one kind only."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def number_of(word: bytes | None) -> float | None:

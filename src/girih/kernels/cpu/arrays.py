@@ -1,7 +1,16 @@
-"""The types of arrays in kernels: kind and bits of an item."""
+"""The types of arrays in kernels: kind and bits of an item.
+
+Kernels that Python calls are compiled by their annotations: arrays are C-contiguous, of one dim, or of as many as
+the name says (``x2``). What is only read, and may come from Arrow or from another process, is sealed: one kind of
+arrays, whether they could be written or not. In functions that kernels call, names say nothing of dims and seals.
+"""
+
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+SEALED = "read-only"
 
 Bools = NDArray[np.bool_]
 I8 = NDArray[np.int8]
@@ -13,3 +22,27 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+
+I32x2 = Annotated[I32, 2]
+I64x2 = Annotated[I64, 2]
+U8x2 = Annotated[U8, 2]
+U16x2 = Annotated[U16, 2]
+U64x2 = Annotated[U64, 2]
+F32x2 = Annotated[F32, 2]
+F64x2 = Annotated[F64, 2]
+F64x3 = Annotated[F64, 3]
+
+SealedI32 = Annotated[I32, SEALED]
+SealedI64 = Annotated[I64, SEALED]
+SealedU8 = Annotated[U8, SEALED]
+SealedU16 = Annotated[U16, SEALED]
+SealedU32 = Annotated[U32, SEALED]
+SealedF32 = Annotated[F32, SEALED]
+SealedF32x2 = Annotated[F32, 2, SEALED]
+
+
+def sealed(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view, for kernels that take one."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I64, U64
+from girih.kernels.cpu.arrays import I32, I64, U64, SealedI32, SealedI64
 from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.jit import kernel, njit_lean
 
 MAX_NUMBER = (1 << 31) - 1
 
 
-@njit_lean
-def count_ids(offsets: I32, num_examples: int, features: I64, tables: I32) -> Any:
+@kernel()
+def count_ids(offsets: SealedI32, num_examples: int, features: I64, tables: I32) -> Any:
     """Numbers of ids: of some features together, of the feature with most, and of the table with most."""
     total, longest, of_table, most = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     for f in range(len(features)):
@@ -47,10 +47,10 @@ def choose(ids: I64, table: Any, shard: Any, num_shards: Any, hashes: U64, own: 
     return count
 
 
-@njit_lean
+@kernel()
 def dedup(
-    ids: I64,
-    offsets: I32,
+    ids: SealedI64,
+    offsets: SealedI32,
     num_examples: int,
     features: I64,
     tables: I32,
@@ -120,8 +120,8 @@ def dedup(
     return num_keys
 
 
-@njit_lean
-def sum_counts(inverse: I32, counts: I32, first_key: int, out: I32) -> None:
+@kernel()
+def sum_counts(inverse: I32, counts: SealedI32, first_key: int, out: I32) -> None:
     """Writes to ``out``, int32[U], the sum of the ``counts``, int32[N], of the ids of each key from ``first_key`` on."""
     out[:] = 0
     for n in range(len(inverse)):

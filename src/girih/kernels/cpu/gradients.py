@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I8, I32, I64
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.arrays import I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
+from girih.kernels.cpu.jit import kernel
 from girih.kernels.cpu.pool import bag_scale, examples_ahead, prefetch_bag, prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
@@ -17,14 +17,14 @@ _INFINITY_BITS = np.uint32(0x7F80_0000)
 _SIGN_MASK = np.uint32(0x7FFF_FFFF)
 
 
-@njit_lean
+@kernel()
 def scatter(
-    gradient: F32,
-    tail: F32,
+    gradient: SealedF32x2,
+    tail: SealedF32x2,
     first_column: int,
     inverse: I32,
-    offsets: I32,
-    weights: F32,
+    offsets: SealedI32,
+    weights: SealedF32,
     num_examples: int,
     features: I64,
     firsts: I64,
@@ -33,7 +33,7 @@ def scatter(
     num_places: int,
     first_key: int,
     last_key: int,
-    totals: F32,
+    totals: F32x2,
 ) -> None:
     """Adds the gradients of some features' pooled bags onto their keys.
 
@@ -79,9 +79,15 @@ def scatter(
                         add_scaled(totals, key, first_column + dim, tail, row, 0, num_tail, factor)
 
 
-@njit_lean
+@kernel()
 def scatter_whole(
-    gradient: F32, first_column: int, inverse: I32, start: int, first_key: int, last_key: int, totals: F32
+    gradient: SealedF32x2,
+    first_column: int,
+    inverse: I32,
+    start: int,
+    first_key: int,
+    last_key: int,
+    totals: F32x2,
 ) -> None:
     """Adds the gradients of vectors that were not pooled, float32[L, D], those of the ids from ``start`` on."""
     for i in range(len(gradient)):
@@ -90,8 +96,8 @@ def scatter_whole(
             add_row(totals, key, first_column, gradient, i, 0, gradient.shape[1])
 
 
-@njit_lean
-def first_nonfinite(first_key: int, last_key: int, totals: F32) -> int:
+@kernel()
+def first_nonfinite(first_key: int, last_key: int, totals: F32x2) -> int:
     """The first of some keys whose gradient, float32[·, W], has a NaN or an infinity; or -1."""
     bits = totals.view(np.uint32)
     for key in range(first_key, last_key):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I64
-from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean
+from girih.kernels.cpu.arrays import I32, U64, SealedI32, SealedI64
+from girih.kernels.cpu.jit import JIT_DISABLED, kernel, njit_lean
 
 
 def _wrapped(x: Any) -> int:
@@ -84,15 +84,15 @@ def key_hash(key_id: Any, table: Any) -> Any:
     return mix(stream(table, 0) ^ mix(key_id))
 
 
-@njit_lean
-def shards_of_keys(ids: I64, tables: I32, num_shards: int, out: I32) -> None:
+@kernel()
+def shards_of_keys(ids: SealedI64, tables: SealedI32, num_shards: int, out: I32) -> None:
     """Writes the shard of every key to ``out``, int32[U]."""
     for i in range(ids.shape[0]):
         out[i] = scaled(key_hash(ids[i], tables[i]), num_shards)
 
 
-@njit_lean
-def fill_stream(seed: Any, out: Any) -> None:
+@kernel()
+def fill_stream(seed: np.uint64, out: U64) -> None:
     """Writes the splitmix64 sequence that ``seed``, a uint64, begins: uint64[·]."""
     for i in range(len(out)):
         out[i] = stream(seed, i)

@@ -23,7 +23,7 @@ import numpy as np
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.hashing import key_hash, low_bits
-from girih.kernels.cpu.jit import njit_lean, prefetch
+from girih.kernels.cpu.jit import kernel, njit_lean, prefetch
 from girih.kernels.cpu.layout import Shard
 
 MOVES = 16
@@ -189,7 +189,7 @@ def delete(shard: Shard, key_id: Any, table: Any) -> None:
             _close_gap(shard.slots, slot, shift)
 
 
-@njit_lean
+@kernel()
 def after_free_slot(slots: I64) -> Any:
     """The first slot behind a free one: where growing may begin."""
     slot = 0
@@ -227,6 +227,12 @@ def move(shard: Shard, at_least: Any) -> None:
         prefetch(shard.next_slots, 2 * slot + line)
 
 
+@kernel()
+def move_slots(shard: Shard, at_least: int) -> None:
+    """As :func:`move`."""
+    move(shard, at_least)
+
+
 @njit_lean
 def is_full(shard: Shard) -> Any:
     """Whether no key may be added before the index begins to grow, has more memory claimed, or is done."""
@@ -235,7 +241,7 @@ def is_full(shard: Shard) -> Any:
     return shard.state[at.GROW_MOVED] >= shard.state[at.GROW_CLAIMED]
 
 
-@njit_lean
+@kernel()
 def find_all(shard: Shard, ids: I64, tables: I32, rows: I32) -> None:
     """Writes the row of every key, or ``NO_ROW``, to ``rows``, int32[U]."""
     for i in range(ids.shape[0]):

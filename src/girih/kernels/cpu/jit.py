@@ -1,31 +1,39 @@
-"""Compilation of kernels: ``njit`` with a cache that cannot go stale, and a prefetch.
+"""Compilation of kernels: functions that Python calls, functions that those are made of, and a prefetch.
 
-Numba's on-disk cache looks at the file of the cached function only, not at those of the functions
-that it calls. Here the cache directory carries a digest of all sources of ``kernels``, so that any
-change compiles afresh. It lies in the user's cache directory (or ``NUMBA_CACHE_DIR``), so that a
-read-only installation works; where neither can be written, kernels compile anew in each process.
+Numba's on-disk cache looks at the file of the cached function only, not at those of the functions that it calls. Here
+the cache directory carries a digest of all sources of ``kernels``, of the processor and of numba's version, so that any
+change compiles afresh. It lies in the user's cache directory (or ``NUMBA_CACHE_DIR``), so that a read-only installation
+works, or else in one for temporary files; where none can be written, kernels compile anew in each process.
+:mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import stat
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import llvmlite.binding as _typed_llvm
 import numba as _typed_numba
 from numba import extending as _typed_extending
 from numba.core import cgutils as _typed_cgutils
+from numba.core import codegen as _typed_codegen
 from numba.core import types as _typed_types
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
 cgutils: Any = _typed_cgutils
 extending: Any = _typed_extending
 intrinsic: Any = extending.intrinsic
+codegen: Any = _typed_codegen
+llvm: Any = _typed_llvm
 types: Any = _typed_types
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,9 +42,10 @@ JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
 """True where kernels run as plain Python."""
 
 
-def _sources_digest() -> str:
+def _digest() -> str:
     root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
+    machine = llvm.get_host_cpu_name(), codegen.get_host_cpu_features(), numba.__version__
+    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
         digest.update(source.read_bytes())
@@ -51,53 +60,113 @@ def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
+def _own_temporary() -> Path:
+    """A directory for temporary files which nobody else can write: what lies there is run."""
+    path = Path(tempfile.gettempdir(), f"girih-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if found.st_uid != os.getuid() or found.st_mode != stat.S_IFDIR | 0o700:
+        raise PermissionError(path)
+    return path
+
+
 def _cache_directory() -> str | None:
-    try:
-        directory = _user_cache() / "girih" / _sources_digest()
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
-        return None
-    return str(directory) if os.access(directory, os.W_OK | os.X_OK) else None
+    for parent in (_user_cache, _own_temporary):
+        try:
+            directory = parent() / "girih" / _digest()
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+            continue
+        if os.access(directory, os.W_OK | os.X_OK):
+            return str(directory)
+    return None
 
 
-_CACHE_DIRECTORY = None if JIT_DISABLED else _cache_directory()
+CACHE_DIRECTORY: str | None = None if JIT_DISABLED else _cache_directory()
+"""Where compiled kernels are kept; None where nothing can be written."""
+
+_OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
-def _compiled(function: F, **options: Any) -> F:
-    if JIT_DISABLED:
-        return function
-    options |= {"nogil": True, "fastmath": False, "error_model": "numpy"}
-    if _CACHE_DIRECTORY is None:
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+class Kernel(NamedTuple):
+    """A kernel, as numba's dispatcher, and the types of arguments that it is called with.
+
+    Attributes:
+        kinds: for each compilation, the types of parameters that their annotations leave open.
+    """
+
+    dispatcher: Any
+    kinds: tuple[Mapping[str, Any], ...]
+
+
+KERNELS: dict[str, Kernel] = {}
+"""All kernels of the modules that were imported, by module and name; none where kernels run as plain Python."""
+
+
+def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
+    """Makes a kernel: compiled without the GIL and cached on disk; NaN and infinity behave as in NumPy.
+
+    Its annotations say by which types it is compiled, and so it has to be called.
+
+    Args:
+        kinds: where parameters may be of several types, those of each compilation.
+    """
+
+    def compiled(function: F) -> F:
+        if JIT_DISABLED:
+            return function
+        dispatcher = _cached(function)
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        KERNELS[name] = Kernel(dispatcher, kinds or ({},))
+        return dispatcher  # type: ignore[no-any-return]
+
+    return compiled
+
+
+def _cached(function: Callable[..., Any]) -> Any:
+    if CACHE_DIRECTORY is None:
+        return numba.njit(**_OPTIONS)(function)
     theirs = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _CACHE_DIRECTORY  # read while decorating only: others' functions keep theirs
+    numba.config.CACHE_DIR = CACHE_DIRECTORY  # read while decorating only: others' functions keep theirs
     try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **_OPTIONS)(function)
     finally:
         numba.config.CACHE_DIR = theirs
 
 
-def is_compiled() -> bool:
-    """Whether kernels were compiled before; if not, the first use of each takes seconds."""
-    return JIT_DISABLED or (_CACHE_DIRECTORY is not None and any(Path(_CACHE_DIRECTORY).rglob("*.nbi")))
+class _Lean:
+    """A function that numba inlines into those that call it; where Python calls it, in tests, it is a kernel."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.py_func = function
+        functools.update_wrapper(self, function)
+        self._inlined = numba.njit(**_OPTIONS, forceinline=True, no_cpython_wrapper=True)(function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self._inlined._numba_type_
+
+    @functools.cached_property
+    def _alone(self) -> Any:
+        return _cached(self.py_func)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._alone(*arguments, **named)
 
 
-def njit(function: F) -> F:
-    """Compiles on first call, without the GIL, cached on disk; NaN and infinity behave as in NumPy."""
-    return _compiled(function)
+def njit_lean(function: F) -> F:
+    """Makes a function of which kernels are made: inlined into each, and no way into it from Python compiled.
+
+    That way, for all arrays of a shard, takes longer to compile than what most of them do. All kernels are compiled
+    without reference counts: counting those to the arrays of a tuple costs ten times as much as reading a row. So they
+    make no arrays.
+    """
+    return function if JIT_DISABLED else _Lean(function)  # type: ignore[return-value]
 
 
 def warm_up() -> None:
     """Has numba begin: the first kernel that a process calls takes a third of a second more than any other."""
     _nothing(0)
-
-
-def njit_lean(function: F) -> F:
-    """As :func:`njit`, for functions that make no arrays: compiled without reference counts, and inlined.
-
-    Counting references to the arrays of a tuple costs ten times as much as reading a row.
-    """
-    return _compiled(function, _nrt=False, forceinline=True)
 
 
 if JIT_DISABLED:
@@ -137,6 +206,6 @@ def prefetch(array: Any, row: Any) -> None:
     prefetch_at(array, row, 0)
 
 
-@njit
+@kernel()
 def _nothing(number: int) -> int:
     return number

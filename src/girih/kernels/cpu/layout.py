@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8, U16, U64
+from girih.kernels.cpu.arrays import F64, I64, U8, U16, U64, F32x2, F64x3, I32x2, I64x2, U8x2, U16x2, U64x2
 
 # Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
@@ -88,19 +88,19 @@ class Shard(NamedTuple):
 
     slots: I64
     next_slots: I64
-    meta: I32
-    keys: I64
-    values: F32
-    halves: U16
+    meta: I32x2
+    keys: I64x2
+    values: F32x2
+    halves: U16x2
     state: I64
-    tables: I64
+    tables: I64x2
     cells: U8
-    scratch: F32
+    scratch: F32x2
     scratch_halves: U16
     saving: I64
     kept: U8
-    log: I32
-    log_bytes: U8
+    log: I32x2
+    log_bytes: U8x2
 
 
 class Layout(NamedTuple):
@@ -118,11 +118,11 @@ class Layout(NamedTuple):
     """
 
     dtype: int
-    segments: I64
-    rules: I64
+    segments: I64x2
+    rules: I64x2
     chance: F64
-    bloom: I64
+    bloom: I64x2
     table_seeds: U64
-    seeds: U64
-    initializers: I64
-    initializer_options: F64
+    seeds: U64x2
+    initializers: I64x2
+    initializer_options: F64x3

@@ -16,8 +16,8 @@ import numpy as np
 
 from girih.kernels.cpu import admission, index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, U8
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, F64x2
+from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
     AT_ONCE,
@@ -38,8 +38,8 @@ _NEIGHBOURS_AHEAD = 8
 _MOST = 2**31 - 1
 
 
-@njit_lean
-def expire(shard: Shard, layout: Layout, now: I64, most: Any) -> Any:
+@kernel()
+def expire(shard: Shard, layout: Layout, now: I64, most: int) -> Any:
     """Drops the rows of ``ttl`` tables that were last used more than their time before ``now``, int64[T].
 
     At most ``most`` of them; returns how many.
@@ -82,7 +82,7 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
     return index.find_tagged(shard, tag, key_id, table)
 
 
-@njit_lean
+@kernel()
 def read_known(
     shard: Shard,
     layout: Layout,
@@ -93,7 +93,7 @@ def read_known(
     tags: I32,
     touched: I64,
     rows: I32,
-    out: F32,
+    out: F32x2,
 ) -> None:
     """Reads and marks used the keys that have rows; ``rows`` int32[U] is -1 for the others.
 
@@ -195,7 +195,7 @@ def make_room(
     return NEED_INDEX if index.is_full(shard) else DONE
 
 
-@njit_lean
+@kernel()
 def read_new(
     shard: Shard,
     layout: Layout,
@@ -208,9 +208,9 @@ def read_new(
     forced: bool,
     touched: I64,
     stuck: U8,
-    hyper: F64,
+    hyper: F64x2,
     rows: I32,
-    out: F32,
+    out: F32x2,
 ) -> Any:
     """Admits, from key ``start`` on, the keys whose ``rows`` is -1; all read their initial value.
 
@@ -249,8 +249,8 @@ def read_new(
     return ids.shape[0], DONE
 
 
-@njit_lean
-def peek(shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32) -> None:
+@kernel()
+def peek(shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32x2) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys, num_words = ids.shape[0], at.VALUES + out.shape[1]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I8, I32, I64
-from girih.kernels.cpu.jit import njit_lean, prefetch_at
+from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
+from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
 from girih.kernels.cpu.vector import add_scaled, copy_row, sum_rows
 
 SUM, MEAN, SQRTN = 0, 1, 2
@@ -33,8 +33,8 @@ def bag_scale(mode: Any, length: Any) -> Any:
     return np.float32(1.0)
 
 
-@njit_lean
-def find_singles(offsets: I32, num_examples: int, features: I64, firsts: I64) -> None:
+@kernel()
+def find_singles(offsets: SealedI32, num_examples: int, features: I64, firsts: I64) -> None:
     """Writes to ``firsts[f]``, for each of the features f, where its ids begin if each bag holds one, else -1."""
     for p in range(len(features)):
         start = features[p] * num_examples
@@ -72,21 +72,21 @@ def prefetch_bag(
         prefetch_columns(rows, inverse[i], first_column, num_columns)
 
 
-@njit_lean
+@kernel()
 def pool(
-    rows: F32,
+    rows: SealedF32x2,
     first_column: int,
     inverse: I32,
-    offsets: I32,
-    weights: F32,
+    offsets: SealedI32,
+    weights: SealedF32,
     num_examples: int,
     features: I64,
     firsts: I64,
     modes: I8,
     begin: int,
     end: int,
-    out: F32,
-    tail: F32,
+    out: F32x2,
+    tail: F32x2,
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
@@ -157,8 +157,8 @@ def weigh(
             out[vector, d] *= scale
 
 
-@njit_lean
-def spread(rows: F32, first_column: int, inverse: I32, start: int, out: F32) -> None:
+@kernel()
+def spread(rows: SealedF32x2, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
     for i in range(len(out)):
         copy_row(out, i, 0, rows, inverse[start + i], first_column, out.shape[1])

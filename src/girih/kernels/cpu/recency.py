@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I64
-from girih.kernels.cpu.jit import njit_lean, prefetch
+from girih.kernels.cpu.arrays import I32, I32x2, I64x2
+from girih.kernels.cpu.jit import kernel, njit_lean, prefetch
 from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
 from girih.kernels.cpu.saving import keep_row
 
@@ -54,8 +54,8 @@ def touch(shard: Shard, table: Any, row: Any) -> None:
         push_newest(shard, table, row)
 
 
-@njit_lean
-def oldest_first(meta: I32, tables: I64, table: Any, out: I32) -> Any:
+@kernel()
+def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
     """Writes the rows of a table's list to ``out``, oldest first; returns how many."""
     row = tables[table, OLDEST]
     count = 0

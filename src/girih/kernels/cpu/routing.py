@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I64
+from girih.kernels.cpu.arrays import I32, I64, I64x2, SealedI32
 from girih.kernels.cpu.hashing import key_hash, scaled
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.jit import kernel
 
 
-@njit_lean
-def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places: I32, ends: I64) -> None:
+@kernel()
+def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places: I32, ends: I64x2) -> None:
     """Writes where each key lives, and how many keys of each table each place has.
 
     Args:
@@ -34,9 +34,16 @@ def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places:
             ends[p, t] = total
 
 
-@njit_lean
+@kernel()
 def route(
-    keys: I64, tables: I32, counts: I32, places: I32, ends: I64, numbers: I32, out_keys: I64, out_counts: I32
+    keys: I64,
+    tables: I32,
+    counts: I32,
+    places: I32,
+    ends: I64x2,
+    numbers: I32,
+    out_keys: I64,
+    out_counts: I32,
 ) -> None:
     """Moves keys to where their place's begin; keys of one place and table keep their order.
 
@@ -59,8 +66,8 @@ def route(
             total = start
 
 
-@njit_lean
-def renumber(inverse: I32, offsets: I32, num_examples: int, features: I64, numbers: I32) -> Any:
+@kernel()
+def renumber(inverse: I32, offsets: SealedI32, num_examples: int, features: I64, numbers: I32) -> Any:
     """Replaces the key numbers of some features' ids, in ``inverse``, by their numbers among the routed ones."""
     for f in range(len(features)):
         for n in range(offsets[features[f] * num_examples], offsets[(features[f] + 1) * num_examples]):

@@ -16,8 +16,8 @@ import numpy as np
 
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.admission import NUM_HASHES, cell_of
-from girih.kernels.cpu.arrays import F32, I32, I64, U16
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.arrays import I32, I64, F32x2, I32x2, I64x2, U16x2
+from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.vector import copy_row
 
@@ -72,8 +72,8 @@ def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
                     shard.log_bytes[place, 4 * LINKS + byte] = shard.cells[start + byte]
 
 
-@njit_lean
-def put_logged(shard: Shard, chunk: Any, first: Any, records: I32) -> None:
+@kernel()
+def put_logged(shard: Shard, chunk: int, first: int, records: I32x2) -> None:
     """Puts what the log has of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
     place = shard.saving[at.HEADS + chunk]
     while place > 0:
@@ -83,8 +83,8 @@ def put_logged(shard: Shard, chunk: Any, first: Any, records: I32) -> None:
         place = np.int64(shard.log[place - 1, 1])
 
 
-@njit_lean
-def empty_log(shard: Shard, first_chunk: Any, out: I32, ends: I64) -> Any:
+@kernel()
+def empty_log(shard: Shard, first_chunk: int, out: I32x2, ends: I64) -> Any:
     """Moves the log's records of chunks from ``first_chunk`` on to ``out``, int32[L, 1 + V], chunk by chunk.
 
     ``ends`` int64[number of chunks] tells where each ends in ``out``; returns how many records there are.
@@ -105,8 +105,8 @@ def empty_log(shard: Shard, first_chunk: Any, out: I32, ends: I64) -> Any:
     return count
 
 
-@njit_lean
-def put_spilled(spilled: I32, first: Any, records: I32) -> None:
+@kernel()
+def put_spilled(spilled: I32x2, first: int, records: I32x2) -> None:
     """Puts records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
     for i in range(spilled.shape[0]):
         number = np.int64(spilled[i, 0]) - first
@@ -114,8 +114,8 @@ def put_spilled(spilled: I32, first: Any, records: I32) -> None:
             records[number, word] = spilled[i, 1 + word]
 
 
-@njit_lean
-def split_halves(records: U16, rows: I32, columns: I64, starts: I64, out: U16) -> None:
+@kernel()
+def split_halves(records: U16x2, rows: I32, columns: I64x2, starts: I64, out: U16x2) -> None:
     """As :func:`split_words`, with half words as units."""
     for column in range(columns.shape[0]):
         first, width = columns[column, 0], columns[column, 1]
@@ -125,8 +125,8 @@ def split_halves(records: U16, rows: I32, columns: I64, starts: I64, out: U16) -
                 out[0, place + unit] = records[rows[i], first + unit]
 
 
-@njit_lean
-def split_words(records: F32, rows: I32, columns: I64, starts: I64, out: F32) -> None:
+@kernel()
+def split_words(records: F32x2, rows: I32, columns: I64x2, starts: I64, out: F32x2) -> None:
     """Copies rows of ``records``, [K, P] units, column by column.
 
     Each of ``columns``, int64[·, 2] (first unit, width), is one dense array in ``out``, [1, ·], from its

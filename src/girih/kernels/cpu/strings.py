@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from girih.kernels.cpu.arrays import I64, U8
-from girih.kernels.cpu.jit import njit
+from girih.kernels.cpu.arrays import I64, U64, Bools, SealedI64, SealedU8
+from girih.kernels.cpu.jit import kernel, njit_lean
 
 PRIME_1 = np.uint64(0x9E3779B185EBCA87)
 PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -24,7 +23,7 @@ PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
 
 
-def ids_of_strings(data: U8, starts: I64, ends: I64) -> tuple[I64, NDArray[np.bool_]]:
+def ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64) -> tuple[I64, Bools]:
     """The ids of R strings: the integer that a string spells canonically, else its XXH64.
 
     Returns:
@@ -36,7 +35,7 @@ def ids_of_strings(data: U8, starts: I64, ends: I64) -> tuple[I64, NDArray[np.bo
     return ids.view(np.int64), floats
 
 
-@njit
+@njit_lean
 def _load(data: Any, at: Any, count: Any) -> Any:
     value = np.uint64(0)
     for byte in range(count):
@@ -44,22 +43,22 @@ def _load(data: Any, at: Any, count: Any) -> Any:
     return value
 
 
-@njit
+@njit_lean
 def _rotate(value: Any, bits: Any) -> Any:
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
-@njit
+@njit_lean
 def _round(lane: Any, word: Any) -> Any:
     return _rotate(lane + word * PRIME_2, 31) * PRIME_1
 
 
-@njit
+@njit_lean
 def _merge(value: Any, lane: Any) -> Any:
     return (value ^ _round(np.uint64(0), lane)) * PRIME_1 + PRIME_4
 
 
-@njit
+@njit_lean
 def _xxh64(data: Any, start: Any, end: Any) -> Any:
     at = start
     if end - start >= 32:
@@ -98,7 +97,7 @@ def _xxh64(data: Any, start: Any, end: Any) -> Any:
     return value
 
 
-@njit
+@njit_lean
 def _canonical(data: Any, start: Any, end: Any) -> Any:
     """(True, the 64 bits of the integer) where the string is the one spelling of an int64."""
     zero = np.uint64(0)
@@ -122,7 +121,7 @@ def _canonical(data: Any, start: Any, end: Any) -> Any:
     return value <= MAX_INT, value
 
 
-@njit
+@njit_lean
 def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
     """Whether a string is ``7.0`` or ``1.5e+17``: digits before ``.0``, or digits and dots before ``e+`` and two more."""
     # dot and plus first: they are rare, so that the processor guesses these branches
@@ -139,8 +138,8 @@ def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
     return behind > first
 
 
-@njit
-def _ids_of_strings(data: Any, starts: Any, ends: Any, ids: Any, floats: Any) -> None:
+@kernel()
+def _ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64, ids: U64, floats: Bools) -> None:
     for row in range(len(starts)):
         is_integer, value = _canonical(data, starts[row], ends[row])
         if not is_integer:

@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.jit import njit_lean, prefetch, prefetch_at
+from girih.kernels.cpu.arrays import F32, I64, F32x2, I32x2, I64x2, SealedF32, SealedF32x2, SealedI64
+from girih.kernels.cpu.jit import kernel, prefetch, prefetch_at
 
+_IDS, _WEIGHTS = {"values": SealedI64, "out": I64}, {"values": SealedF32, "out": F32}
 AHEAD = 16  # rows between asking for one and reading it
 LINE_BYTES = 64
 
 
-@njit_lean
-def take(values: Any, index: Any, starts: Any, out: Any) -> None:
+@kernel(_IDS, _WEIGHTS)
+def take(values: Any, index: I64x2, starts: I64, out: Any) -> None:
     """Writes ``values[index]``, batch k from ``out[starts[k]]`` on: T[R], int64[K, B], int64[K], T[·]."""
     for k in range(len(starts)):
         rows = index[k]
@@ -29,9 +31,9 @@ def take(values: Any, index: Any, starts: Any, out: Any) -> None:
             part[b] = values[np.uint64(rows[b])]
 
 
-@njit_lean
-def take_rows(values: Any, index: Any, out: Any) -> None:
-    """Writes ``values[index]``: T[R, X], int64[B], T[B, X]."""
+@kernel()
+def take_rows(values: SealedF32x2, index: I64, out: F32x2) -> None:
+    """Writes ``values[index]``: float32[R, X], int64[B], float32[B, X]."""
     width = values.shape[1]
     row_bytes = width * values.itemsize
     for b in range(len(index)):
@@ -44,8 +46,8 @@ def take_rows(values: Any, index: Any, out: Any) -> None:
             target[x] = row[x]
 
 
-@njit_lean
-def count_values(offsets: Any, index: Any, counts: Any) -> None:
+@kernel()
+def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
     """Writes how many values the bags of each batch hold: int64[R+1], int64[K, B], int64[K]."""
     starts, ends = offsets[:-1], offsets[1:]
     for k in range(len(counts)):
@@ -57,16 +59,16 @@ def count_values(offsets: Any, index: Any, counts: Any) -> None:
         counts[k] = total
 
 
-@njit_lean
-def bag_ends(offsets: Any, index: Any, firsts: Any, ends: Any) -> None:
+@kernel()
+def bag_ends(offsets: SealedI64, index: I64x2, firsts: I64, column: int, ends: I32x2) -> None:
     """Writes where each bag taken ends, the first bag of batch k beginning at ``firsts[k]``.
 
-    Shapes: int64[R+1], int64[K, B], int64[K], int[K, B].
+    Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·], written from ``column`` on.
     """
     befores, afters = offsets[:-1], offsets[1:]
     for k in range(len(firsts)):
         rows = index[k]
-        part = ends[k]
+        part = ends[k, column : column + len(rows)]
         end = firsts[k]
         for b in range(len(rows)):
             row = np.uint64(rows[b])
@@ -74,8 +76,8 @@ def bag_ends(offsets: Any, index: Any, firsts: Any, ends: Any) -> None:
             part[b] = end
 
 
-@njit_lean
-def take_bags(values: Any, offsets: Any, index: Any, starts: Any, out: Any) -> None:
+@kernel(_IDS, _WEIGHTS)
+def take_bags(values: Any, offsets: SealedI64, index: I64x2, starts: I64, out: Any) -> None:
     """Writes the values of the bags ``index`` one after the other, batch k from ``out[starts[k]]`` on.
 
     Shapes: T[M], int64[R+1], int64[K, B], int64[K], T[·].
@@ -96,8 +98,8 @@ def take_bags(values: Any, offsets: Any, index: Any, starts: Any, out: Any) -> N
             at += size
 
 
-@njit_lean
-def copy_tails(values: Any, offsets: Any, short_offsets: Any, out: Any) -> None:
+@kernel(_IDS, _WEIGHTS)
+def copy_tails(values: Any, offsets: SealedI64, short_offsets: SealedI64, out: Any) -> None:
     """Copies the last values of each bag, as many as ``short_offsets`` leaves room for: T[M], int64[R+1] twice."""
     for row in range(len(offsets) - 1):
         begin = short_offsets[row]

@@ -5,19 +5,17 @@ Shapes: K rows of a chunk.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import I32, I64, U8
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.arrays import I32, I64, U8, SealedU8
+from girih.kernels.cpu.jit import kernel
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import take_row
 
 
-@njit_lean
+@kernel()
 def load_keys(
     shard: Shard, layout: Layout, ids: I64, tables: I32, last_used: I32, counts: I32, versions: I32, rows: I32
 ) -> None:
@@ -39,8 +37,8 @@ def load_keys(
         rows[i] = row
 
 
-@njit_lean
-def relink(shard: Shard, table: Any, rows: I32) -> None:
+@kernel()
+def relink(shard: Shard, table: int, rows: I32) -> None:
     """Makes a table's list of ``rows``, all of its rows, oldest first."""
     shard.tables[table, at.NEWEST] = at.NO_ROW
     shard.tables[table, at.OLDEST] = at.NO_ROW
@@ -48,8 +46,8 @@ def relink(shard: Shard, table: Any, rows: I32) -> None:
         recency.push_newest(shard, table, np.int64(rows[i]))
 
 
-@njit_lean
-def follow(shard: Shard, table: Any, oldest: Any, newer_of: I32, new_of: I32) -> None:
+@kernel()
+def follow(shard: Shard, table: int, oldest: int, newer_of: I32, new_of: I32) -> None:
     """Makes the rows of a saved list the newest of a table's list, in the saved order.
 
     The list begins at ``oldest``; of each row number as it was then, int32[R], ``newer_of`` is the next one and
@@ -64,8 +62,8 @@ def follow(shard: Shard, table: Any, oldest: Any, newer_of: I32, new_of: I32) ->
         row = np.int64(newer_of[row])
 
 
-@njit_lean
-def add_cells(mine: U8, theirs: U8) -> None:
+@kernel()
+def add_cells(mine: U8, theirs: SealedU8) -> None:
     """Adds counts of one Bloom filter to another, cell by cell, saturating."""
     for i in range(mine.shape[0]):
         mine[i] = min(np.int64(mine[i]) + np.int64(theirs[i]), np.int64(255))

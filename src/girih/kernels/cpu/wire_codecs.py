@@ -9,9 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I32, I64, U16, U32, Bools
+from girih.kernels.cpu.arrays import (
+    F32,
+    I32,
+    I64,
+    U16,
+    U32,
+    Bools,
+    SealedF32,
+    SealedF32x2,
+    SealedI32,
+    SealedI64,
+    SealedU16,
+    SealedU32,
+    U16x2,
+)
 from girih.kernels.cpu.hashing import key_hash, low_bits
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.jit import kernel, njit_lean
 
 PLAIN, SINGLES = -1, -2
 """In place of a feature's number of unique ids: it travels plainly; plainly, one id in each example."""
@@ -94,13 +108,13 @@ def _pack_sizes(bounds: I32, counts: U32) -> Any:
     return largest
 
 
-@njit_lean
+@kernel({"samples": U16}, {"samples": U32})
 def pack_ids(
-    ids: I64,
-    offsets: I32,
-    num_examples: Any,
+    ids: SealedI64,
+    offsets: SealedI32,
+    num_examples: int,
     pooled: Bools,
-    weights: F32,
+    weights: SealedF32,
     table: I32,
     inverse: I32,
     places: I64,
@@ -163,11 +177,11 @@ def pack_ids(
     return num_ids, num_counts, num_samples, largest
 
 
-@njit_lean
+@kernel({"counts": SealedU16, "samples": SealedU16}, {"counts": SealedU32, "samples": SealedU32})
 def unpack_ids(
-    sizes: I64,
-    num_examples: Any,
-    packed_ids: I64,
+    sizes: SealedI64,
+    num_examples: int,
+    packed_ids: SealedI64,
     counts: Any,
     samples: Any,
     places: I32,
@@ -239,8 +253,8 @@ def unpack_ids(
     return True
 
 
-@njit_lean
-def shrink_blocks(values: F32, scaled: F32, halves: U16, scales: F32) -> None:
+@kernel()
+def shrink_blocks(values: SealedF32x2, scaled: F32, halves: U16x2, scales: F32) -> None:
     """Scales each block to ±κ and rounds it to float16, to nearest even.
 
     Args:

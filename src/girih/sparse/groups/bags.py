@@ -15,6 +15,7 @@ from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers, Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
+from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
 from girih.sparse.groups.shards import FEW_IDS, GroupKeys, each
@@ -53,7 +54,8 @@ class Bags:
         """
         outputs, size = self.group.outputs, batch.num_examples
         num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
-        firsts, weights = self._firsts(batch), NO_WEIGHTS if batch.weights is None else batch.weights
+        rows, offsets, weights = sealed(values), sealed(batch.offsets), _weights_of(batch)
+        firsts = self._firsts(batch)
         found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
         flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
 
@@ -64,10 +66,10 @@ class Bags:
                 begin, end = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
                 if output.whole:
                     start = output.ids_in(batch).start + begin
-                    pool_kernels.spread(values, output.first_column, keys.inverse, start, out[begin:end])
+                    pool_kernels.spread(rows, output.first_column, keys.inverse, start, out[begin:end])
                 else:
                     pool_kernels.pool(
-                        values, output.first_column, keys.inverse, batch.offsets, weights, size, output.features,
+                        rows, output.first_column, keys.inverse, offsets, weights, size, output.features,
                         firsts[output.features], output.modes, begin, end, out, flat[tails[0]] if tails else NO_TAIL,
                     )  # fmt: skip
 
@@ -80,7 +82,7 @@ class Bags:
         Returns:
             float32[·, W], the gradient of the key of each number; and a key whose own is not finite, or -1.
         """
-        firsts, weights = self._firsts(batch), NO_WEIGHTS if batch.weights is None else batch.weights
+        firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
         taking_part = list(self._taking_part(given))
 
@@ -100,7 +102,7 @@ class Bags:
                     )
                 elif len(mine.features):
                     gradient_kernels.scatter(
-                        gradient, tail, output.first_column, keys.inverse, batch.offsets, weights, batch.num_examples,
+                        gradient, tail, output.first_column, keys.inverse, offsets, weights, batch.num_examples,
                         mine.features, firsts[mine.features], mine.places, mine.modes, len(output.features), first, last,
                         totals,
                     )  # fmt: skip
@@ -113,15 +115,21 @@ class Bags:
     ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
         """For each pass: an output, its gradient, and that of the output whose columns follow."""
         for numbers in self._passes:
-            found = [(number, gradient) for number in numbers if (gradient := given[number]) is not None]
+            found = [
+                (number, sealed(gradient)) for number in numbers if (gradient := given[number]) is not None
+            ]
             if len(found) == 2:
                 yield *found[0], found[1][1]
             else:
-                yield from ((number, gradient, NO_TAIL) for number, gradient in found)
+                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in found)
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""
         firsts = np.full(1 + int(self.group.features.max()), -1, np.int64)
         if batch.weights is None:
-            pool_kernels.find_singles(batch.offsets, batch.num_examples, self.group.features, firsts)
+            pool_kernels.find_singles(sealed(batch.offsets), batch.num_examples, self.group.features, firsts)
         return firsts
+
+
+def _weights_of(batch: Batch) -> NDArray[np.float32]:
+    return sealed(NO_WEIGHTS if batch.weights is None else batch.weights)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from girih.errors import ConfigError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
+from girih.kernels.cpu.arrays import sealed
 from girih.store import Store
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Ids:
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
         num_ids, longest, of_table = kernels.count_ids(
-            self.offsets, self.num_examples, self.features, self.tables
+            sealed(self.offsets), self.num_examples, self.features, self.tables
         )
         return num_ids, longest, of_table
 
@@ -110,8 +111,8 @@ class Dedup:
         keys, tables, counts = (take(kind, num_ids) for kind in (np.int64, np.int32, np.int32))
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
-            of.ids, of.offsets, of.num_examples, of.features, of.tables, shard, num_shards, self._slots, self._base,
-            self._hashes, first, self._own, inverse, keys, tables, counts, ends,
+            sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
+            self._slots, self._base, self._hashes, first, self._own, inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
@@ -171,7 +172,7 @@ class Shards:
         def read_shard(s: int) -> ShardKeys:
             store, mine = self.stores[s], self._unique(of, inverse, s)
             if counts is not None:
-                kernels.sum_counts(inverse, counts, mine.first, mine.counts)
+                kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
             out = values[mine.first : mine.first + len(mine.keys)]
             if train:
                 mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import routing
+from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.group import ids_of
 from girih.sparse.groups.pack import Group
@@ -75,6 +76,6 @@ class KeyRouter:
         num_shards = self._num_processes * self._shards_each
         routing.places_of(unique.keys, unique.tables, num_shards, self._shards_each, where, ends)
         routing.route(unique.keys, unique.tables, unique.counts, where, ends, numbers, keys, counts)
-        routing.renumber(inverse, batch.offsets, batch.num_examples, group.features, numbers)
+        routing.renumber(inverse, sealed(batch.offsets), batch.num_examples, group.features, numbers)
         no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), size, np.int64)
         return RoutedKeys(GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse), ends)

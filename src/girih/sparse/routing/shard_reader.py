@@ -14,6 +14,7 @@ from girih.errors import ConfigError
 from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
+from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.shards import GroupKeys, Ids, Shards, each
 
 
@@ -50,7 +51,7 @@ class ShardReader(Shards):
                 f"key {keys[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
             )
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        pool_kernels.spread(rows, 0, found.inverse, 0, values)
+        pool_kernels.spread(sealed(rows), 0, found.inverse, 0, values)
         return found, values
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
@@ -74,7 +75,7 @@ class ShardReader(Shards):
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
             totals[first:behind] = 0
-            gradient_kernels.scatter_whole(gradients, 0, found.inverse, 0, first, behind, totals)
+            gradient_kernels.scatter_whole(sealed(gradients), 0, found.inverse, 0, first, behind, totals)
             return gradient_kernels.first_nonfinite(first, behind, totals)
 
         bad = max(each(self.pool, len(shards), add, len(gradients)))

@@ -213,7 +213,7 @@ class ShardMemory:
             except StorageFullError:
                 return  # a new key will say so
         if state[layout.GROWING]:
-            index.move(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
+            index.move_slots(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
 
     def reserve_index(self, more: int) -> None:
         """Makes sure that ``more`` keys can be added without growing, at once.
@@ -229,7 +229,7 @@ class ShardMemory:
             _set_index(state, side, wanted)
             self._see_index()
         while state[layout.INDEX_SLOTS] < wanted or state[layout.GROWING]:
-            index.move(self.arrays, int(state[layout.INDEX_SLOTS]))
+            index.move_slots(self.arrays, int(state[layout.INDEX_SLOTS]))
             self.grow_index()
 
     def give_back(self) -> None:

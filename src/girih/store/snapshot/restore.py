@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, nearest
 from girih.kernels.cpu import layout, transfer, update
+from girih.kernels.cpu.arrays import sealed
 from girih.store.arrays import Ints, Longs
 from girih.store.route import shard_of
 from girih.store.rows.record import block_range
@@ -192,7 +193,7 @@ def _add_bloom(state: ShardState, source: Source) -> None:
             mine = state.memory.arrays.cells[state.layout.cells_of(ours)]
             transfer.add_cells(
                 mine[(low - first) * block_cells : (high - first) * block_cells],
-                cells[(low - their_first) * block_cells : (high - their_first) * block_cells],
+                sealed(cells[(low - their_first) * block_cells : (high - their_first) * block_cells]),
             )
 
 

@@ -27,6 +27,8 @@ _NUMBERS: dict[type, int] = {
     optim.FTRL: FTRL,
 }
 _MODULES: tuple[Any, ...] = (sgd, adagrad, rowwise_adagrad, adam, ftrl)
+UPDATES: dict[str, Any] = {module.__name__.rpartition(".")[2]: module.update for module in _MODULES}
+"""Each optimizer's name and kernel on one row, in the order of their numbers."""
 
 
 def number_of(options: optim.SparseOptimizer) -> int:

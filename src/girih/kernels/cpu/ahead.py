@@ -1,0 +1,183 @@
+"""Kernels compiled before they are needed: on all cores, once for all processes of a machine.
+
+A kernel that is compiled leaves a mark beside numba's cache. Whoever finds marks missing takes a lock, so that others
+wait and then find them, and shares the work with processes of its own, since numba compiles one function at a time in
+each. Numbers of kernels lie in a pipe, from which each process takes the next one. Whoever is killed leaves a kernel
+without a mark, and the lock to those that go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from girih.kernels.cpu import (
+    dedup,
+    gradients,
+    lookup,
+    pool,
+    routing,
+    strings,
+    take,
+    transfer,
+    update,
+    wire_codecs,
+)
+from girih.kernels.cpu.arrays import SEALED
+from girih.kernels.cpu.jit import CACHE_DIRECTORY, JIT_DISABLED, KERNELS, Kernel, numba, types
+from girih.kernels.cpu.optimizers import number_of
+from girih.optim import SparseOptimizer
+
+MOST_PROCESSES = 4
+MODULES = (dedup, gradients, lookup, pool, routing, strings, take, transfer, update, wire_codecs)
+"""Those that, with what they import, make all kernels."""
+_LOG = logging.getLogger(__name__)
+_SELDOM = ("update.assign", "update.begin_states")
+_FIRST = ("update.apply_", "lookup.read_new")  # long ones, by two processes
+_LAST = ("lookup.", "index.", "update.", "recency.", "transfer.")  # what they are made of is compiled by then
+_SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
+
+
+def training(rows: Iterable[Sequence[SparseOptimizer]]) -> list[str]:
+    """Kernels that steps of training and evaluation call, and those that read and write checkpoints.
+
+    Args:
+        rows: for each group of tables, the optimizer of each segment of its rows.
+    """
+    others = (*_SELDOM, "update.apply_", "wire_codecs.")
+    applying = [update.applying([number_of(each) for each in row]) for row in rows]
+    names = [f"update.{apply.__name__}" for apply in applying]
+    return [*names, *(name for name in KERNELS if not name.startswith(others))]
+
+
+def packing() -> list[str]:
+    """Kernels that make ids and floats smaller on their way between processes."""
+    return [name for name in KERNELS if name.startswith("wire_codecs.")]
+
+
+def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning) -> float:
+    """Compiles those of some kernels that this machine has not compiled before.
+
+    Args:
+        tell: receives a line when that begins, and one when it is done.
+
+    Returns:
+        Seconds that it took, 0 where nothing was missing.
+    """
+    names = list(names)
+    if JIT_DISABLED or not _missing(names):
+        return 0.0
+    start = time.perf_counter()
+    tell("compiling kernels (first run only)")
+    with _alone() as lock:
+        _compile_together(_missing(names), lock)
+    seconds = time.perf_counter() - start
+    tell(f"compiled kernels in {seconds:.1f} s")
+    return seconds
+
+
+def signatures(kernel: Kernel) -> list[tuple[Any, ...]]:
+    """The types of arguments by which a kernel is compiled, once for each of its kinds."""
+    hints = get_type_hints(kernel.dispatcher.py_func, include_extras=True)
+    hints.pop("return")
+    return [tuple(_type_of(kind) for kind in (hints | dict(kinds)).values()) for kinds in kernel.kinds]
+
+
+def _type_of(hint: Any) -> Any:
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        fields = get_type_hints(hint, include_extras=True).values()
+        return types.BaseTuple.from_types([_type_of(field) for field in fields], hint)
+    said = getattr(hint, "__metadata__", ())
+    array = hint.__origin__ if said else hint
+    (item,) = get_args(get_args(array)[1])
+    (num_dims,) = [word for word in said if word != SEALED] or [1]
+    return types.Array(numba.from_dtype(np.dtype(item)), num_dims, "C", readonly=SEALED in said)
+
+
+def _mark(name: str) -> Path:
+    return Path(CACHE_DIRECTORY or "", "ready", name)
+
+
+def _is_ready(name: str) -> bool:
+    if CACHE_DIRECTORY is not None:
+        return _mark(name).exists()
+    kernel = KERNELS[name]
+    return len(kernel.dispatcher.overloads) >= len(kernel.kinds)
+
+
+def _missing(names: Iterable[str]) -> list[str]:
+    """Kernels to compile, in an order in which two processes seldom compile one function twice and end together."""
+    missing = [name for name in dict.fromkeys(names) if not _is_ready(name)]
+    return sorted(missing, key=lambda name: (not name.startswith(_FIRST), name.startswith(_LAST)))
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[int | None]:
+    """Waits until no other process of this machine compiles; yields the lock, which ends with all that hold it."""
+    if CACHE_DIRECTORY is None:
+        yield None
+        return
+    _mark("").mkdir(mode=0o700, exist_ok=True)
+    with Path(CACHE_DIRECTORY, "lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: at worst the work is done twice
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def _compile_together(names: Sequence[str], lock: int | None) -> None:
+    queue, feed = os.pipe()
+    os.write(feed, bytes(range(len(names))))
+    os.close(feed)
+    helpers: list[subprocess.Popen[bytes]] = []
+    try:
+        if lock is not None:  # without a directory, nobody would find what others compile
+            num_helpers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(names)) - 1
+            with contextlib.suppress(OSError):  # no process can be started: this one does it all
+                helpers.extend(_helper(names, queue, lock) for _ in range(num_helpers))
+        _work_off(queue, names)
+        for helper in helpers:
+            helper.wait()
+        for name in _missing(names):  # of a helper that was killed
+            _compile(name)
+    finally:
+        os.close(queue)
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+
+
+def _helper(names: Sequence[str], queue: int, lock: int) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    command = [sys.executable, "-m", __name__, str(queue), *names]
+    return subprocess.Popen(
+        command, pass_fds=(queue, lock), start_new_session=True, stdin=null, stdout=null, stderr=null
+    )
+
+
+def _work_off(queue: int, names: Sequence[str]) -> None:
+    while number := os.read(queue, 1):
+        _compile(names[number[0]])
+
+
+def _compile(name: str) -> None:
+    kernel = KERNELS[name]
+    for signature in signatures(kernel):
+        kernel.dispatcher.compile(signature)
+    if CACHE_DIRECTORY is not None:
+        _mark(name).touch()
+
+
+if __name__ == "__main__":
+    _work_off(int(sys.argv[1]), sys.argv[2:])

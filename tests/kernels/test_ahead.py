@@ -1,0 +1,226 @@
+"""Kernels are compiled before they are needed, once, whoever is killed meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+
+from girih.kernels.cpu import ahead
+from girih.kernels.cpu.jit import JIT_DISABLED
+from girih.optim import FTRL, Adagrad, Adam
+
+pytestmark = pytest.mark.skipif(JIT_DISABLED, reason="NUMBA_DISABLE_JIT is set")
+
+FEW = [
+    "index.after_free_slot",
+    "hashing.fill_stream",
+    "take.take",
+    "saving.put_spilled",
+    "gradients.scatter_whole",
+]
+
+HEARD = """
+import os, sys
+from numba.core import event
+
+class Heard(event.Listener):
+    def on_start(self, happened):
+        function = happened.data["dispatcher"].py_func
+        amid = "amid" if os.path.exists(os.environ.get("PLAN", "")) else "before"
+        with open(os.environ["HEARD"], "a") as file:
+            file.write(f"{os.getpid()} {amid} {function.__module__.rpartition('.')[2]}.{function.__qualname__}\\n")
+
+    def on_end(self, happened):
+        pass
+
+event.register("numba:compile", Heard())
+"""
+READY = "import sys; from girih.kernels.cpu import ahead; ahead.make_ready(sys.argv[1:])"
+
+
+@pytest.fixture
+def cold(tmp_path):
+    """The environment of processes that share an empty cache, and write what they compile to ``heard``."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(HEARD)
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "HEARD": str(tmp_path / "heard"),
+        "PLAN": str(tmp_path / "run" / "plan.json"),
+    }
+
+
+def begun(environment, names):
+    return subprocess.Popen(
+        [sys.executable, "-c", READY, *names], env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def heard(environment):
+    """(process, whether training had begun, function) of each compilation of a kernel."""
+    lines = [line.split() for line in Path(environment["HEARD"]).read_text().splitlines()]
+    return [(pid, amid, name) for pid, amid, name in lines if name in ahead.KERNELS]
+
+
+def marks(environment):
+    (directory,) = Path(environment["NUMBA_CACHE_DIR"], "girih").iterdir()
+    return {path.name for path in (directory / "ready").iterdir()}
+
+
+def test_types_are_those_of_annotations():
+    for name, kernel in ahead.KERNELS.items():
+        assert len(ahead.signatures(kernel)) == len(kernel.kinds), name
+    ids, weights = ahead.signatures(ahead.KERNELS["take.take"])
+    assert [str(kind) for kind in weights] == [
+        "readonly array(float32, 1d, C)",
+        "array(int64, 2d, C)",
+        "array(int64, 1d, C)",
+        "array(float32, 1d, C)",
+    ]
+    assert ids[1:3] == weights[1:3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "applying"),
+    [
+        ([[Adagrad(lr=0.1)]], {"update.apply_adagrad"}),
+        ([[Adam(lr=0.1), Adam(lr=0.2)]], {"update.apply_adam_to_segments"}),
+        ([[Adam(lr=0.1), FTRL()], [FTRL()]], {"update.apply_any", "update.apply_ftrl"}),
+    ],
+)
+def test_of_optimizers_only_those_of_the_run_are_compiled(rows, applying):
+    names = ahead.training(rows)
+    assert {name for name in names if name.startswith("update.apply_")} == applying
+    assert not set(names) & set(ahead.packing())
+
+
+def test_of_several_processes_one_compiles_and_the_others_wait(cold):
+    processes = [begun(cold, FEW) for _ in range(3)]
+    told = [process.communicate(timeout=240)[1].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], told
+    assert ["compiling kernels (first run only)"] in [lines[:1] for lines in told]
+    assert sorted({name for *_, name in heard(cold)}) == sorted(FEW)
+    assert len(heard(cold)) == len(FEW) + 1  # take is of two kinds
+    assert marks(cold) == set(FEW)
+    again = begun(cold, FEW)
+    assert again.communicate(timeout=240)[1] == ""
+
+
+def test_what_a_killed_process_left_is_compiled_by_the_next(cold):
+    killed = begun(cold, FEW)
+    try:
+        until = time.monotonic() + 200
+        while not (Path(cold["HEARD"]).exists() and heard(cold)):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+    after = begun(cold, FEW)
+    after.communicate(timeout=240)
+    assert after.returncode == 0
+    assert marks(cold) == set(FEW)
+
+
+def test_what_a_lost_helper_took_is_compiled_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(ahead, "CACHE_DIRECTORY", str(tmp_path))
+
+    def lost(names, queue, lock):
+        taken = f"import os; os.read({queue}, 1)"
+        process = subprocess.Popen([sys.executable, "-c", taken], pass_fds=[queue])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(ahead, "_helper", lost)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    told = []
+    assert ahead.make_ready(FEW, told.append) > 0
+    assert {path.name for path in (tmp_path / "ready").iterdir()} == set(FEW)
+    assert [line.partition(" in ")[0] for line in told] == [
+        "compiling kernels (first run only)",
+        "compiled kernels",
+    ]
+    assert ahead.make_ready(FEW, told.append) == 0
+    assert len(told) == 2
+
+
+def test_without_a_directory_each_process_compiles_once(monkeypatch):
+    monkeypatch.setattr(ahead, "CACHE_DIRECTORY", None)
+    ahead.make_ready(FEW)
+    assert ahead.make_ready(FEW) == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "local"},
+        {"name": "synchronous", "trainers": 2},
+        {"name": "hybrid", "compress_ids": True, "wire_embeddings": "float16", "wire_gradients": "float16"},
+    ],
+    ids=lambda strategy: strategy["name"],
+)
+def test_no_step_waits_for_a_compiler(cold, log_directory, strategy):
+    """On an empty cache, with bags, weights, a sequence, rows of 16 bits, evictions, evaluations and checkpoints."""
+    for path in log_directory.glob("*.parquet"):
+        table = pq.read_table(path)
+        ones = pc.add(pc.multiply(table["user"], 0), 1.0)
+        path.unlink()
+        pq.write_table(table.append_column("one", ones), path)
+    mapping = tomllib.loads((log_directory / "config.toml").read_text())
+    mapping["features"] += [
+        {"name": "history", "kind": "sequence", "column": "tags", "table": "tags", "dim": 4}
+    ]
+    mapping["features"][1] |= {"weights": "one"}
+    mapping["features"][2] |= {"max_length": 3}
+    mapping["tables"] = [
+        {"name": "user", "eviction": {"name": "lru", "max_rows": 200}, "dtype": "float16"},
+        {
+            "name": "item",
+            "eviction": {"name": "ttl", "steps": 5},
+            "admission": {"name": "min_count", "count": 2},
+        },
+        {"name": "tags", "eviction": {"name": "lfu", "max_rows": 100}},
+    ]
+    mapping["train"] |= {"evaluate_every_steps": 10}
+    mapping |= {"checkpoint": {"every_steps": 7}, "strategy": strategy}
+    (log_directory / "config.toml").write_text(tomli_w.dumps(mapping))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "girih",
+            "train",
+            str(log_directory / "config.toml"),
+            "--run",
+            str(log_directory / "run"),
+        ],
+        env=cold,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "compiling kernels (first run only)"
+    assert lines[1].startswith("compiled kernels in ")
+    compiled = heard(cold)
+    assert not [name for _, amid, name in compiled if amid == "amid"]
+    kinds = {name: len(kernel.kinds) for name, kernel in ahead.KERNELS.items()}
+    names = [name for *_, name in compiled if name != "jit._nothing"]
+    assert names
+    assert not [name for name in names if names.count(name) > kinds[name]]
+    assert json.loads((log_directory / "run" / "summary.json").read_text())["compile_s"] > 0
