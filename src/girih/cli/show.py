@@ -33,10 +33,11 @@ def results(summary: dict[str, Any], run: Path) -> None:
         metrics_table(summary["by_label"], title, ("auc", "logloss", "calibration"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
+    compiling = f", {summary['compile_s']:.1f} s of them compiling kernels" if summary["compile_s"] else ""
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
-        f"{summary['duration_s']:.1f} s in all"
+        f"{summary['duration_s']:.1f} s in all{compiling}"
     )
     console.print(f"next: girih report {run}", soft_wrap=True)
 

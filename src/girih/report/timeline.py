@@ -87,8 +87,13 @@ def _phases(run: RunRecord) -> dict[str, Any]:
 
 
 def _whole_s(run: RunRecord) -> float | None:
-    """Seconds from the run's start to its end, or to its latest record; None where nothing tells."""
-    told = (run.summary or {}).get("duration_s")
+    """Seconds from the run's start to its end, without those of compiling, or to its latest record; None where nothing
+    tells.
+    """
+    summary = run.summary or {}
+    told = summary.get("duration_s")
+    if is_number(told) and is_number(summary.get("compile_s")):
+        told -= summary["compile_s"]
     if not is_number(told) and run.training:
         told = run.training[-1].get("elapsed_s")
     return float(told) if is_number(told) and told > 0 else None

@@ -150,6 +150,10 @@ class _Lean:
     def _alone(self) -> Any:
         return _cached(self.py_func)
 
+    def __reduce__(self) -> Any:
+        """Its name: numba's cache tells closures apart by what they hold, pickled, and dispatchers differ by process."""
+        return str, (f"{self.py_func.__module__}.{self.py_func.__qualname__}",)
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._alone(*arguments, **named)
 
