@@ -76,7 +76,7 @@ def test_scripts_get_them_as_warnings_of_a_logger(log_directory, caplog):
     data = girih.read_parquet(log_directory / "train.parquet", schema, batch_size=4096)
     with girih.Trainer(girih.models.LR(schema)) as trainer:
         trainer.fit(data)
-    records = [r for r in caplog.records if r.name.startswith("girih.")]
+    records = [r for r in caplog.records if r.name.startswith("girih.") and "kernels" not in r.getMessage()]
     assert [(r.levelno, r.getMessage().partition(":")[0]) for r in records] == [
         (logging.WARNING, "batch_size = 4,096")
     ]

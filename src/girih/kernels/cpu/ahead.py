@@ -44,12 +44,8 @@ MODULES = (dedup, gradients, lookup, pool, routing, strings, take, transfer, upd
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
-_AS_LOOKUP = (
-    "index.",
-    "recency.",
-    "transfer.",
-    "update.drop_rows",
-)  # made of the same functions, as one module
+_AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
+"""Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
 
 
