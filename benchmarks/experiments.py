@@ -1,4 +1,4 @@
-"""What experiments share: runs of ``girih train`` whose results are kept, one file each, and are made again for other code.
+"""What experiments share: runs whose results are kept, one file each, and are made again for other code.
 
 A run is known by its name, its config and the code that trained it: one that is kept under all three is not trained
 again, so that an experiment goes on where it was stopped, and tables are redrawn in a second.
@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ LEARNING_PARTS = (
     "schema.py", "tables.py", "optim.py", "trainer.py",
 )  # fmt: skip
 """Parts of ``src/girih`` that decide what a run learns."""
+RUNNING_PARTS = (*LEARNING_PARTS, "cluster", "comm", "planner", "runs")
+"""Parts that decide how long a run takes and what it sends."""
 
 KEPT = (
     "auc", "logloss", "steps", "num_examples", "staleness_max", "staleness_mean", "updates_since_read_max",
@@ -42,11 +44,11 @@ KEPT = (
 
 
 @cache
-def code() -> str:
-    """A fingerprint of the code that decides what a run learns; comments, docstrings and layout do not change it."""
+def code(parts: Sequence[str] = LEARNING_PARTS) -> str:
+    """A fingerprint of the code that decides what a run finds; comments, docstrings and layout do not change it."""
     digest = hashlib.sha256()
     source = ROOT / "src" / "girih"
-    for part in LEARNING_PARTS:
+    for part in parts:
         folder = source / part
         for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
             digest.update(f"{file.relative_to(source)}\0{ast.dump(_undocumented(file))}".encode())
@@ -72,16 +74,23 @@ class Run:
         name: parts joined by slashes; the file of its result is called so.
         config: the config file's content, without ``[strategy]``.
         strategy: ``name`` and options of ``[strategy]``.
+        conditions: what else its result depends on, such as the links between hosts.
     """
 
     name: str
     config: Mapping[str, Any]
     strategy: Mapping[str, Any]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config as a whole."""
+        return {**self.config, "strategy": dict(self.strategy)}
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The config as a whole."""
-        return {**self.config, "strategy": dict(self.strategy)}
+        """The config and the conditions."""
+        return self.settings | ({"conditions": dict(self.conditions)} if self.conditions else {})
 
 
 class Results:
@@ -89,10 +98,13 @@ class Results:
 
     Args:
         other_code: also takes what other code has trained; tables then say so.
+        parts: the code that results depend on.
     """
 
-    def __init__(self, folder: Path, *, other_code: bool = False) -> None:
-        self.folder, self.other_code = folder, other_code
+    def __init__(
+        self, folder: Path, *, other_code: bool = False, parts: Sequence[str] = LEARNING_PARTS
+    ) -> None:
+        self.folder, self.other_code, self.code = folder, other_code, code(tuple(parts))
         self.used: list[dict[str, Any]] = []
 
     def file(self, run: Run) -> Path:
@@ -103,13 +115,19 @@ class Results:
         """What is kept of a run, by this code unless ``other_code``."""
         file = self.file(run)
         found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        if found.get("asked") != run.asked or not (self.other_code or found["code"] == code()):
+        if found.get("asked") != run.asked or not (self.other_code or found["code"] == self.code):
             return None
         return found
 
-    def train(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
-        """Trains what is not kept yet; returns what is kept of all, in their order."""
-        found = [self.kept(run) or self._trained(run) for run in runs]
+    def train(
+        self, runs: Sequence[Run], how: Callable[[Run], Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Trains what is not kept yet; returns what is kept of all, in their order.
+
+        Args:
+            how: trains one run and returns what it found, an ``auc`` among it; ``girih train`` once by default.
+        """
+        found = [self.kept(run) or self._trained(run, how or _train) for run in runs]
         self.used += found
         return found
 
@@ -119,19 +137,19 @@ class Results:
         cores = sorted(
             {f"{run['machine']['cores']} cores of {run['machine']['processor']}" for run in self.used}
         )
-        others = sum(run["code"] != code() for run in self.used)
+        others = sum(run["code"] != self.code for run in self.used)
         by = "all by the present code" if not others else f"{others} of them by other code than the present"
         return f"{len(self.used)} runs, {hours:.2f} machine hours on {', '.join(cores)}; {by}."
 
-    def _trained(self, run: Run) -> dict[str, Any]:
-        start = time.perf_counter()
-        found, machine = _train(run), harness.machine()
+    def keep(self, run: Run, found: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
+        """Writes the result of a run that took so long, with where it comes from; returns both."""
+        machine = harness.machine()
         kept = {
             "name": run.name,
             "asked": run.asked,
-            "code": code(),
+            "code": self.code,
             "machine": {key: machine[key] for key in ("processor", "cores", "memory_bytes", "system")},
-            "wall_s": round(time.perf_counter() - start, 1),
+            "wall_s": round(wall_s, 1),
             **found,
         }
         file = self.file(run)
@@ -139,6 +157,22 @@ class Results:
         draft = file.with_suffix(".draft")
         draft.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
         draft.replace(file)
+        return kept
+
+    def measure(self, run: Run, how: Callable[[Run], Mapping[str, Any]]) -> dict[str, Any]:
+        """What is kept of a run; else what ``how`` finds, the ``windows`` of its steps among it, which is kept then."""
+        found = self.kept(run)
+        if found is None:
+            start = time.perf_counter()
+            found = self.keep(run, how(run), time.perf_counter() - start)
+            step_ms = 1e3 * statistics.median(window["step_s"] for window in found["windows"])
+            print(f"{run.name:60} {step_ms:.1f} ms a step  {found['wall_s']:.1f} s", flush=True)
+        self.used.append(found)
+        return found
+
+    def _trained(self, run: Run, how: Callable[[Run], Mapping[str, Any]]) -> dict[str, Any]:
+        start = time.perf_counter()
+        kept = self.keep(run, how(run), time.perf_counter() - start)
         print(
             f"{run.name:60} auc {kept['auc']:.5f}  staleness {kept['staleness_mean']:.2f}, at most"
             f" {kept['staleness_max']}  {kept['wall_s']:.1f} s",
@@ -150,15 +184,44 @@ class Results:
 def _train(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="girih-experiment-") as directory:
         config, path = Path(directory, "config.toml"), Path(directory, "run")
-        config.write_text(tomli_w.dumps(run.asked))
-        words = [sys.executable, "-m", "girih", "train", str(config), "--run", str(path)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{run.name}: girih train failed:\n{done.stderr[-2000:]}")
+        config.write_text(tomli_w.dumps(run.settings))
+        girih_train(run, config, path)
         summary = json.loads((path / "summary.json").read_text())
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     curve = [[r["step"], round(r["auc"], 6)] for r in records if r.get("split") == "valid"]
     return {key: summary[key] for key in KEPT if key in summary} | {"curve": curve}
+
+
+def girih_train(run: Run, config: Path, directory: Path, *words: str) -> None:
+    """``girih train``, with more words of the command line.
+
+    Raises:
+        SystemExit: it failed; what it said.
+    """
+    command = [sys.executable, "-m", "girih", "train", str(config), "--run", str(directory), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{run.name}: girih train failed:\n{done.stderr[-2000:]}")
+
+
+def tuned(
+    score: Callable[[float], float], factors: Sequence[float], most: int, *, grow: bool = True
+) -> float:
+    """The factor of learning rates with the best score; the grid grows beyond its ends while the best is at one.
+
+    Args:
+        factors: to begin with. most: to try in all.
+    """
+    tried: dict[float, float] = {}
+    wanted = list(factors)
+    while wanted:
+        tried |= {factor: score(factor) for factor in wanted}
+        best, lowest, highest = max(tried, key=lambda f: tried[f]), min(tried), max(tried)
+        if not grow or len(tried) >= most:
+            break
+        step = sorted(factors)[1] / sorted(factors)[0]
+        wanted = [lowest / step] * (best == lowest) + [highest * step] * (best == highest)
+    return max(tried, key=lambda f: tried[f])
 
 
 def best_valid(run: Mapping[str, Any]) -> float:
@@ -198,13 +261,22 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def show(report: harness.Report, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table as Markdown, and puts it into the report."""
+    print(f"\n{title}\n\n{markdown(header, rows)}\n")
+    table = report.table(title, dict.fromkeys(header, "{}"))
+    for row in rows:
+        table.row(dict(zip(header, row, strict=True)))
+
+
+def add_options(parser: argparse.ArgumentParser, *, pictures: bool = True) -> None:
     """Options that every experiment takes."""
     parser.add_argument("--quick", action="store_true", help="one seed and few steps: shows that it runs")
     parser.add_argument(
         "--results", type=Path, metavar="FOLDER", help="where results are kept, a file per run"
     )
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="where pictures go")
+    if pictures:
+        parser.add_argument("--docs", type=Path, metavar="FOLDER", help="where pictures go")
     parser.add_argument(
         "--other-code",
         action="store_true",
@@ -212,10 +284,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def results(arguments: argparse.Namespace, name: str) -> Results:
+def results(arguments: argparse.Namespace, name: str, *, parts: Sequence[str] = LEARNING_PARTS) -> Results:
     """The results of an experiment; those of ``--quick`` are nobody's."""
     default = Path("runs", "experiments", name) if arguments.quick else RESULTS / name
-    return Results(arguments.results or default, other_code=arguments.other_code)
+    return Results(arguments.results or default, other_code=arguments.other_code, parts=parts)
 
 
 def pictures(arguments: argparse.Namespace) -> Path:

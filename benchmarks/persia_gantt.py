@@ -62,7 +62,7 @@ def main() -> None:
                         warmup=16,
                         steps=8,
                         windows=1,
-                        places=network.trainers_apart(hosts, options.trainers),
+                        hosts=network.trainers_apart(hosts, options.trainers),
                         keep=str(keep),
                     )
                 )
