@@ -160,7 +160,11 @@ class Results:
         return kept
 
     def measure(self, run: Run, how: Callable[[Run], Mapping[str, Any]]) -> dict[str, Any]:
-        """What is kept of a run; else what ``how`` finds, the ``windows`` of its steps among it, which is kept then."""
+        """What is kept of a run; if nothing is, measures it and keeps that.
+
+        Args:
+            how: measures one run and returns what it found, ``windows`` of its steps among it.
+        """
         found = self.kept(run)
         if found is None:
             start = time.perf_counter()

@@ -137,6 +137,11 @@ def write_task(
     return path
 
 
+def strategy_override(strategy: Mapping[str, Any]) -> str:
+    """``[strategy]`` as an override of ``girih train``."""
+    return f"strategy = {{{', '.join(f'{key} = {json.dumps(value)}' for key, value in strategy.items())}}}"
+
+
 DISTURBED = {"machine CPU of own": "{:.2f}×", "disturbed": "{}"}
 """Columns of :func:`disturbance`."""
 

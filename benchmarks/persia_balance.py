@@ -48,7 +48,7 @@ def main() -> None:
     )
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--trainers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=4096, help="examples of all trainers")
+    parser.add_argument("--batch", type=int, default=1024, help="examples of all trainers")
     parser.add_argument("--steps", type=int, default=200, help="at most, or those of one epoch")
     parser.add_argument("--known", type=int, default=20, help="steps that the placement by load is made from")
     parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs")

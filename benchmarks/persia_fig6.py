@@ -117,7 +117,6 @@ def _run(options: argparse.Namespace, kept: Results, rate: str, name: str, facto
 
 
 def _measured(run: Run, tries: int) -> dict[str, Any]:
-    strategy = ", ".join(f"{key} = {json.dumps(value)}" for key, value in run.strategy.items())
     others = 0 if run.strategy["name"] == "synchronous" else 1
     names = network.names_apart(dict.fromkeys(network.ROLES, others) | {"trainer": TRAINERS})
     with (
@@ -128,7 +127,7 @@ def _measured(run: Run, tries: int) -> dict[str, Any]:
         file.write_text(tomli_w.dumps(run.config))
         plan = fleet.Plan(
             str(file),
-            (f"strategy = {{{strategy}}}",),
+            (fleet.strategy_override(run.strategy),),
             warmup=0,
             steps=run.conditions["every"],
             windows=run.conditions["windows"],

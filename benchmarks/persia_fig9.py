@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -230,11 +229,10 @@ def _measured(
             Path(directory), rows=steps * options.batch * options.trainers, cardinality=task["space"],
             zipf=None, dim=options.dim, shuffle=False, table=eviction or "\n",
         )  # fmt: skip
-        strategy = ", ".join(f"{key} = {json.dumps(value)}" for key, value in run.strategy.items())
         plan = fleet.Plan(
             str(config),
             (
-                f"strategy = {{{strategy}}}",
+                fleet.strategy_override(run.strategy),
                 f"data.batch_size = {options.batch * options.trainers}",
                 f'store.arena = "{task["arena"]}"',
             ),

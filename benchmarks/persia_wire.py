@@ -17,10 +17,8 @@ What is kept in ``--results`` is not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,13 +72,13 @@ def main() -> None:
     report = harness.Report("persia_wire", options)
     reason = network.missing()
     if reason is None:
-        with ExitStack() as stack:
-            kept = results(options, "persia-wire", parts=RUNNING_PARTS)
-            bench = Bench(options, kept, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        kept = results(options, "persia-wire", parts=RUNNING_PARTS)
+        with tempfile.TemporaryDirectory() as directory:
+            bench = Bench(options, kept, Path(directory))
             bench.run_all()
-            _show_speed(report, options, bench)
-            _show_compression(report, options, bench)
-            print(kept.told())
+        _show_speed(report, options, bench)
+        _show_compression(report, options, bench)
+        print(kept.told())
     else:
         report.skip("all", reason)
     report.finish()
@@ -158,19 +156,18 @@ class Bench:
             "loader": 0 if strategy["name"] == SYNCHRONOUS else 1,
         }
         config = self._config(run.config["ids"])
-        spelled = ", ".join(f"{key} = {json.dumps(value)}" for key, value in strategy.items())
         batch = options.batch * options.trainers
         with network.network(network.names_apart(roles), rate) as hosts:
             plan = fleet.Plan(
                 str(config),
-                (f"strategy = {{{spelled}}}", f"data.batch_size = {batch}"),
+                (fleet.strategy_override(strategy), f"data.batch_size = {batch}"),
                 warmup=options.warmup,
                 steps=options.steps,
                 windows=options.windows,
                 hosts=network.apart(hosts),
                 links=tuple(hosts.links.values()),
             )
-            found = fleet.measure(plan, tries=1 if options.quick else fleet.TRIES)
+            found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else fleet.TRIES)
         return short(found, hosts)
 
     def _config(self, ids: str) -> Path:
