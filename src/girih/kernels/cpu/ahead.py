@@ -2,8 +2,9 @@
 
 A kernel that is compiled leaves a mark beside numba's cache. Whoever finds marks missing takes a lock, so that others
 wait and then find them, and shares the work with processes of its own, since numba compiles one function at a time in
-each. Numbers of kernels lie in a pipe, from which each process takes the next one. Whoever is killed leaves a kernel
-without a mark, and the lock to those that go on.
+each. Numbers of modules lie in a pipe, from which each process takes the next one. Kernels of one module are made of
+the same functions, which each process would compile anew. Whoever is killed leaves kernels without a mark, and the lock
+to those that go on.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ MODULES = (dedup, gradients, lookup, pool, routing, strings, take, transfer, upd
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
-_FIRST = ("update.apply_", "lookup.read_new")  # long ones, by two processes
-_LAST = ("lookup.", "index.", "update.", "recency.", "transfer.")  # what they are made of is compiled by then
+_AS_LOOKUP = (
+    "index.",
+    "recency.",
+    "transfer.",
+    "update.drop_rows",
+)  # made of the same functions, as one module
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
 
 
@@ -118,9 +123,16 @@ def _is_ready(name: str) -> bool:
 
 
 def _missing(names: Iterable[str]) -> list[str]:
-    """Kernels to compile, in an order in which two processes seldom compile one function twice and end together."""
-    missing = [name for name in dict.fromkeys(names) if not _is_ready(name)]
-    return sorted(missing, key=lambda name: (not name.startswith(_FIRST), name.startswith(_LAST)))
+    return [name for name in dict.fromkeys(names) if not _is_ready(name)]
+
+
+def _by_module(names: Iterable[str]) -> list[list[str]]:
+    """Kernels of one module together; the modules that take longest come first."""
+    modules: dict[str, list[str]] = {"lookup": [], "update": []}
+    for name in names:
+        module = "lookup" if name.startswith(_AS_LOOKUP) else name.partition(".")[0]
+        modules.setdefault(module, []).append(name)
+    return [members for members in modules.values() if members]
 
 
 @contextlib.contextmanager
@@ -138,12 +150,13 @@ def _alone() -> Iterator[int | None]:
 
 def _compile_together(names: Sequence[str], lock: int | None) -> None:
     queue, feed = os.pipe()
-    os.write(feed, bytes(range(len(names))))
+    num_modules = len(_by_module(names))
+    os.write(feed, bytes(range(num_modules)))
     os.close(feed)
     helpers: list[subprocess.Popen[bytes]] = []
     try:
         if lock is not None:  # without a directory, nobody would find what others compile
-            num_helpers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(names)) - 1
+            num_helpers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, num_modules) - 1
             with contextlib.suppress(OSError):  # no process can be started: this one does it all
                 helpers.extend(_helper(names, queue, lock) for _ in range(num_helpers))
         _work_off(queue, names)
@@ -167,8 +180,10 @@ def _helper(names: Sequence[str], queue: int, lock: int) -> subprocess.Popen[byt
 
 
 def _work_off(queue: int, names: Sequence[str]) -> None:
+    modules = _by_module(names)
     while number := os.read(queue, 1):
-        _compile(names[number[0]])
+        for name in modules[number[0]]:
+            _compile(name)
 
 
 def _compile(name: str) -> None:
