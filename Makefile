@@ -39,12 +39,17 @@ bench-peers: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchrec
 
-# Hours: what has no result by the present code below docs/results is trained.
+# Hours: what has no result by the present code below docs/results is trained, or measured, which takes a machine that
+# does nothing else; where links are slow, as root.
 claims: setup
 	$(BIN)/girih bench strategy_quality
 	$(BIN)/girih bench persia_theorem1
 	$(BIN)/girih bench stream
 	$(BIN)/girih bench des_table5
+	$(BIN)/girih bench persia_balance --json docs/results/persia-balance.json
+	$(BIN)/girih bench persia_wire
+	$(BIN)/girih bench persia_fig9
+	$(BIN)/girih bench persia_fig6
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

@@ -159,6 +159,21 @@ class Results:
         draft.replace(file)
         return kept
 
+    def measure(self, run: Run, how: Callable[[Run], Mapping[str, Any]]) -> dict[str, Any]:
+        """What is kept of a run; if nothing is, measures it and keeps that.
+
+        Args:
+            how: measures one run and returns what it found, ``windows`` of its steps among it.
+        """
+        found = self.kept(run)
+        if found is None:
+            start = time.perf_counter()
+            found = self.keep(run, how(run), time.perf_counter() - start)
+            step_ms = 1e3 * statistics.median(window["step_s"] for window in found["windows"])
+            print(f"{run.name:60} {step_ms:.1f} ms a step  {found['wall_s']:.1f} s", flush=True)
+        self.used.append(found)
+        return found
+
     def _trained(self, run: Run, how: Callable[[Run], Mapping[str, Any]]) -> dict[str, Any]:
         start = time.perf_counter()
         kept = self.keep(run, how(run), time.perf_counter() - start)

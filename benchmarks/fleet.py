@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from curves import Curve
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
@@ -31,11 +32,13 @@ from girih.cluster.roles import RoleName, title
 from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
+from girih.data.options import Split
 from girih.sparse.service.protocol import NO_TURN, Verb, answer
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
 FILLED_AT_ONCE = 1 << 19
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 TRIES, MOST_OTHERS = 3, 1.125
 TICKS_S = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
@@ -79,6 +82,7 @@ def write_task(
     batch: int = 4096,
     files: int = 4,
     bag: int = 1,
+    shuffle: bool = True,
     table: str = "",
     hidden: Sequence[int] = (400, 400, 400),
 ) -> Path:
@@ -109,7 +113,8 @@ def write_task(
         columns["click"] = (rng.random(size) < 0.25).astype(np.int8)
         pq.write_table(pa.table(columns), directory / f"train-{number}.parquet", row_group_size=1 << 16)
     pooling = 'pooling = "sum"\n' if bag > 1 else ""
-    lines = ["[data]", f'train = "{directory}/train-*.parquet"', f"batch_size = {batch}", ""]
+    lines = ["[data]", f'train = "{directory}/train-*.parquet"', f"batch_size = {batch}"]
+    lines += [f"shuffle = {str(shuffle).lower()}", ""]
     for feature in range(FEATURES):
         of = 'table = "all"\n' if table else f"dim = {dim}\n"
         lines += ["[[features]]", f'name = "c{feature}"', 'kind = "categorical"', of + pooling]
@@ -130,6 +135,11 @@ def write_task(
     path = directory / "config.toml"
     path.write_text("\n".join(lines))
     return path
+
+
+def strategy_override(strategy: Mapping[str, Any]) -> str:
+    """``[strategy]`` as an override of ``girih train``."""
+    return f"strategy = {{{', '.join(f'{key} = {json.dumps(value)}' for key, value in strategy.items())}}}"
 
 
 DISTURBED = {"machine CPU of own": "{:.2f}×", "disturbed": "{}"}
@@ -234,25 +244,35 @@ def _run(plan: Plan) -> dict[str, Any]:
     every = [f"train.max_steps={plan.max_steps}", f"train.log_every_steps={plan.steps}"]
     overrides = [*plan.overrides, *every]
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
-    strategy, data = settings.strategy, settings.dataset("train")
+    strategy = settings.strategy
+    data = {split: settings.dataset(split) for split in SPLITS if getattr(settings.data, split) is not None}
     words = ["train", plan.config, *(word for each in overrides for word in ("--set", each))]
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks
         ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
-        meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup)
+        meter, curve = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup), Curve()
         keep = None if plan.keep is None else Path(plan.keep)
-        with settings.trainer(run=keep, callbacks=[meter], cluster=cluster) as trainer:
-            trainer.check(data)
+        with settings.trainer(run=keep, callbacks=[meter, curve], cluster=cluster) as trainer:
+            trainer.check(data["train"], data.get("valid"))
             start = time.perf_counter()
-            fill(trainer, data, plan.fill)
+            fill(trainer, data["train"], plan.fill)
             filled_s = time.perf_counter() - start
-            trainer.fit(data)
-            summary = trainer.summary(None, duration_s=0.0)
+            curve.watch(trainer)
+            trainer.fit(data["train"], data.get("valid"))
+            final = data.get("test", data.get("valid"))
+            metrics = None if final is None else trainer.evaluate(final)  # as the other trainers do
+            summary = trainer.summary(metrics, duration_s=0.0)
     except BaseException:
         cluster.close(failed=True)
         raise
-    return {"windows": windows(meter.notes), "notes": meter.notes, "summary": summary, "fill_s": filled_s}
+    return {
+        "windows": windows(meter.notes),
+        "notes": meter.notes,
+        "summary": summary,
+        "fill_s": filled_s,
+        "curve": curve.points,
+    }
 
 
 def fill(trainer: Trainer, data: Dataset, rows: int) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ BRIDGE = f"{PREFIX}-br"
 BURST_BYTES = 98_304
 QUEUE_MS = 5  # as a switch has; long queues would hold all-reduces up
 ROLES = ("loader", "embedding-worker", "embedding-server")
+LETTERS = {"t": "trainer", "w": "embedding-worker", "s": "embedding-server", "l": "loader"}
+"""First letter of a host's name → the role that has it to itself, see :func:`apart`."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,20 @@ def trainers_apart(hosts: Hosts, trainers: int) -> dict[str, HostSpec]:
         return {}
     places = {f"trainer {rank}": hosts.places[f"t{rank}"] for rank in range(trainers)}
     return places | dict.fromkeys(ROLES, hosts.places["s"])
+
+
+def names_apart(counts: Mapping[str, int]) -> list[str]:
+    """Names of hosts, one a process: ``t0``, ``w0`` and so on.
+
+    Args:
+        counts: role → processes.
+    """
+    return [f"{letter}{index}" for letter, role in LETTERS.items() for index in range(counts.get(role, 0))]
+
+
+def apart(hosts: Hosts) -> dict[str, HostSpec]:
+    """Places of processes on hosts of :func:`names_apart`: each has one to itself, as in Persia's cluster."""
+    return {f"{LETTERS[name[0]]} {name[1:]}": host for name, host in hosts.places.items()}
 
 
 def _clear() -> None:

@@ -102,7 +102,7 @@ def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) ->
         return store.evict(ids, tables)
     memory, rows = store.state.memory, np.empty(len(ids), np.int32)
     with memory.changing():
-        index.find_all(memory.arrays, ids, tables, rows)
+        index.find_all(memory.arrays, np.ascontiguousarray(ids), np.ascontiguousarray(tables), rows)
         return store.state.rows.drop(np.unique(rows))
 
 
