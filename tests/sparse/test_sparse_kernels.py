@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from girih.kernels.cpu import dedup as dedup_kernels
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
-from girih.kernels.cpu import vector
+from girih.kernels.cpu import update, vector
 from girih.kernels.cpu.arrays import sealed
+from girih.sparse.groups.shards import addresses_in
 from girih.testing.twins import shard_of_key
 from reference import dedup, pool
 
@@ -41,9 +42,10 @@ def deduped(batch, shard, num_shards, scratch, base, inverse, first_key=0):
     room = len(ids)
     keys, key_tables, counts = np.zeros(room, np.int64), np.zeros(room, np.int32), np.zeros(room, np.int32)
     own, key_ends = np.zeros(room, np.int32), np.zeros(len(features), np.int64)
+    ends = np.zeros(dedup_kernels.NUM_PARTS, np.int64)
     found = dedup_kernels.dedup(
         ids, offsets, SIZE, features, tables, shard, num_shards, scratch, base, np.zeros(room, np.uint64),
-        first_key, own, inverse, keys, key_tables, counts, key_ends,
+        first_key, own, ends, inverse, keys, key_tables, counts, key_ends,
     )  # fmt: skip
     pairs = list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True))
     return pairs, counts[:found], key_ends
@@ -68,10 +70,39 @@ def test_dedup_finds_the_keys_of_each_shard(batch, num_shards):
             all_keys[first : first + len(pairs)] = pairs
             for feature, end in enumerate(key_ends.tolist()):
                 assert {table for table, _ in pairs[:end]} <= set(tables[: feature + 1].tolist())
-                assert tables[feature] not in {table for table, _ in pairs[end:]} or (
-                    tables[feature] in tables[feature + 1 :]
-                )
+                assert tables[feature] not in {table for table, _ in pairs[end:]}
         assert [all_keys[key] for key in inverse] == [expected[expected_inverse[i]] for i in range(len(ids))]
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_ids", [dedup_kernels.MOST_TOGETHER + 1, 60_000])
+def test_a_table_with_many_ids_is_parted_by_hash(num_ids, num_shards):
+    rng = np.random.default_rng(num_ids)
+    sizes = [100, num_ids // 3, num_ids - num_ids // 3, 100]  # two features share the large table
+    ids = rng.integers(-num_ids, num_ids, sum(sizes))
+    ids[200:9000] = 7
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    features, tables = np.arange(4), np.array([0, 1, 1, 2], np.int32)
+    room, inverse = len(ids), np.full(len(ids), -1, np.int32)
+    scratch, base = np.zeros(1 << 18, np.int32), 1
+    table_of = np.repeat(tables, sizes)
+    for shard in range(num_shards):
+        keys, key_tables, counts = (np.zeros(room, kind) for kind in (np.int64, np.int32, np.int32))
+        key_ends, first = np.zeros(4, np.int64), shard * room
+        found = dedup_kernels.dedup(
+            sealed(ids), sealed(offsets), 1, features, tables, shard, num_shards, scratch, base,
+            np.zeros(2 * num_ids, np.uint64), first, np.zeros(2 * num_ids, np.int32),
+            np.zeros(dedup_kernels.NUM_PARTS, np.int64), inverse, keys, key_tables, counts, key_ends,
+        )  # fmt: skip
+        base += found
+        mine = (inverse >= first) & (inverse < first + found)
+        np.testing.assert_array_equal(keys[inverse[mine] - first], ids[mine])
+        np.testing.assert_array_equal(key_tables[inverse[mine] - first], table_of[mine])
+        np.testing.assert_array_equal(np.bincount(inverse[mine] - first, minlength=found), counts[:found])
+        assert len(set(zip(keys[:found].tolist(), key_tables[:found].tolist(), strict=True))) == found
+        assert key_ends[1] == key_ends[2] == np.searchsorted(key_tables[:found], 2)
+        assert key_ends[3] == found
+    assert (inverse >= 0).all()
 
 
 def singles(batch):
@@ -107,7 +138,19 @@ def test_bags_of_one_id_give_the_same_bits_either_way(batch, random):
     for firsts in (singles(batch), np.full(num_features, -1, np.int64)):
         out, back = np.empty_like(gradient), np.zeros((found, dim), np.float32)
         pool_kernels.pool(
-            sealed(rows), 0, inverse, offsets, weights, SIZE, features, firsts, modes, 0, SIZE, out, nothing
+            addresses_in(rows),
+            0,
+            inverse,
+            offsets,
+            weights,
+            SIZE,
+            features,
+            firsts,
+            modes,
+            0,
+            SIZE,
+            out,
+            nothing,
         )
         gradient_kernels.scatter(
             sealed(gradient), sealed(nothing), 0, inverse, offsets, weights, SIZE, features, firsts,
@@ -138,7 +181,7 @@ def test_there_and_back(batch, random):
     firsts = singles(batch)
     for begin, end in ((0, 2), (2, SIZE)):
         pool_kernels.pool(
-            sealed(rows), 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
+            addresses_in(rows), 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
         )
     both = np.concatenate([out, tail], axis=2)
     expected = pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim + num_tail)
@@ -163,7 +206,7 @@ def test_there_and_back(batch, random):
     feature = int(features[0])
     start, end = int(offsets[feature * SIZE]), int(offsets[(feature + 1) * SIZE])
     whole = np.empty((end - start, dim), np.float32)
-    pool_kernels.spread(sealed(rows), 2, inverse, start, whole)
+    pool_kernels.spread(addresses_in(rows), 2, inverse, start, whole)
     np.testing.assert_array_equal(whole, rows[inverse[start:end], 2 : 2 + dim])
     total = rng.normal(size=(found, columns)).astype(np.float32)
     expected = total.astype(float)
@@ -171,6 +214,47 @@ def test_there_and_back(batch, random):
     for first, last in ((0, found // 2), (found // 2, found)):
         gradient_kernels.scatter_whole(sealed(whole), 2, inverse, start, first, last, total)
     np.testing.assert_allclose(total, expected, atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_sums_of_terms_are_what_scattering_gives(batch, num_shards, random):
+    ids, offsets, features, _, weights = batch
+    rng = np.random.default_rng(random.randrange(1 << 30))
+    modes, firsts = rng.integers(0, 3, len(features)).astype(np.int8), singles(batch)
+    gradient = rng.normal(size=(SIZE * len(features), 19)).astype(np.float32)
+    nothing, scratch, base = np.empty((0, 0), np.float32), np.zeros(256, np.int32), 1
+    for shard in range(num_shards):
+        inverse = np.full(len(ids), -1, np.int32)
+        pairs, counts, _ = deduped(batch, shard, num_shards, scratch, base, inverse, 100)
+        base += len(pairs)
+        back = np.zeros((100 + len(pairs), 19), np.float32)
+        gradient_kernels.scatter(
+            sealed(gradient), sealed(nothing), 0, inverse, offsets, weights, SIZE, features, firsts,
+            np.arange(len(features)), modes, len(features), 100, 100 + len(pairs), back,
+        )  # fmt: skip
+        starts, order = np.zeros(len(pairs) + 1, np.int32), np.zeros(counts.sum(), np.int32)
+        factors = np.zeros(len(order), np.float32)
+        gradient_kernels.order_terms(
+            inverse, offsets, weights, SIZE, features, firsts, modes, 100, counts, starts, order, factors
+        )
+        assert starts[-1] == len(order)
+        sums = np.zeros((2, 19), np.float32)
+        for key in range(len(pairs)):
+            update.sum_terms(sums, 0, gradient, order, factors, starts[key], starts[key + 1])
+            np.testing.assert_array_equal(
+                sums[update.GRADIENT].view(np.uint32), back[100 + key].view(np.uint32)
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_largest_number_of_a_gradient(bad):
+    gradient, tail = np.ones((5, 20), np.float32), np.full((5, 1), -3e38, np.float32)
+    nothing = sealed(np.empty((0, 0), np.float32))
+    assert gradient_kernels.largest(sealed(gradient), nothing) == 1
+    assert gradient_kernels.largest(sealed(gradient), sealed(tail)) == np.float32(3e38)
+    gradient[3, 17] = bad
+    assert not gradient_kernels.largest(sealed(gradient), sealed(tail)) < 1e38
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -197,6 +281,14 @@ def test_rows_sixteen_floats_at_a_time(dim):
     vector.add_scaled(target, 0, 0, source, 1, 0, dim, np.float32(0.3))
     expected[0, :dim] += np.float32(0.3) * source[1, :dim]
     numbers = np.array([9, 2, 0, 2, 9], np.int32)
-    vector.sum_rows(target, 2, source, 1, numbers, 1, 4, dim, np.float32(0.7))
-    expected[2, :dim] = np.float32(0.7) * (source[[2, 0], 1 : 1 + dim].sum(0) + source[2, 1 : 1 + dim])
+    total = source[[2, 0], 1 : 1 + dim].sum(0) + source[2, 1 : 1 + dim]
+    vector.sum_from(target, 2, addresses_in(source), 4, numbers, 1, 4, dim, np.float32(0.7))
+    expected[2, :dim] = np.float32(0.7) * total
+    np.testing.assert_array_equal(target, expected)
+    vector.sum_rows(target, 0, 5, np.ascontiguousarray(source[:, 1 : 1 + dim]), numbers, 1, 4, dim)
+    expected[0, 5 : 5 + dim] = total
+    vector.copy_from(target, 3, 1, addresses_in(source)[1] + 8, dim)
+    expected[3, 1 : 1 + dim] = source[1, 2 : 2 + dim]
+    vector.add_from(target, 1, 0, addresses_in(source)[2], dim, np.float32(0.3))
+    expected[1, :dim] += np.float32(0.3) * source[2, :dim]
     np.testing.assert_array_equal(target, expected)

@@ -23,7 +23,7 @@ class TwoTiers:
         self.spec, self.cold = spec, cold
         self.hot = open_state(spec, 0, 1, Heap(reserve_rows=1000), time.time)
 
-    def lookup(self, ids, tables, counts, step, out):
+    def lookup(self, ids, tables, counts, step, out, addresses=None):
         rows = np.empty(len(ids), np.int32)
         for tier, part in ((self.hot, ids > 0), (self.cold, ids <= 0)):
             found = np.empty((part.sum(), self.spec.dim), np.float32)
@@ -33,7 +33,7 @@ class TwoTiers:
             out[part] = found
         return rows
 
-    def peek(self, ids, tables, out):
+    def peek(self, ids, tables, out, addresses=None):
         rows = np.empty(len(ids), np.int32)
         for tier, part in ((self.hot, ids > 0), (self.cold, ids <= 0)):
             found = np.empty((part.sum(), self.spec.dim), np.float32)

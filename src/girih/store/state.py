@@ -17,6 +17,7 @@ import numpy as np
 
 from girih.kernels.cpu import index, layout, update
 from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.update import Terms
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.options import ArenaOptions
@@ -44,19 +45,34 @@ class ShardState:
     memory: ShardMemory
     rows: RowTable
 
-    def lookup(self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats) -> Ints:
+    def lookup(
+        self,
+        ids: Longs,
+        tables: Ints,
+        counts: Ints,
+        step: int,
+        out: Floats,
+        addresses: Longs | None = None,
+    ) -> Ints:
         """Reads rows for training; see :meth:`Store.lookup`. ``counts`` is empty where all keys occur once."""
         now = self.rows.now(step)
         with self.memory.changing(step):
             self.rows.expire(now)
-            return self.rows.read(ids, tables, counts, now, step, out, forced=False)
+            return self.rows.read(ids, tables, counts, now, step, out, addresses)
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
+    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation; see :meth:`Store.peek`."""
-        return self.rows.peek(ids, tables, out)
+        return self.rows.peek(ids, tables, out, addresses)
 
     def apply_gradients(
-        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float
+        self,
+        ids: Longs,
+        tables: Ints,
+        rows: Ints | None,
+        grads: Floats,
+        step: int,
+        lr_scale: float,
+        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients; see :meth:`Store.apply_gradients`."""
         memory, kernel = self.memory, self.layout.kernel
@@ -65,9 +81,13 @@ class ShardState:
         hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
         with memory.changing(step):
             for part in memory.stretches(len(ids), 1):
-                dropped += update.apply_gradients(
-                    memory.arrays, kernel, ids[part], tables[part], rows[part], gradients[part], hyper, step
+                own = (
+                    None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
                 )
+                dropped += update.apply_gradients(
+                    memory.arrays, kernel, ids[part], tables[part], rows[part],
+                    gradients[part] if terms is None else gradients, hyper, step, own,
+                )  # fmt: skip
         return dropped
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
+from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.options import ArenaOptions, Heap
@@ -62,7 +63,15 @@ class Store:
         self.num_peeks, self.num_absent = 0, 0
         self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
 
-    def lookup(self, ids: Longs, tables: Ints, counts: Ints | None, step: int, out: Floats) -> Ints:
+    def lookup(
+        self,
+        ids: Longs,
+        tables: Ints,
+        counts: Ints | None,
+        step: int,
+        out: Floats,
+        addresses: Longs | None = None,
+    ) -> Ints:
         """Reads rows for training: marks them used, and makes rows for new keys that are admitted.
 
         Args:
@@ -70,6 +79,8 @@ class Store:
             counts: int32[U], how often each key occurs in the batch; None where all occur once.
             step: from 1.
             out: float32[U, W], contiguous, written.
+            addresses: int64[U], written: where each key's float32[W] lie, until the next verb. Rows of 32 bits are then
+                read where they are, and ``out`` has the others only.
 
         Returns:
             int32[U]: where the rows are, -1 for none; a hint for :meth:`apply_gradients`.
@@ -82,19 +93,26 @@ class Store:
         counts = ONCE if counts is None else _checked("counts", counts, np.int32, (len(ids),))
         _check_step(step)
         self._check_out(out, len(ids))
-        return self.state.lookup(ids, tables, counts, step, out)
+        return self.state.lookup(ids, tables, counts, step, out, _addresses(addresses, len(ids)))
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
+    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
         ids, tables = self._keys(ids, tables)
         self._check_out(out, len(ids))
-        rows = self.state.peek(ids, tables, out)
+        rows = self.state.peek(ids, tables, out, _addresses(addresses, len(ids)))
         self.num_peeks += len(rows)
         self.num_absent += int(np.count_nonzero(rows < 0))
         return rows
 
     def apply_gradients(
-        self, ids: Longs, tables: Ints, rows: Ints | None, grads: Floats, step: int, lr_scale: float = 1.0
+        self,
+        ids: Longs,
+        tables: Ints,
+        rows: Ints | None,
+        grads: Floats,
+        step: int,
+        lr_scale: float = 1.0,
+        terms: Terms | None = None,
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
 
@@ -105,16 +123,18 @@ class Store:
             ids, tables: the keys, as in :meth:`lookup`.
             grads: float32[U, W], those of equal keys summed, all finite.
             lr_scale: multiplies every learning rate.
+            terms: sums that are still to be formed: ``grads`` are then float32[·, W - E], of which they are made.
 
         Returns:
             How many gradients were dropped.
         """
         ids, tables = self._keys(ids, tables)
-        grads = _checked("grads", grads, np.float32, (len(ids), self._dim))
+        shape = (len(ids), self._dim) if terms is None else (len(grads), self._dim - terms.tail.shape[1])
+        grads = _checked("grads", grads, np.float32, shape)
         _check_step(step)
         if rows is not None:
             rows = _checked("rows", rows, np.int32, (len(ids),))
-        return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale)
+        return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale, terms)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
@@ -254,6 +274,10 @@ def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int,
             f"{name}: received {array.dtype}{list(array.shape)}; expected {np.dtype(dtype)}{list(shape)}"
         )
     return np.ascontiguousarray(array)
+
+
+def _addresses(addresses: Longs | None, num_keys: int) -> Longs | None:
+    return None if addresses is None else _checked("addresses", addresses, np.int64, (num_keys,))
 
 
 def _check_step(step: int) -> None:

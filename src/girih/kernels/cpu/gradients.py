@@ -6,15 +6,34 @@ L ids of a feature whose vectors are not pooled, M rows of an output's gradient.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from girih.kernels.cpu.arrays import I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
-from girih.kernels.cpu.jit import kernel
-from girih.kernels.cpu.pool import bag_scale, examples_ahead, prefetch_bag, prefetch_columns
+from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
+from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
+from girih.kernels.cpu.pool import bag_scale, examples_ahead
 from girih.kernels.cpu.vector import add_row, add_scaled
 
+_LINE = 64
 _INFINITY_BITS = np.uint32(0x7F80_0000)
 _SIGN_MASK = np.uint32(0x7FFF_FFFF)
+
+
+@njit_lean
+def prefetch_columns(rows: F32, row: Any, first_column: Any, num_columns: Any) -> None:
+    """Asks for the cache lines of a row's columns."""
+    for byte in range(4 * first_column, 4 * (first_column + num_columns), _LINE):
+        prefetch_at(rows, row, byte)
+
+
+@njit_lean
+def prefetch_bag(
+    rows: F32, first_column: Any, num_columns: Any, inverse: I32, offsets: I32, bag: Any
+) -> None:
+    """Asks for the columns of the rows of a bag."""
+    for i in range(offsets[bag], offsets[bag + 1]):
+        prefetch_columns(rows, inverse[i], first_column, num_columns)
 
 
 @kernel()
@@ -77,6 +96,85 @@ def scatter(
                     add_scaled(totals, key, first_column, gradient, row, 0, dim, factor)
                     if num_tail > 0:
                         add_scaled(totals, key, first_column + dim, tail, row, 0, num_tail, factor)
+
+
+@kernel()
+def order_terms(
+    inverse: I32,
+    offsets: SealedI32,
+    weights: SealedF32,
+    num_examples: int,
+    features: I64,
+    firsts: I64,
+    modes: I8,
+    first_key: int,
+    counts: I32,
+    starts: I32,
+    order: I32,
+    factors: F32,
+) -> None:
+    """Lists for each key of a shard the bags that hold it: its gradient is the sum of theirs.
+
+    Bags are numbered example by example, b · P + p, as the rows of an output's gradient. A key has its terms in this
+    order, as :func:`scatter` adds them.
+
+    Args:
+        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        weights: float32[N], or of length 0 where all are 1.
+        features, modes: int64[P], int8[P].
+        firsts: int64[P], as ``pool.find_singles`` finds it for each of them; -1 for all where there are weights.
+        first_key: number of the shard's first key.
+        counts: int32[U], how many of these features' ids have each of its keys.
+        starts: int32[U+1], written: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
+        order: int32[M], M = Σ counts, written: the bag that each term is.
+        factors: float32[M], or of length 0; written: by what its gradient is multiplied.
+    """
+    num_keys, num_features = len(counts), len(features)
+    weighted, scaled = len(weights) > 0, len(factors) > 0
+    starts[0] = 0
+    total = np.int32(0)
+    for key in range(num_keys):  # until it is filled, a key's end is where its next term goes
+        starts[key + 1] = total
+        total += counts[key]
+    for b in range(num_examples):
+        for p in range(num_features):
+            bag, first = b * num_features + p, firsts[p]
+            if first >= 0:
+                key = np.int64(inverse[first + b]) - first_key
+                if 0 <= key < num_keys:
+                    term = starts[key + 1]
+                    order[term] = bag
+                    starts[key + 1] = term + 1
+                    if scaled:
+                        factors[term] = np.float32(1.0)
+                continue
+            start, stop = offsets[features[p] * num_examples + b], offsets[features[p] * num_examples + b + 1]
+            scale = bag_scale(modes[p], stop - start)
+            for i in range(start, stop):
+                key = np.int64(inverse[i]) - first_key
+                if 0 <= key < num_keys:
+                    term = starts[key + 1]
+                    order[term] = bag
+                    starts[key + 1] = term + 1
+                    if scaled:
+                        factors[term] = scale * weights[i] if weighted else scale
+
+
+@kernel()
+def largest(gradient: SealedF32x2, tail: SealedF32x2) -> Any:
+    """The largest absolute value of two matrices, float32; a NaN where one is in them."""
+    most = max(_largest_bits(gradient), _largest_bits(tail))
+    return np.uint32(most).view(np.float32)
+
+
+@njit_lean
+def _largest_bits(matrix: F32) -> Any:
+    bits = matrix.view(np.uint32)
+    most = np.uint32(0)
+    for m in range(bits.shape[0]):
+        for d in range(bits.shape[1]):
+            most = max(most, bits[m, d] & _SIGN_MASK)
+    return most
 
 
 @kernel()

@@ -80,7 +80,7 @@ class Shard(NamedTuple):
         state: int64[16], what the shard as a whole knows.
         tables: int64[T, 16], list ends and counters of each table.
         cells: uint8[·], the counting Bloom filters side by side.
-        scratch: float32[1, W] for a row on its way.
+        scratch: float32[2, W] for a row on its way, and for its gradient.
         scratch_halves: uint16[W].
         saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.

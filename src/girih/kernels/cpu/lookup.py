@@ -5,6 +5,9 @@ keys that have rows and marks them used, :func:`read_new` admits the others. So 
 push out a row of the same batch. :func:`read_new` stops where it needs what only Python can give (memory,
 an LFU pass) and is called again from there.
 
+A read copies rows out, or says where each lies: ``addresses`` are in the shard where rows are float32 and read in
+place, and in ``out`` elsewhere. They hold until the next read or update.
+
 Shapes: U unique keys, W columns of a row, T tables.
 """
 
@@ -31,6 +34,7 @@ from girih.kernels.cpu.rows import (
     write_row,
 )
 from girih.kernels.cpu.saving import keep_cells, keep_row
+from girih.kernels.cpu.vector import address_of
 
 DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
 _AHEAD = 24
@@ -82,6 +86,21 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
     return index.find_tagged(shard, tag, key_id, table)
 
 
+@njit_lean
+def find_row(shard: Shard, layout: Layout, row: Any, out: F32, i: Any, in_place: Any) -> Any:
+    """The address of a row's columns: in the shard, or in ``out[i]``, float32[W], to which they are copied."""
+    if in_place and layout.dtype == at.FLOAT32:
+        return address_of(shard.values) + 4 * (row * shard.values.shape[1] + at.VALUES)
+    read_row(shard, layout, row, out, i)
+    return address_in(out, i)
+
+
+@njit_lean
+def address_in(out: F32, i: Any) -> Any:
+    """The address of ``out[i]``."""
+    return address_of(out) + 4 * i * out.shape[1]
+
+
 @kernel()
 def read_known(
     shard: Shard,
@@ -92,8 +111,10 @@ def read_known(
     now: I64,
     tags: I32,
     touched: I64,
+    in_place: bool,
     rows: I32,
     out: F32x2,
+    addresses: I64,
 ) -> None:
     """Reads and marks used the keys that have rows; ``rows`` int32[U] is -1 for the others.
 
@@ -102,11 +123,13 @@ def read_known(
         now: int64[T]: the step, or the second for tables that count in seconds.
         tags: scratch, int32[U].
         touched: int64[T], adds the rows that this call has marked used.
-        out: float32[U, W], written where there is a row.
+        in_place: where rows are float32, they are not copied.
+        out: float32[U, W], written where there is a row that is not read in place.
+        addresses: int64[U], written where there is a row.
     """
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
-    num_words = at.VALUES + out.shape[1]
+    num_words = at.VALUES + (1 if in_place else out.shape[1])
     prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
     start = 0
     while start < num_keys:
@@ -130,7 +153,7 @@ def read_known(
                 if listed:
                     recency.touch(shard, table, row)
                 hits += 1
-                read_row(shard, layout, row, out, i)
+                addresses[i] = find_row(shard, layout, row, out, i, in_place)
         shard.tables[table, at.LOOKUPS] += end - start
         shard.tables[table, at.HITS] += hits
         if listed:
@@ -209,8 +232,10 @@ def read_new(
     touched: I64,
     stuck: U8,
     hyper: F64x2,
+    in_place: bool,
     rows: I32,
     out: F32x2,
+    addresses: I64,
 ) -> Any:
     """Admits, from key ``start`` on, the keys whose ``rows`` is -1; all read their initial value.
 
@@ -233,12 +258,13 @@ def read_new(
         twin = index.find(shard, key_id, table)
         if twin >= 0:  # the caller sent a key twice: it must not get two rows
             rows[i] = twin
-            read_row(shard, layout, twin, out, i)
+            addresses[i] = find_row(shard, layout, twin, out, i, in_place)
             continue
         need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
         if need != DONE and need != REFUSE:
             return i, need
         read_initial(shard, layout, key_id, table, out[i])
+        addresses[i] = address_in(out, i)
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
             rows[i] = row
@@ -250,15 +276,26 @@ def read_new(
 
 
 @kernel()
-def peek(shard: Shard, layout: Layout, ids: I64, tables: I32, tags: I32, rows: I32, out: F32x2) -> None:
+def peek(
+    shard: Shard,
+    layout: Layout,
+    ids: I64,
+    tables: I32,
+    tags: I32,
+    in_place: bool,
+    rows: I32,
+    out: F32x2,
+    addresses: I64,
+) -> None:
     """Reads rows, or initial values where there is none (``rows`` is -1), and changes nothing."""
     index.guess_all(shard, ids, tables, tags, rows)
-    num_keys, num_words = ids.shape[0], at.VALUES + out.shape[1]
+    num_keys, num_words = ids.shape[0], at.VALUES + (1 if in_place else out.shape[1])
     for i in range(num_keys):
         prefetch_ahead(shard, rows, i, num_words)
         table = np.int64(tables[i])
         rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
         if rows[i] < 0:
             read_initial(shard, layout, ids[i], table, out[i])
+            addresses[i] = address_in(out, i)
         else:
-            read_row(shard, layout, np.int64(rows[i]), out, i)
+            addresses[i] = find_row(shard, layout, np.int64(rows[i]), out, i, in_place)

@@ -1,7 +1,7 @@
 """Pooling bags of rows to vectors.
 
 Weighted bags: sum is Σ w·x, mean is Σ w·x / n, sqrtn is Σ w·x / √n, with n the number of ids. An empty
-bag is 0.
+bag is 0. Rows are read where they lie, by their addresses: in shards, or in a copy.
 
 Shapes: B examples, P features of one output, N ids in the batch, U unique keys, W columns of a row,
 D columns of the output's segment, L ids of a feature.
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
-from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
-from girih.kernels.cpu.vector import add_scaled, copy_row, sum_rows
+from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedI32
+from girih.kernels.cpu.jit import kernel, njit_lean
+from girih.kernels.cpu.vector import add_from, copy_from, prefetch_address, sum_from
 
 SUM, MEAN, SQRTN = 0, 1, 2
 _LINE = 64
@@ -57,24 +57,16 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
 
 
 @njit_lean
-def prefetch_columns(rows: F32, row: Any, first_column: Any, num_columns: Any) -> None:
-    """Asks for the cache lines of a row's columns."""
-    for byte in range(4 * first_column, 4 * (first_column + num_columns), _LINE):
-        prefetch_at(rows, row, byte)
-
-
-@njit_lean
-def prefetch_bag(
-    rows: F32, first_column: Any, num_columns: Any, inverse: I32, offsets: I32, bag: Any
-) -> None:
-    """Asks for the columns of the rows of a bag."""
-    for i in range(offsets[bag], offsets[bag + 1]):
-        prefetch_columns(rows, inverse[i], first_column, num_columns)
+def prefetch_floats(address: Any, num_floats: Any) -> None:
+    """Asks for the cache lines of some floats."""
+    for byte in range(0, 4 * num_floats, _LINE):
+        prefetch_address(address + byte)
+    prefetch_address(address + 4 * num_floats - 1)
 
 
 @kernel()
 def pool(
-    rows: SealedF32x2,
+    addresses: I64,
     first_column: int,
     inverse: I32,
     offsets: SealedI32,
@@ -94,7 +86,7 @@ def pool(
     long as the copies, and crowds rows out of the nearest caches.
 
     Args:
-        rows: float32[·, W] by key number; the segment's columns start at ``first_column``.
+        addresses: int64[·] by key number: where float32[W] lie, of which the segment's start at ``first_column``.
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 where all are 1.
         features, modes: int64[P], int8[P].
@@ -103,6 +95,7 @@ def pool(
         tail: float32[B·P, E], the same bags of the E columns that follow, E may be 0.
     """
     num_places, dim, num_tail = len(features), out.shape[1], tail.shape[1]
+    start_byte, tail_byte = 4 * first_column, 4 * (first_column + dim)
     weighted = len(weights) > 0
     ahead = examples_ahead(offsets, features, num_examples, dim + num_tail)
     for b in range(begin, end):
@@ -110,34 +103,36 @@ def pool(
         for p in range(num_places):
             vector, first = b * num_places + p, firsts[p]
             if first >= 0:
-                prefetch_columns(rows, inverse[first + later], first_column, dim + num_tail)
-                key = inverse[first + b]
-                copy_row(out, vector, 0, rows, key, first_column, dim)
+                prefetch_floats(addresses[inverse[first + later]] + start_byte, dim + num_tail)
+                address = addresses[inverse[first + b]]
+                copy_from(out, vector, 0, address + start_byte, dim)
                 if num_tail > 0:
-                    copy_row(tail, vector, 0, rows, key, first_column + dim, num_tail)
+                    copy_from(tail, vector, 0, address + tail_byte, num_tail)
                 continue
             bag = features[p] * num_examples
-            prefetch_bag(rows, first_column, dim + num_tail, inverse, offsets, bag + later)
+            for i in range(offsets[bag + later], offsets[bag + later + 1]):
+                prefetch_floats(addresses[inverse[i]] + start_byte, dim + num_tail)
             start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             if weighted:
-                weigh(rows, first_column, inverse, start, stop, weights, scale, out, vector)
+                weigh(addresses, start_byte, inverse, start, stop, weights, scale, out, vector)
                 if num_tail > 0:
-                    weigh(rows, first_column + dim, inverse, start, stop, weights, scale, tail, vector)
+                    weigh(addresses, tail_byte, inverse, start, stop, weights, scale, tail, vector)
             elif stop - start == 1:
-                copy_row(out, vector, 0, rows, inverse[start], first_column, dim)
+                address = addresses[inverse[start]]
+                copy_from(out, vector, 0, address + start_byte, dim)
                 if num_tail > 0:
-                    copy_row(tail, vector, 0, rows, inverse[start], first_column + dim, num_tail)
+                    copy_from(tail, vector, 0, address + tail_byte, num_tail)
             else:
-                sum_rows(out, vector, rows, first_column, inverse, start, stop, dim, scale)
+                sum_from(out, vector, addresses, start_byte, inverse, start, stop, dim, scale)
                 if num_tail > 0:
-                    sum_rows(tail, vector, rows, first_column + dim, inverse, start, stop, num_tail, scale)
+                    sum_from(tail, vector, addresses, tail_byte, inverse, start, stop, num_tail, scale)
 
 
 @njit_lean
 def weigh(
-    rows: F32,
-    first_column: Any,
+    addresses: I64,
+    start_byte: Any,
     inverse: I32,
     start: Any,
     stop: Any,
@@ -151,14 +146,17 @@ def weigh(
     for d in range(dim):
         out[vector, d] = 0.0
     for i in range(start, stop):
-        add_scaled(out, vector, 0, rows, inverse[i], first_column, dim, weights[i])
+        add_from(out, vector, 0, addresses[inverse[i]] + start_byte, dim, weights[i])
     if scale != 1.0:
         for d in range(dim):
             out[vector, d] *= scale
 
 
 @kernel()
-def spread(rows: SealedF32x2, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
+def spread(addresses: I64, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
+    dim, last = out.shape[1], len(out) - 1
+    ahead = _LINES_AHEAD // max(1, 4 * dim // _LINE)
     for i in range(len(out)):
-        copy_row(out, i, 0, rows, inverse[start + i], first_column, out.shape[1])
+        prefetch_floats(addresses[inverse[start + min(i + ahead, last)]] + 4 * first_column, dim)
+        copy_from(out, i, 0, addresses[inverse[start + i]] + 4 * first_column, dim)

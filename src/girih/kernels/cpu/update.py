@@ -1,24 +1,54 @@
 """Writing rows: gradients through the optimizers, values from outside, removal.
 
-Shapes: U unique keys, W columns of a row, S segments, T tables, K rows to drop.
+Shapes: U unique keys, W columns of a row, S segments, T tables, K rows to drop, M terms of sums.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import F32, F64, I32, I64, F32x2, F64x2, SealedF32x2
-from girih.kernels.cpu.jit import kernel, njit_lean
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, F32x2, F64x2, SealedF32x2, sealed
+from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import UPDATES, settle_row, update_row
 from girih.kernels.cpu.rounding import narrow_row_randomly
 from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_ahead, read_row, write_row
 from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.vector import add_scaled, sum_rows
+
+
+GRADIENT = 1  # the row of a shard's scratch that holds the gradient of a row on its way
+TERMS_AHEAD = 32
+_LINE = 64
+_NO_FACTORS = np.empty(0, np.float32)
+_NO_TAIL = np.empty((0, 0), np.float32)
+
+
+@njit_lean
+def prefetch_terms(grads: F32, order: I32, term: Any) -> None:
+    """Asks for the row of ``grads`` that is a term, if there is one."""
+    if term < order.shape[0]:
+        for byte in range(0, 4 * grads.shape[1], _LINE):
+            prefetch_at(grads, order[term], byte)
+
+
+@njit_lean
+def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, start: Any, stop: Any) -> None:
+    """Writes the sum of some terms to a row's gradient, from ``column`` on, in their order."""
+    dim = grads.shape[1]
+    if factors.shape[0] == 0:
+        sum_rows(scratch, GRADIENT, column, grads, order, start, stop, dim)
+        return
+    for d in range(dim):
+        scratch[GRADIENT, column + d] = np.float32(0.0)
+    for i in range(start, stop):
+        add_scaled(scratch, GRADIENT, column, grads, np.int64(order[i]), 0, dim, factors[i])
 
 
 def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
@@ -57,14 +87,19 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
         ids: I64,
         tables: I32,
         rows: I32,
+        starts: I32,
+        order: I32,
+        factors: F32,
         grads: SealedF32x2,
+        tail: SealedF32x2,
         hyper: F64x2,
         step: int,
     ) -> Any:
-        num_keys, num_columns = grads.shape
+        num_keys, num_columns = len(ids), shard.scratch.shape[1]
         num_words, dropped = shard.values.shape[1], 0
         for i in range(num_keys):
             prefetch_ahead(shard, rows, i, num_words)
+            prefetch_terms(grads, order, np.int64(starts[i]) + TERMS_AHEAD)
             table = np.int64(tables[i])
             row = np.int64(rows[i])
             if not holds(shard, row, ids[i], table):
@@ -76,12 +111,17 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
             shard.tables[table, at.UPDATES] += 1
             keep_row(shard, row)
             shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
+            start, stop = np.int64(starts[i]), np.int64(starts[i + 1])
+            sum_terms(shard.scratch, 0, grads, order, factors, start, stop)
+            if tail.shape[1] > 0:
+                sum_terms(shard.scratch, grads.shape[1], tail, order, factors, start, stop)
+            grad = shard.scratch[GRADIENT]
             if layout.dtype == at.FLOAT32:
                 columns = shard.values[row, at.VALUES : at.VALUES + num_columns]
-                update_segments(shard, layout, row, columns, grads[i], hyper)
+                update_segments(shard, layout, row, columns, grad, hyper)
                 continue
             read_row(shard, layout, row, shard.scratch, 0)
-            update_segments(shard, layout, row, shard.scratch[0], grads[i], hyper)
+            update_segments(shard, layout, row, shard.scratch[0], grad, hyper)
             narrow_row_randomly(
                 layout.dtype,
                 shard.scratch[0],
@@ -112,6 +152,22 @@ def applying(optimizers: Sequence[int]) -> Any:
     return _APPLY[optimizers[0] if alike else None, len(optimizers) == 1]
 
 
+class Terms(NamedTuple):
+    """Gradients of keys as sums of rows of a matrix.
+
+    Attributes:
+        starts: int32[U+1]: key i has the terms from ``starts[i]`` on, up to ``starts[i+1]``.
+        order: int32[M]: the row that each term is.
+        factors: float32[M], or of length 0 where all are 1.
+        tail: float32[·, E]: the columns that follow those of the matrix; E may be 0.
+    """
+
+    starts: I32
+    order: I32
+    factors: F32
+    tail: F32
+
+
 def apply_gradients(
     shard: Shard,
     layout: Layout,
@@ -121,14 +177,34 @@ def apply_gradients(
     grads: SealedF32x2,
     hyper: F64x2,
     step: int,
+    terms: Terms | None = None,
 ) -> int:
-    """Moves the row of every key by its gradient, float32[U, W]; returns how many keys have none.
+    """Moves the row of every key by its gradient; returns how many keys have none.
 
     ``rows`` int32[U] is where the rows were: each is checked against its key, and looked up again if another
     key lives there now. A gradient never reaches another key's row.
+
+    Args:
+        grads: float32[U, W]; or float32[·, W - E], of which ``terms`` are summed.
     """
+    if terms is None:
+        numbers = _numbers(len(ids) + 1)
+        terms = Terms(numbers, numbers, _NO_FACTORS, _NO_TAIL)
     apply = applying(layout.segments[:, at.OPTIMIZER].tolist())
-    return apply(shard, layout, ids, tables, rows, grads, hyper, step)  # type: ignore[no-any-return]
+    tail = sealed(terms.tail)
+    return apply(  # type: ignore[no-any-return]
+        shard, layout, ids, tables, rows, terms.starts, terms.order, terms.factors, grads, tail, hyper, step
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _many_numbers(bits: int) -> I32:
+    return np.arange(1 << bits, dtype=np.int32)
+
+
+def _numbers(count: int) -> I32:
+    """0, 1, …, int32[count]."""
+    return _many_numbers(count.bit_length())[:count]
 
 
 @kernel()

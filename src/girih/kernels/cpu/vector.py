@@ -3,17 +3,19 @@
 Numba's own loops check again and again whether two rows overlap, and take rows of 16 one float after the other.
 Results are the same to the last bit: multiplication and addition round separately, in the order of columns.
 
-Arrays are C-contiguous float32[·, ·]; a place in one is a row and a column. *Lanes* are the sixteen floats at a
+Arrays are C-contiguous float32[·, ·]; a place in one is a row and a column. An *address* is that of a float in memory,
+whatever array it belongs to: rows of several shards are read by it, where they lie. *Lanes* are the sixteen floats at a
 flat position: a register under the JIT, an array of its own without it.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I32
+from girih.kernels.cpu.arrays import F32, I32, I64
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, extending, intrinsic, njit_lean, types
 
 _LANES = 16
@@ -26,6 +28,22 @@ if JIT_DISABLED:
 
     def _put(array: F32, at: Any, lanes: F32) -> None:
         array.reshape(-1)[at : at + _LANES] = lanes
+
+    def _floats_at(address: Any, count: int) -> F32:
+        return np.frombuffer((ctypes.c_float * count).from_address(int(address)), np.float32)
+
+    def _lanes_at(address: Any) -> F32:
+        return _floats_at(address, _LANES).copy()
+
+    def _float_at(address: Any) -> Any:
+        return _floats_at(address, 1)[0]
+
+    def prefetch_address(address: Any) -> None:
+        """Asks for the cache line at an address; does nothing without the JIT."""
+
+    def address_of(array: Any) -> Any:
+        """The address of an array's first item."""
+        return array.ctypes.data
 
     def _all_lanes(value: Any) -> F32:
         return np.full(_LANES, value, np.float32)
@@ -97,6 +115,46 @@ else:
         return types.void(array, at, lanes), generate
 
     @intrinsic
+    def _lanes_at(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            lanes = builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()))
+            lanes.align = 4
+            return lanes
+
+        return lanes_type(types.int64), generate
+
+    @intrinsic
+    def _float_at(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
+
+        return types.float32(types.int64), generate
+
+    @intrinsic
+    def address_of(typing_context: Any, array: Any) -> Any:
+        """The address of an array's first item."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            return builder.ptrtoint(data, context.get_value_type(types.intp))
+
+        return types.int64(array), generate
+
+    @intrinsic
+    def prefetch_address(typing_context: Any, address: Any) -> Any:
+        """Asks for the cache line at an address; any address is safe."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            flag = context.get_value_type(types.int32)
+            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
+            pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+            builder.call(function, [pointer, flag(0), flag(3), flag(1)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    @intrinsic
     def _all_lanes(typing_context: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return _splat(builder, arguments[0])
@@ -166,29 +224,74 @@ def add_row(
 
 
 @njit_lean
-def sum_rows(
+def copy_from(target: F32, row: Any, column: Any, address: Any, dim: Any) -> None:
+    """Copies ``dim`` floats from an address to a place."""
+    at = row * target.shape[1] + column
+    whole = dim - dim % _LANES
+    for d in range(0, whole, _LANES):
+        _put(target, at + d, _lanes_at(address + 4 * d))
+    for d in range(whole, dim):
+        target[row, column + d] = _float_at(address + 4 * d)
+
+
+@njit_lean
+def add_from(target: F32, row: Any, column: Any, address: Any, dim: Any, factor: Any) -> None:
+    """Adds ``factor`` times ``dim`` floats at an address to those at a place."""
+    at = row * target.shape[1] + column
+    whole = dim - dim % _LANES
+    for d in range(0, whole, _LANES):
+        _put(
+            target,
+            at + d,
+            _add(_get(target, at + d), _multiply(_all_lanes(factor), _lanes_at(address + 4 * d))),
+        )
+    for d in range(whole, dim):
+        target[row, column + d] += factor * _float_at(address + 4 * d)
+
+
+@njit_lean
+def sum_from(
     target: F32,
     row: Any,
-    source: F32,
-    column: Any,
+    addresses: I64,
+    start_byte: Any,
     numbers: I32,
     start: Any,
     stop: Any,
     dim: Any,
     factor: Any,
 ) -> None:
-    """``factor`` times the sum of the rows ``numbers[start:stop]``, ``dim`` floats each, in their order."""
+    """``factor`` times the sum of ``dim`` floats at ``addresses[numbers[start:stop]] + start_byte``, in their order."""
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
         for i in range(np.uint64(start), np.uint64(stop)):  # unsigned: no test for negative indices
-            lanes = _add(lanes, _get(source, np.int64(numbers[i]) * source.shape[1] + column + d))
+            lanes = _add(lanes, _lanes_at(addresses[np.uint64(numbers[i])] + start_byte + 4 * d))
         _put(target, row * target.shape[1] + d, _multiply(lanes, _all_lanes(factor)))
     for d in range(whole, dim):
         total = np.float32(0.0)
         for i in range(start, stop):
-            total += source[numbers[i], column + d]
+            total += _float_at(addresses[numbers[i]] + start_byte + 4 * d)
         target[row, d] = factor * total
+
+
+@njit_lean
+def sum_rows(
+    target: F32, row: Any, column: Any, source: F32, numbers: I32, start: Any, stop: Any, dim: Any
+) -> None:
+    """The sum of the rows ``numbers[start:stop]`` of ``source``, ``dim`` floats each, in their order, to a place."""
+    at = row * target.shape[1] + column
+    whole = dim - dim % _LANES
+    for d in range(0, whole, _LANES):
+        lanes = _all_lanes(np.float32(0.0))
+        for i in range(np.uint64(start), np.uint64(stop)):  # unsigned: no test for negative indices
+            lanes = _add(lanes, _get(source, np.int64(numbers[i]) * source.shape[1] + d))
+        _put(target, at + d, lanes)
+    for d in range(whole, dim):
+        total = np.float32(0.0)
+        for i in range(start, stop):
+            total += source[numbers[i], d]
+        target[row, column + d] = total
 
 
 @njit_lean

@@ -5,8 +5,10 @@ Shapes: B examples, F features of the group, N ids in the batch, W columns of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +18,32 @@ from girih.kernels.buffers import Buffers, Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
-from girih.sparse.groups.shards import FEW_IDS, GroupKeys, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, each
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
 
+DIRECT_REPEATS = 2.0  # ids per key up to which gradients are summed while rows are moved
+LARGEST_SUM = 1e38
 NO_WEIGHTS = np.empty(0, np.float32)
 NO_TAIL = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class DirectTerms:
+    """Gradients that are still to be summed.
+
+    Attributes:
+        gradient, tail: float32[B·F, D], float32[B·F, E], of the one or two outputs that one pass serves.
+        terms_of: for a shard's keys, which rows are theirs.
+    """
+
+    gradient: NDArray[np.float32]
+    tail: NDArray[np.float32]
+    terms_of: Callable[[ShardKeys], Terms]
 
 
 class Bags:
@@ -42,19 +61,23 @@ class Bags:
         self._buffers = Buffers()
         self._passes = passes(group.outputs)
         self._parts = partition(group, num_parts)
+        served = group.outputs[self._passes[0][0]] if len(self._passes) == 1 else None
+        self._one_pass = (
+            served is not None and not served.whole and len(served.features) == len(group.features)
+        )
 
     def pool(
-        self, values: NDArray[np.float32], keys: GroupKeys, batch: Batch, take: Take | None = None
+        self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None
     ) -> list[NDArray[np.float32]]:
         """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole.
 
         Args:
-            values: float32[·, W], the row of the key of each number.
+            rows: of the key of each number.
             take: gives the memory for the tensors; its own where None.
         """
         outputs, size = self.group.outputs, batch.num_examples
         num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
-        rows, offsets, weights = sealed(values), sealed(batch.offsets), _weights_of(batch)
+        addresses, offsets, weights = rows.addresses, sealed(batch.offsets), _weights_of(batch)
         firsts = self._firsts(batch)
         found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
         flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
@@ -66,15 +89,58 @@ class Bags:
                 begin, end = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
                 if output.whole:
                     start = output.ids_in(batch).start + begin
-                    pool_kernels.spread(rows, output.first_column, keys.inverse, start, out[begin:end])
+                    pool_kernels.spread(addresses, output.first_column, keys.inverse, start, out[begin:end])
                 else:
                     pool_kernels.pool(
-                        rows, output.first_column, keys.inverse, offsets, weights, size, output.features,
+                        addresses, output.first_column, keys.inverse, offsets, weights, size, output.features,
                         firsts[output.features], output.modes, begin, end, out, flat[tails[0]] if tails else NO_TAIL,
                     )  # fmt: skip
 
         each(self._pool, num_parts, pool_part, len(keys.inverse))
         return found
+
+    def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
+        """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
+
+        It does where ids hardly repeat, so that sums would take as much memory as their terms, and where one pass
+        serves all outputs. Sums of gradients as large as might overflow are formed first, by :meth:`scatter`.
+        """
+        if keys.num_ids > DIRECT_REPEATS * keys.num_keys or not self._one_pass:
+            return None
+        taking_part = list(self._taking_part(given))
+        if len(taking_part) > 1 or any(given[number] is None for number in self._passes[0]):
+            return None
+        ((_, gradient, tail),) = taking_part
+        weight = 1.0 if batch.weights is None else float(np.abs(batch.weights).max(initial=0.0))
+
+        def largest(part: int) -> float:
+            rows = slice(
+                part * len(gradient) // self._num_parts, (part + 1) * len(gradient) // self._num_parts
+            )
+            return float(gradient_kernels.largest(gradient[rows], tail[rows]))
+
+        most = max(each(self._pool, self._num_parts, largest, len(keys.inverse)))
+        if not most * weight * keys.num_ids < LARGEST_SUM:
+            return None
+        return DirectTerms(gradient, tail, partial(self._terms_of, keys, batch, tail))
+
+    def _terms_of(self, keys: GroupKeys, batch: Batch, tail: NDArray[np.float32], part: ShardKeys) -> Terms:
+        """The terms of a shard's keys."""
+        output, firsts, weights = (
+            self.group.outputs[self._passes[0][0]],
+            self._firsts(batch),
+            _weights_of(batch),
+        )
+        take, num_terms = self._buffers.take, int(part.counts.sum())
+        own = firsts[output.features]
+        scaled = len(weights) > 0 or bool(((own < 0) & (output.modes != pool_kernels.SUM)).any())
+        starts, order = take(np.int32, len(part.keys) + 1), take(np.int32, num_terms)
+        factors = take(np.float32, num_terms if scaled else 0)
+        gradient_kernels.order_terms(
+            keys.inverse, sealed(batch.offsets), weights, batch.num_examples, output.features, own, output.modes,
+            part.first, part.counts, starts, order, factors,
+        )  # fmt: skip
+        return Terms(starts, order, factors, tail)
 
     def scatter(self, given: Gradients, keys: GroupKeys, batch: Batch) -> tuple[NDArray[np.float32], int]:
         """Sums the gradients of each key.

@@ -5,7 +5,7 @@ Shapes: N ids in the batch, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
+from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.pack import Group, ids_within
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards
+from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
 
 
@@ -35,10 +36,17 @@ class GroupRead:
 
 @dataclass(frozen=True)
 class GroupGradients:
-    """The gradient of the key of each number, float32[·, W], and a key whose own is not finite, or -1."""
+    """Gradients of keys.
+
+    Attributes:
+        totals: float32[·, W], that of the key of each number; or those of outputs, which are its terms.
+        nonfinite_key: a key whose own is not finite, or -1.
+        terms_of: for a shard's keys, the sums that their gradients are; None where ``totals`` are these.
+    """
 
     totals: NDArray[np.float32]
     nonfinite_key: int
+    terms_of: Callable[[ShardKeys], Terms] | None = None
 
 
 class EmbeddingGroup(Protocol):
@@ -82,8 +90,8 @@ class CpuGroup:
 
     def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
         """See :class:`EmbeddingGroup`."""
-        found, values = self._keys.lookup(ids_of(batch, self.group), step, train=train)
-        return GroupRead(self._bags.pool(values, found, batch), found)
+        found, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train)
+        return GroupRead(self._bags.pool(rows, found, batch), found)
 
     def gradients(
         self, read: GroupRead, given: Sequence[NDArray[np.float32] | None], batch: Batch
@@ -91,11 +99,14 @@ class CpuGroup:
         """See :class:`EmbeddingGroup`."""
         if all(gradient is None for gradient in given):
             return None
+        direct = self._bags.terms(given, read.keys, batch)
+        if direct is not None:
+            return GroupGradients(direct.gradient, -1, direct.terms_of)
         return GroupGradients(*self._bags.scatter(given, read.keys, batch))
 
     def apply(self, read: GroupRead, gradients: GroupGradients, step: int, lr_scale: float) -> None:
         """See :class:`EmbeddingGroup`."""
-        self._keys.apply(read.keys, gradients.totals, step, lr_scale)
+        self._keys.apply(read.keys, gradients.totals, step, lr_scale, gradients.terms_of)
 
 
 BY_DEVICE: dict[str, type[CpuGroup]] = {"cpu": CpuGroup}

@@ -21,11 +21,14 @@ from girih.errors import ConfigError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.update import Terms
 from girih.store import Store
 
 T = TypeVar("T")
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
-SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
+IN_PLACE_REPEATS = (
+    2.0  # ids per key up to which rows are read where they lie: copies of hot rows lie closer together
+)
 
 
 @dataclass
@@ -54,16 +57,47 @@ class GroupKeys:
 
     Attributes:
         inverse: int32[N], the number of the key of each of the group's ids.
+        num_ids: how many ids of the batch are the group's.
     """
 
     shards: list[ShardKeys]
     inverse: NDArray[np.int32]
+    num_ids: int
 
     @property
     def end(self) -> int:
         """The number behind all keys'."""
         last = self.shards[-1]
         return last.first + len(last.keys)
+
+    @property
+    def num_keys(self) -> int:
+        """How many there are."""
+        return sum(len(shard.keys) for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of the unique keys of a batch.
+
+    Attributes:
+        addresses: int64[·], by the keys' numbers: where each row's float32[W] lie, until the shards' next verb.
+        memory: arrays that hold them, where they are copies.
+    """
+
+    addresses: NDArray[np.int64]
+    memory: Sequence[NDArray[np.float32]]
+
+    @classmethod
+    def copied(cls, *arrays: NDArray[np.float32]) -> Rows:
+        """Rows of arrays, float32[·, W] each, one after the other."""
+        return cls(np.concatenate([addresses_in(array) for array in arrays]), arrays)
+
+
+def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Where each row of a C-contiguous array lies."""
+    size, width = array.shape
+    return array.ctypes.data + array.itemsize * width * np.arange(size, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,7 +107,7 @@ class Ids:
     Attributes:
         features, tables: int64[F], int32[F]: which features, and the table of each; those of one table
             stand together.
-        sizes: numbers of ids: of these features together, of the feature with most, and of the table with most.
+        sizes: numbers of ids: of these features together, and of the table with most.
     """
 
     ids: NDArray[np.int64]
@@ -83,21 +117,22 @@ class Ids:
     tables: NDArray[np.int32]
 
     @cached_property
-    def sizes(self) -> tuple[int, int, int]:
-        num_ids, longest, of_table = kernels.count_ids(
+    def sizes(self) -> tuple[int, int]:
+        num_ids, of_table = kernels.count_ids(
             sealed(self.offsets), self.num_examples, self.features, self.tables
         )
-        return num_ids, longest, of_table
+        return num_ids, of_table
 
 
 class Dedup:
-    """One thread's hash table, and memory for the ids of one feature."""
+    """One thread's hash table, and memory for the ids of one table."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
-        self._slots: NDArray[np.int32] = np.zeros(1 << 10, np.int32)
+        self._slots: NDArray[np.int32] = np.zeros(kernels.LEAST_SLOTS, np.int32)
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._own: NDArray[np.int32] = np.empty(0, np.int32)
+        self._ends = np.empty(kernels.NUM_PARTS, np.int64)
         self._base = 1
 
     def unique(
@@ -106,23 +141,26 @@ class Dedup:
         """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
         ``inverse``.
         """
-        self._make_room(*of.sizes)
-        take, num_ids = self._buffers.take, of.sizes[0]
+        num_ids, of_table = of.sizes
+        self._make_room(num_ids, of_table)
+        take = self._buffers.take
         keys, tables, counts = (take(kind, num_ids) for kind in (np.int64, np.int32, np.int32))
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
-            self._slots, self._base, self._hashes, first, self._own, inverse, keys, tables, counts, ends,
+            self._slots, self._base, self._hashes, first, self._own, self._ends, inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
 
-    def _make_room(self, num_ids: int, ids_of_feature: int, ids_of_table: int) -> None:
-        if len(self._hashes) < ids_of_feature:
-            self._hashes = np.empty(ids_of_feature, np.uint64)
-            self._own = np.empty(ids_of_feature, np.int32)
-        if len(self._slots) < SLOTS_PER_ID * ids_of_table:
-            self._slots = np.zeros(1 << (SLOTS_PER_ID * ids_of_table - 1).bit_length(), np.int32)
+    def _make_room(self, num_ids: int, ids_of_table: int) -> None:
+        parted = ids_of_table > kernels.MOST_TOGETHER
+        if len(self._hashes) < ids_of_table * (1 + parted):
+            self._hashes = np.empty(ids_of_table * (1 + parted), np.uint64)
+            self._own = np.empty(ids_of_table * (1 + parted), np.int32)
+        num_slots = kernels.SLOTS_PER_ID * ids_of_table  # all of a table's ids may be of one part
+        if len(self._slots) < num_slots:
+            self._slots = np.zeros(1 << (num_slots - 1).bit_length(), np.int32)
             self._base = 1
         elif self._base + num_ids > kernels.MAX_NUMBER:
             self._slots[:] = 0
@@ -150,7 +188,7 @@ class Shards:
 
     def lookup(
         self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None
-    ) -> tuple[GroupKeys, NDArray[np.float32]]:
+    ) -> tuple[GroupKeys, Rows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
         Numbers of ids that belong elsewhere are any, or -1 where ``counts`` are given.
@@ -159,7 +197,7 @@ class Shards:
             counts: int32[N], how often each id stands for itself; None is once.
 
         Returns:
-            The keys, and float32[·, W], the row of the key of each number.
+            The keys, and their rows.
 
         Raises:
             ConfigError: so many ids in so many shards that 32 bits do not number their keys.
@@ -168,36 +206,57 @@ class Shards:
         if counts is not None:
             inverse.fill(-1)
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
+        addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
             store, mine = self.stores[s], self._unique(of, inverse, s)
+            own = slice(mine.first, mine.first + len(mine.keys))
+            out, where = values[own], addresses[own]
+            if int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
+                where[:] = addresses_in(out)
+                where = None
             if counts is not None:
                 kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
-            out = values[mine.first : mine.first + len(mine.keys)]
             if train:
-                mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out)
+                mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, where)
             else:
-                mine.rows = store.peek(mine.keys, mine.tables, out)
+                mine.rows = store.peek(mine.keys, mine.tables, out, where)
             return mine
 
-        return GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse), values
+        found = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
+        return found, Rows(addresses, (values,))
 
     def find(self, of: Ids) -> GroupKeys:
         """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does."""
         inverse = self._inverse(of)
         find_shard = partial(self._unique, of, inverse)
-        return GroupKeys(each(self.pool, len(self.stores), find_shard, of.sizes[0]), inverse)
+        num_ids = of.sizes[0]
+        return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
-    def apply(self, found: GroupKeys, gradients: NDArray[np.float32], step: int, lr_scale: float) -> int:
-        """Moves rows by gradients, float32[·, W], one for the key of each number; returns how many were dropped."""
+    def apply(
+        self,
+        found: GroupKeys,
+        gradients: NDArray[np.float32],
+        step: int,
+        lr_scale: float,
+        terms_of: Callable[[ShardKeys], Terms] | None = None,
+    ) -> int:
+        """Moves rows by gradients, float32[·, W], one for the key of each number; returns how many were dropped.
+
+        Args:
+            terms_of: for a shard's keys, the sums that their gradients are; ``gradients`` are then what is summed.
+        """
 
         def apply_shard(s: int) -> int:
             part = found.shards[s]
-            own = gradients[part.first : part.first + len(part.keys)]
-            return self.stores[s].apply_gradients(part.keys, part.tables, part.rows, own, step, lr_scale)
+            terms = None if terms_of is None else terms_of(part)
+            own = gradients if terms is not None else gradients[part.first : part.first + len(part.keys)]
+            return self.stores[s].apply_gradients(
+                part.keys, part.tables, part.rows, own, step, lr_scale, terms
+            )
 
-        num_keys = sum(len(part.keys) for part in found.shards)
-        return sum(each(self.pool, len(found.shards), apply_shard, num_keys))
+        num_ids = found.num_keys if terms_of is None else len(found.inverse)
+        return sum(each(self.pool, len(found.shards), apply_shard, num_ids))
 
     def _inverse(self, of: Ids) -> NDArray[np.int32]:
         """Memory for the number of each id's key."""

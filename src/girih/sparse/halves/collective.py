@@ -21,7 +21,7 @@ from girih.errors import NonFiniteError
 from girih.runs.stats import Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import GroupKeys
+from girih.sparse.groups.shards import GroupKeys, Rows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.here import ShardedHalf
 from girih.sparse.routing.key_router import KeyRequest, KeyRouter, RoutedKeys
@@ -72,7 +72,7 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
             )
             each = _Traffic(own, served, np.diff(own.bounds()).tolist(), lengths.sum(axis=1).tolist())
             values = self._send("embeddings", values, each.asked, each.asks)
-            outputs += router.bags.pool(values, own.keys, batch)
+            outputs += router.bags.pool(Rows.copied(values), own.keys, batch)
             traffic.append(each)
         return traffic, outputs
 

@@ -68,7 +68,8 @@ class KeyRouter:
         """The unique keys of a batch, routed."""
         group, take = self.group, self._buffers.take
         inverse = take(np.int32, len(batch.ids))
-        unique = self._dedup.unique(ids_of(batch, group), inverse)
+        ids = ids_of(batch, group)
+        unique = self._dedup.unique(ids, inverse)
         size = len(unique.keys)
         where, numbers, counts = (take(np.int32, size) for _ in range(3))
         keys = take(np.int64, size)
@@ -78,4 +79,5 @@ class KeyRouter:
         routing.route(unique.keys, unique.tables, unique.counts, where, ends, numbers, keys, counts)
         routing.renumber(inverse, sealed(batch.offsets), batch.num_examples, group.features, numbers)
         no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), size, np.int64)
-        return RoutedKeys(GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse), ends)
+        routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse, ids.sizes[0])
+        return RoutedKeys(routed, ends)

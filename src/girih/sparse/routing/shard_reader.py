@@ -51,7 +51,7 @@ class ShardReader(Shards):
                 f"key {keys[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
             )
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        pool_kernels.spread(sealed(rows), 0, found.inverse, 0, values)
+        pool_kernels.spread(rows.addresses, 0, found.inverse, 0, values)
         return found, values
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:

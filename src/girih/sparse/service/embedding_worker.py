@@ -24,6 +24,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
 from girih.sparse.groups.pack import by_group, sequence_bounds
+from girih.sparse.groups.shards import Rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text
@@ -142,10 +143,9 @@ class _Work(Service):
         outputs: list[NDArray[Any]] = []
         with self._stats.spans("pool"):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
-                parts = [frame.arrays[g] for frame in frames]
-                values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                rows = Rows.copied(*(frame.arrays[g] for frame in frames))
                 take = None if self._codec.float16_embeddings else request.buffer
-                outputs += router.bags.pool(values, asked.keys, sample.batch, take)
+                outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
         self._stats.sent("embeddings", sum(each.nbytes for each in packed))

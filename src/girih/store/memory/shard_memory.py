@@ -82,7 +82,7 @@ class ShardMemory:
             state=state,
             tables=arena.array("tables", np.int64, layout.TABLE_COLUMNS),
             cells=arena.array("cells", np.uint8),
-            scratch=np.zeros((1, num_columns), np.float32),
+            scratch=np.zeros((2, num_columns), np.float32),
             scratch_halves=np.zeros(num_columns, np.uint16),
             **_NO_SAVE,
         )

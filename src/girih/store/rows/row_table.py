@@ -50,14 +50,24 @@ class RowTable:
         return now
 
     def read(
-        self, ids: Longs, tables: Ints, counts: Ints, now: Longs, step: int, out: Floats, *, forced: bool
+        self,
+        ids: Longs,
+        tables: Ints,
+        counts: Ints,
+        now: Longs,
+        step: int,
+        out: Floats,
+        addresses: Longs | None = None,
+        *,
+        forced: bool = False,
     ) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Args:
             counts: int32[U], or :data:`ONCE`.
             now: int64[T], see :meth:`now`.
-            out: float32[U, W], written.
+            out: float32[U, W], written, but for rows whose addresses are asked for and lie in the shard.
+            addresses: int64[U], written: see :meth:`Store.lookup`.
 
         Returns:
             int32[U]: where the rows are, -1 for none.
@@ -70,15 +80,18 @@ class RowTable:
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
         tags = self._scratch(len(ids))
+        in_place = addresses is not None
+        if addresses is None:
+            addresses = np.empty(len(ids), np.int64)
         num_rows = memory.num_rows
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             lookup.read_known(
-                memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, rows[part],
-                out[part],
+                memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, in_place, rows[part],
+                out[part], addresses[part],
             )  # fmt: skip
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
-            found = rows[part], out[part]
+            found = in_place, rows[part], out[part], addresses[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
@@ -98,11 +111,14 @@ class RowTable:
         memory.give_back()
         return rows
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats) -> Ints:
+    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
         rows = np.empty(len(ids), np.int32)
         tags = self._scratch(len(ids))
-        lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, rows, out)
+        in_place = addresses is not None
+        if addresses is None:
+            addresses = np.empty(len(ids), np.int64)
+        lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, in_place, rows, out, addresses)
         return rows
 
     def expire(self, now: Longs) -> None:

@@ -1,0 +1,120 @@
+"""Rows read where they lie, and gradients summed while rows move: the same bits as by way of copies and totals."""
+
+import numpy as np
+import pytest
+import torch
+
+import girih
+from girih.data import Batch
+from girih.errors import NonFiniteError
+from girih.sparse.groups import bags, shards
+from girih.sparse.halves.local import LocalSparse
+from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
+
+SIZE = 300
+
+
+def half_of(num_shards, optimizer, *, dtype="float32", pooling="sum", first_order=True, sequence=False):
+    tables = [girih.Table(name="shared", dim=19, dtype=dtype), girih.Table(name="own", dim=19, dtype=dtype)]
+    names = ["shared", "own", "shared"]
+    features = [girih.Categorical(name=f"f{i}", table=t, pooling=pooling) for i, t in enumerate(names)]
+    wanted = {"embedding", "first_order"} if first_order else {"embedding"}
+    needs = {feature.name: frozenset(wanted) for feature in features}
+    if sequence:
+        features.append(girih.Sequence(name="s", table="own"))
+        needs["s"] = frozenset({"sequence"})
+    schema = girih.Schema(features, "y", tables=tables)
+    store = StoreOptions(shards=num_shards)
+    return LocalSparse(SparseSpec(schema=schema, needs=needs, optimizer=optimizer, store=store, seed=5))
+
+
+def batch_of(rng, num_features, *, most, weighted, cardinality):
+    lengths = np.ones(num_features * SIZE, int) if most == 1 else rng.integers(0, most, num_features * SIZE)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = rng.integers(-cardinality, cardinality, offsets[-1])
+    nothing = np.empty((SIZE, 0), np.float32)
+    weights = rng.normal(size=len(ids)).astype(np.float32) if weighted else None
+    return Batch(ids=ids, offsets=offsets, numeric=nothing, labels=nothing, weights=weights)
+
+
+def leaves_of(embeddings):
+    blocks = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
+    return blocks + [sequence.values for sequence in embeddings.sequences.values()]
+
+
+def trained(monkeypatch, repeats, half, num_features, **options):
+    """What three steps read, and the rows after them, with thresholds that always or never take the direct way."""
+    monkeypatch.setattr(shards, "IN_PLACE_REPEATS", repeats)
+    monkeypatch.setattr(bags, "DIRECT_REPEATS", repeats)
+    rng, found = np.random.default_rng(3), []
+    for number in range(1, 4):
+        batch = batch_of(rng, num_features, **options)
+        pulled = half.pull(batch)
+        leaves = leaves_of(pulled.wait())
+        found += [leaf.detach().clone() for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = torch.from_numpy(rng.normal(size=leaf.shape).astype(np.float32))
+        pulled.push(number)
+        found += [leaf.detach().clone() for leaf in leaves_of(half.peek(batch).wait())]
+    return found
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(
+    "optimizer",
+    [girih.optim.RowwiseAdagrad(lr=0.1), girih.optim.Adam(lr=0.1), girih.optim.SGD(lr=0.1, l2=0.01)],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+@pytest.mark.parametrize(
+    ("most", "weighted", "pooling"),
+    [(1, False, "sum"), (9, False, "mean"), (9, True, "sqrtn"), (9, False, "sum")],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"first_order": False}, {"sequence": True}, {"dtype": "bfloat16"}], ids=str
+)
+def test_direct_and_by_way_of_copies(monkeypatch, num_shards, optimizer, most, weighted, pooling, options):
+    num_features = 3 + options.get("sequence", False)
+    given = {"most": most, "weighted": weighted, "cardinality": 400}
+    both = [
+        trained(
+            monkeypatch,
+            repeats,
+            half_of(num_shards, optimizer, pooling=pooling, **options),
+            num_features,
+            **given,
+        )
+        for repeats in (0.0, 1e9)
+    ]
+    for one, other in zip(*both, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_hardly_repeats_goes_the_direct_way(monkeypatch):
+    calls = []
+    whole = bags.Bags.scatter
+    monkeypatch.setattr(bags.Bags, "scatter", lambda *given: calls.append("scatter") or whole(*given))
+    half = half_of(1, girih.optim.SGD(lr=0.1))
+    for cardinality, expected in ((10**9, []), (3, ["scatter"])):
+        rng = np.random.default_rng(0)
+        pulled = half.pull(batch_of(rng, 3, most=5, weighted=False, cardinality=cardinality))
+        for leaf in leaves_of(pulled.wait()):
+            leaf.grad = torch.ones_like(leaf)
+        pulled.push(half.last_step + 1)
+        assert calls == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_what_is_not_finite_or_would_not_stay_so_is_refused(bad):
+    half = half_of(1, girih.optim.SGD(lr=0.1))
+    batch = batch_of(np.random.default_rng(0), 3, most=1, weighted=False, cardinality=10**9)
+    before = [leaf.clone() for leaf in leaves_of(half.pull(batch).wait())]
+    batch.ids[SIZE : SIZE + 2] = 5  # of f1, whose table no other feature has
+    pulled = half.pull(batch)
+    for leaf in leaves_of(pulled.wait()):
+        leaf.grad = torch.zeros_like(leaf)
+    leaf.grad[:2, 1] = bad  # the sum of two is infinite
+    with pytest.raises(NonFiniteError, match="f1"):
+        pulled.push(2)
+    after = leaves_of(half.peek(batch).wait())
+    assert torch.equal(after[0][5:], before[0].detach()[5:])
