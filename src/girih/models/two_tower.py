@@ -19,7 +19,7 @@ from girih.schema import Schema
 
 
 class TwoTower(Model):
-    """logit = similarity(u, v) / temperature with u = MLP(the user's features), v = MLP(the item's) (DSSM, eq. 3 to 5).
+    """logit = similarity(u, v) / temperature with u = MLP(the user's features), v = MLP(the item's) (DSSM, §3).
 
     Until they meet, the towers know nothing of each other: v is the same for every user. One label.
 
@@ -27,7 +27,7 @@ class TwoTower(Model):
         user, item: the features of each tower, of all kinds; ``item`` has by default those that ``user`` leaves out.
             A feature that is in neither is not read.
         similarity: <u, v>, or <u, v> / (‖u‖ ‖v‖).
-        temperature: 1/γ of DSSM's eq. 5. A cosine is at most 1, so logits that tell anything want a low one.
+        temperature: 1/γ, γ being DSSM's smoothing factor. A cosine is at most 1, so logits that tell anything want a low one.
         tower_dim: the width of u and v.
         hidden: the layers of each tower before its last.
     """
