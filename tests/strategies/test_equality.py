@@ -13,7 +13,7 @@ from scenes import SIZE, STEPS, play, play_all, write
 from runs import columns_of, difference, difference_of_rows, latest
 
 ROWS, DENSE = 2e-5, 3e-5
-CONFIGS = ("deepfm", "din", "mmoe", "weighted")
+CONFIGS = ("deepfm", "din", "mmoe", "star", "weighted")
 SYNCHRONOUS = [{"name": f"synchronous-{c}", "config": c, "strategy": "synchronous"} for c in CONFIGS]
 HYBRID = [
     {
@@ -22,7 +22,7 @@ HYBRID = [
         "strategy": "hybrid",
         "options": ["staleness=0", "embedding_workers=2", "embedding_servers=3", *more],
     }
-    for c, more in zip(CONFIGS, ([], ["loaders=2", "transport=tcp"], [], ["loaders=2"]), strict=True)
+    for c, more in zip(CONFIGS, ([], ["loaders=2", "transport=tcp"], [], [], ["loaders=2"]), strict=True)
 ]
 COMPRESSED = {
     "name": "compressed",
