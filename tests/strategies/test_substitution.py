@@ -185,7 +185,6 @@ NORMED = [
     'dense_optimizer = {name = "sgd", lr = 0.1}',
     "train.global_batch_norm = true",
     "train.max_steps = 40",
-    "data.batch_size = 2",  # a share is empty
 ]
 FEW = [*overrides("dlrm", "adagrad"), "data.batch_size = 2", "train.max_steps = 25"]
 SHORT = ("lr", "fm", "wide_deep")
