@@ -257,7 +257,7 @@ def test_trainers_whose_share_is_empty_take_part(directory, three):
     assert parameters < DENSE
 
 
-@pytest.mark.parametrize(("name", "words"), [("lamb", LAMB), ("normed", NORMED)])
+@pytest.mark.parametrize(("name", "words"), [("lamb", LAMB), ("normed", NORMED)], ids=["lamb", "normed"])
 def test_norms_of_whole_parameters_and_moments_of_whole_batches_are_those_of_local(
     directory, three, name, words
 ):
