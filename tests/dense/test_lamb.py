@@ -94,7 +94,7 @@ def test_a_parameter_without_a_gradient_stays():
     [
         (
             {"lr": -1},
-            r"\[dense_optimizer\]: girih.Lamb refuses these options: lr = -1.0: expected a number ≥ 0",
+            r"\[dense_optimizer\]: Lamb refuses these options: lr = -1.0: expected a number ≥ 0",
         ),
         ({"eps": -1e-9}, "eps = -1e-09: expected a number ≥ 0"),
         ({"weight_decay": float("nan")}, "weight_decay = nan: expected a finite number"),

@@ -59,8 +59,8 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
     try:
         cls([Parameter(torch.zeros(1))], **checked)  # values are checked only when it is called
     except (TypeError, ValueError, RuntimeError) as error:
-        owner = "girih" if cls is Lamb else "torch.optim"
-        raise ConfigError(f"{where}: {owner}.{cls.__name__} refuses these options: {error}") from None
+        title = "Lamb" if cls is Lamb else f"torch.optim.{cls.__name__}"
+        raise ConfigError(f"{where}: {title} refuses these options: {error}") from None
     if name in FUSED and not {"foreach", "fused", "differentiable"} & checked.keys():
         return partial(_fused_on_cpu, cls, checked)
     return partial(cls, **checked)
