@@ -181,6 +181,13 @@ DENSE_ADAGRAD = {
     "strategy": "substitution",
     "overrides": [*overrides("fm", "adagrad"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
 }
+LAMB = [*overrides("deepfm", "adam"), 'dense_optimizer = {name = "lamb", lr = 0.01}', "train.max_steps = 40"]
+NORMED = [
+    'model = {name = "deepfm", hidden = [16, 8], batch_norm = true}',
+    'dense_optimizer = {name = "sgd", lr = 0.1}',
+    "train.global_batch_norm = true",
+    "train.max_steps = 40",
+]
 FEW = [*overrides("dlrm", "adagrad"), "data.batch_size = 2", "train.max_steps = 25"]
 SHORT = ("lr", "fm", "wide_deep")
 SHORT_STEPS = "train.max_steps = 40"
@@ -192,6 +199,11 @@ TOLD = [
         for dense in DENSE_MODES
     ),
     {**scene("dlrm", "adagrad", "split"), "name": "few", "overrides": FEW},
+    *(
+        {**scene("deepfm", "adam", dense), "name": f"{name}-{dense}", "overrides": words}
+        for name, words in (("lamb", LAMB), ("normed", NORMED))
+        for dense in DENSE_MODES
+    ),
     {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
      "options": ['dense="replicated"']},
     {**scene("dlrm", "adagrad", "split"), "name": "by-user", "tell": True,
@@ -245,6 +257,18 @@ def test_trainers_whose_share_is_empty_take_part(directory, three):
     rows, parameters = difference(directory / "few-local", directory / "few")
     assert rows < ROWS
     assert parameters < DENSE
+
+
+@pytest.mark.parametrize(("name", "words"), [("lamb", LAMB), ("normed", NORMED)], ids=["lamb", "normed"])
+def test_norms_of_whole_parameters_and_moments_of_whole_batches_are_those_of_local(
+    directory, three, name, words
+):
+    play(directory, {"name": f"{name}-local", "config": "wide", "overrides": words})
+    for dense in DENSE_MODES:
+        assert three[f"{name}-{dense}"]["steps"] == 40
+        rows, parameters = difference(directory / f"{name}-local", directory / f"{name}-{dense}")
+        assert rows < ROWS
+        assert parameters < DENSE
 
 
 def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
