@@ -27,11 +27,12 @@ from girih.training.schedules import in_step
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 
-DIM, IDS, STEPS = 4, 30, 200
-BAGS = ("user", "item", "tags")
+DIM, IDS, STEPS, SCENES = 4, 30, 200, 3
+UNITS = DIM * 3 + 3 + 3 * 2 + 2  # parameters of CAN's micro-MLPs
 
 
-def make_schema():
+def make_schema(name):
+    """Four features and two numbers, of which STAR reads the second as a domain; CAN has rows of parameters beside them."""
     return girih.Schema(
         [
             girih.Categorical(name="user", dim=DIM),
@@ -39,13 +40,15 @@ def make_schema():
             girih.Categorical(name="tags", dim=DIM, pooling="mean"),
             girih.Sequence(name="history", table="item", pooling="sum"),
             girih.Numeric(name="price"),
+            girih.Numeric(name="scene"),
+            *([girih.Categorical(name="units", dim=UNITS)] if name == "can" else []),
         ],
         labels="click",
     )
 
 
-def make_batches(*, every_id: bool, seed: int = 1):
-    """Batches of the four features; with ``every_id`` each batch holds each id of each feature."""
+def make_batches(*, every_id: bool, units: bool = False, seed: int = 1):
+    """Batches of the four features, and of CAN's ``units``; with ``every_id`` each batch holds each id of each feature."""
     rng = np.random.default_rng(seed)
     size = 2 * IDS if every_id else 32
     for _ in range(STEPS):
@@ -57,10 +60,14 @@ def make_batches(*, every_id: bool, seed: int = 1):
             for feature in range(2):
                 ids[feature * size : feature * size + IDS] = rng.permutation(IDS)
             ids[2 * size : 2 * size + IDS] = rng.permutation(IDS)
-        numeric = rng.normal(size=(size, 1)).astype(np.float32)
+        price = rng.normal(size=size)
         labels = (rng.random((size, 1)) < 1 / (1 + np.exp(-(ids[:size] % 5 - 2.0)))[:, None]).astype(
             np.float32
         )
+        if units:
+            lengths = np.concatenate([lengths, np.ones((1, size), int)])
+            ids = np.concatenate([ids, rng.integers(0, IDS, size)])
+        numeric = np.stack([price, rng.integers(0, SCENES, size)], axis=1).astype(np.float32)
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(np.int32)
         yield Batch(ids=ids, offsets=offsets, numeric=numeric, labels=labels)
 
@@ -68,12 +75,12 @@ def make_batches(*, every_id: bool, seed: int = 1):
 class Reference:
     """The same model over torch's own embedding bags."""
 
-    TABLES: ClassVar = {"user": "user", "item": "item", "tags": "tags", "history": "item"}
-    MODES: ClassVar = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
+    TABLES: ClassVar = {name: name for name in ("user", "item", "tags", "units")} | {"history": "item"}
+    MODES: ClassVar = dict.fromkeys(("user", "item", "tags", "units"), "mean") | {"history": "sum"}
 
-    def __init__(self, module, half, make_rows_optimizer, make_optimizer, *, sparse):
-        self.module = module
-        self.needs = needs_of(module, make_schema())
+    def __init__(self, module, schema, half, make_rows_optimizer, make_optimizer, *, sparse):
+        self.module, self.schema = module, schema
+        self.needs = needs_of(module, schema)
         self.tables = {}
         for _, store in half.stores():
             for number, table in enumerate(store.spec.tables):
@@ -98,18 +105,21 @@ class Reference:
         )
 
     def step(self, batch):
-        size, names = batch.num_examples, [f.name for f in make_schema().sparse]
+        size, names = batch.num_examples, [f.name for f in self.schema.sparse]
         parts = {}
         for index, name in enumerate(names):
             bounds = torch.from_numpy(batch.offsets[index * size : (index + 1) * size + 1]).long()
             parts[name] = (torch.from_numpy(batch.ids)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
         def blocks(kind, segment):
-            chosen = [name for name in names if kind in self.needs.get(name, ())]
-            if not chosen:
-                return ()
-            return (
-                Block(tuple(chosen), torch.stack([self._bag(n, segment, *parts[n]) for n in chosen], dim=1)),
+            by_dim = {}
+            for name in names:
+                if kind in self.needs.get(name, ()):
+                    dim = self.tables[self.TABLES[name], segment].shape[1]
+                    by_dim.setdefault(dim, []).append(name)
+            return tuple(
+                Block(tuple(same), torch.stack([self._bag(n, segment, *parts[n]) for n in same], dim=1))
+                for same in by_dim.values()
             )
 
         sequences = {
@@ -134,10 +144,19 @@ class Reference:
         return loss.item()
 
 
+OPTIONS = {
+    "xdeepfm": {"cin_layers": (6, 4), "split_half": True},
+    "can": {"co_action": {"units": ("user", "history")}, "unit_layers": (3, 2), "orders": 2},
+    "star": {"domain": "scene", "num_domains": SCENES},
+    "two_tower": {"user": ("user", "history", "price"), "tower_dim": 8},
+}
+
+
 def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance=1e-4, shards=1):
     torch.manual_seed(3)
-    schema = make_schema()
+    schema = make_schema(name)
     options = {"hidden": (16, 8)} if name not in ("lr", "fm", "mmoe") else {}
+    options |= OPTIONS.get(name, {})
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
     half = LocalSparse(
@@ -153,9 +172,9 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=1e-3)
 
-    reference = Reference(twin, half, make_rows_optimizer, adam, sparse=sparse)
+    reference = Reference(twin, schema, half, make_rows_optimizer, adam, sparse=sparse)
     dense = Replica(DenseSpec(module=module, optimizer=adam))
-    batches = list(make_batches(every_id=every_id))
+    batches = list(make_batches(every_id=every_id, units=name == "can"))
     steps = in_step()(
         ((batch, None) for batch in batches),
         half,

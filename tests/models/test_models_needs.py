@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from zoo_cases import features_for, required
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, create, needs_of
@@ -60,9 +61,10 @@ def test_mistakes_are_named(needs, message):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_models_of_girih_declare_theirs(name):
+    schema = Schema(features_for(name, SCHEMA.features), "click")
     both = {"first_order", "embedding"}
-    kinds = {"lr": {"first_order"}, "fm": both, "wide_deep": both, "deepfm": both}.get(name, {"embedding"})
-    expected = dict.fromkeys(("user", "item", "seen"), kinds)
-    if name == "din":
+    kinds = dict.fromkeys(("fm", "wide_deep", "deepfm", "xdeepfm"), both) | {"lr": {"first_order"}}
+    expected = {feature.name: kinds.get(name, {"embedding"}) for feature in schema.sparse}
+    if name in ("din", "can"):
         expected["seen"] = {"sequence"}
-    assert needs_of(create(name, SCHEMA), SCHEMA) == expected
+    assert needs_of(create(name, schema, required(name, schema)), schema) == expected

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from girih.models.can import CAN
     from girih.models.dcn import DCN
     from girih.models.dcnv2 import DCNv2
     from girih.models.deepfm import DeepFM
@@ -21,24 +22,31 @@ if TYPE_CHECKING:
     from girih.models.lr import LR
     from girih.models.mmoe import MMoE
     from girih.models.needs import needs_of
+    from girih.models.star import STAR
+    from girih.models.two_tower import TwoTower
     from girih.models.wide_deep import WideDeep
+    from girih.models.xdeepfm import XDeepFM
     from girih.models.zoo import BY_NAME, create
 
 __all__ = [
     "BY_NAME",
+    "CAN",
     "DCN",
     "DIN",
     "DLRM",
     "DNN",
     "FM",
     "LR",
+    "STAR",
     "Block",
     "DCNv2",
     "DeepFM",
     "Embeddings",
     "Jagged",
     "MMoE",
+    "TwoTower",
     "WideDeep",
+    "XDeepFM",
     "bce_with_logits",
     "create",
     "needs_of",
@@ -48,6 +56,7 @@ _HOMES = {
     "embeddings": ("Block", "Embeddings", "Jagged"),
     "loss": ("bce_with_logits",),
     "needs": ("needs_of",),
+    "two_tower": ("TwoTower",),
     "wide_deep": ("WideDeep",),
     "zoo": ("BY_NAME", "create"),
 }

@@ -12,6 +12,7 @@ from torch import nn
 from girih.config import check_call
 from girih.config.user_code import blame, load_class
 from girih.errors import ConfigError, nearest
+from girih.models.can import CAN
 from girih.models.dcn import DCN
 from girih.models.dcnv2 import DCNv2
 from girih.models.deepfm import DeepFM
@@ -21,7 +22,10 @@ from girih.models.dnn import DNN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
+from girih.models.star import STAR
+from girih.models.two_tower import TwoTower
 from girih.models.wide_deep import WideDeep
+from girih.models.xdeepfm import XDeepFM
 from girih.schema import Schema
 
 BY_NAME: dict[str, type[nn.Module]] = {
@@ -33,8 +37,12 @@ BY_NAME: dict[str, type[nn.Module]] = {
     "dlrm": DLRM,
     "dcn": DCN,
     "dcnv2": DCNv2,
+    "xdeepfm": XDeepFM,
     "din": DIN,
+    "can": CAN,
     "mmoe": MMoE,
+    "star": STAR,
+    "two_tower": TwoTower,
 }
 
 
