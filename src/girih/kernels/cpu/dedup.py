@@ -193,7 +193,7 @@ def dedup(
                 num_slots = np.int64(LEAST_SLOTS)
                 while num_slots < SLOTS_PER_ID * (ends[part] - begin):
                     num_slots *= 2
-                mask = min(num_slots, len(scratch)) - 1
+                mask = np.int64(min(num_slots, np.int64(len(scratch)))) - 1
                 num_keys = number_keys(
                     ids, table, hashes, own, begin, ends[part], mask, scratch, base, base + num_keys, first_key,
                     num_keys, inverse, keys, key_tables, counts,

@@ -133,14 +133,14 @@ def order_terms(
     weighted, scaled = len(weights) > 0, len(factors) > 0
     starts[0] = 0
     total = np.int32(0)
-    for key in range(num_keys):  # until it is filled, a key's end is where its next term goes
-        starts[key + 1] = total
-        total += counts[key]
+    for number in range(num_keys):  # until it is filled, a key's end is where its next term goes
+        starts[number + 1] = total
+        total += counts[number]
     for b in range(num_examples):
         for p in range(num_features):
             bag, first = b * num_features + p, firsts[p]
             if first >= 0:
-                key = np.int64(inverse[first + b]) - first_key
+                key = inverse[first + b] - first_key
                 if 0 <= key < num_keys:
                     term = starts[key + 1]
                     order[term] = bag
@@ -151,7 +151,7 @@ def order_terms(
             start, stop = offsets[features[p] * num_examples + b], offsets[features[p] * num_examples + b + 1]
             scale = bag_scale(modes[p], stop - start)
             for i in range(start, stop):
-                key = np.int64(inverse[i]) - first_key
+                key = inverse[i] - first_key
                 if 0 <= key < num_keys:
                     term = starts[key + 1]
                     order[term] = bag
@@ -162,9 +162,8 @@ def order_terms(
 
 @kernel()
 def largest(gradient: SealedF32x2, tail: SealedF32x2) -> Any:
-    """The largest absolute value of two matrices, float32; a NaN where one is in them."""
-    most = max(_largest_bits(gradient), _largest_bits(tail))
-    return np.uint32(most).view(np.float32)
+    """The bits of the largest absolute value of two matrices, in which a NaN is larger than all numbers."""
+    return np.int64(max(_largest_bits(gradient), _largest_bits(tail)))
 
 
 @njit_lean

@@ -19,7 +19,7 @@ import numpy as np
 
 from girih.kernels.cpu import admission, index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, F64x2
+from girih.kernels.cpu.arrays import F32, I32, I64, U8, F32x2, F64x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (

@@ -22,7 +22,6 @@ from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_ahead,
 from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.vector import add_scaled, sum_rows
 
-
 GRADIENT = 1  # the row of a shard's scratch that holds the gradient of a row on its way
 TERMS_AHEAD = 32
 _LINE = 64

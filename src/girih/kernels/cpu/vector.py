@@ -30,7 +30,7 @@ if JIT_DISABLED:
         array.reshape(-1)[at : at + _LANES] = lanes
 
     def _floats_at(address: Any, count: int) -> F32:
-        return np.frombuffer((ctypes.c_float * count).from_address(int(address)), np.float32)
+        return np.ctypeslib.as_array((ctypes.c_float * count).from_address(int(address)))
 
     def _lanes_at(address: Any) -> F32:
         return _floats_at(address, _LANES).copy()

@@ -113,13 +113,12 @@ class Bags:
         ((_, gradient, tail),) = taking_part
         weight = 1.0 if batch.weights is None else float(np.abs(batch.weights).max(initial=0.0))
 
-        def largest(part: int) -> float:
-            rows = slice(
-                part * len(gradient) // self._num_parts, (part + 1) * len(gradient) // self._num_parts
-            )
-            return float(gradient_kernels.largest(gradient[rows], tail[rows]))
+        def largest(part: int) -> int:
+            first, last = (number * len(gradient) // self._num_parts for number in (part, part + 1))
+            return int(gradient_kernels.largest(gradient[first:last], tail[first:last]))
 
-        most = max(each(self._pool, self._num_parts, largest, len(keys.inverse)))
+        bits = max(each(self._pool, self._num_parts, largest, len(keys.inverse)))
+        most = float(np.uint32(bits).view(np.float32))
         if not most * weight * keys.num_ids < LARGEST_SUM:
             return None
         return DirectTerms(gradient, tail, partial(self._terms_of, keys, batch, tail))

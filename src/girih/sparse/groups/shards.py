@@ -97,7 +97,8 @@ class Rows:
 def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
     """Where each row of a C-contiguous array lies."""
     size, width = array.shape
-    return array.ctypes.data + array.itemsize * width * np.arange(size, dtype=np.int64)
+    found: NDArray[np.int64] = array.ctypes.data + array.itemsize * width * np.arange(size, dtype=np.int64)
+    return found
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,10 @@ class Shards:
         def read_shard(s: int) -> ShardKeys:
             store, mine = self.stores[s], self._unique(of, inverse, s)
             own = slice(mine.first, mine.first + len(mine.keys))
-            out, where = values[own], addresses[own]
+            out = values[own]
+            where: NDArray[np.int64] | None = addresses[own]
             if int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
-                where[:] = addresses_in(out)
-                where = None
+                addresses[own], where = addresses_in(out), None
             if counts is not None:
                 kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
             if train:

@@ -92,11 +92,12 @@ class RowTable:
             )  # fmt: skip
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
-            found = in_place, rows[part], out[part], addresses[part]
+            found = rows[part], out[part], addresses[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
-                    memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper, *found
+                    memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper,
+                    in_place, *found,
                 )  # fmt: skip
                 if need == lookup.NEED_ROWS:
                     memory.grow_rows()
