@@ -65,7 +65,7 @@ class DenseInput(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings, *more: Tensor) -> Tensor:
         """Returns float32[B, width], and the columns of ``more`` after it."""
-        parts = [view.flatten(1) for view in embeddings.views(self.features)]
+        parts = embeddings.columns(self.features)
         parts = [part for part in (*parts, numeric, *more) if part.shape[1]] or [numeric]
         if self.for_products:
             parts = [lowered(part) for part in parts]
