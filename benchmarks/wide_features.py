@@ -33,7 +33,7 @@ from girih.config.file import RunConfig
 from girih.data import Dataset
 
 PHASES = ("read", "pull", "forward", "backward", "push", "apply")
-DIM, STEPS_OF_GROUP, WARMUP = 8, 3, 1
+DIM, STEPS_OF_GROUP, MOST_TIMES, WARMUP = 8, 3, 20, 1
 
 
 def main() -> None:
@@ -50,21 +50,20 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     report = harness.Report("wide_features", options)
     most = max(options.features)
-    shapes = {(features, options.batch * most // features): "ids alike" for features in options.features}
-    shapes = {(features, options.batch): "batch alike" for features in options.features} | shapes
+    alike = {
+        "ids alike": [(features, options.batch * most // features) for features in options.features],
+        "batch alike": [(features, options.batch) for features in options.features],
+    }
     with tempfile.TemporaryDirectory() as folder:
+        Run(Path(folder, "first"), 2, 8, 16, options).close()  # what a process does once
         runs = {
-            shape: Run(Path(folder, f"{shape[0]}-{shape[1]}"), *shape, options)
-            for shape in sorted(shapes, key=lambda shape: (shapes[shape] != "ids alike", shape))
+            shape: Run(Path(folder, f"{shape[0]}-{shape[1]}"), *shape, most * options.batch, options)
+            for shape in dict.fromkeys(shape for shapes in alike.values() for shape in shapes)
         }
-        trained = harness.alternate(
-            {f"{shape}": run.train for shape, run in runs.items()}, options.rounds, WARMUP
-        )
-        alone = harness.alternate({f"{shape}": run.read for shape, run in runs.items()}, 2, 0)
-        for what in ("ids alike", "batch alike"):
-            chosen = [run for shape, run in runs.items() if shapes[shape] == what]
-            if chosen:
-                tell(report, what, chosen, trained, alone, options)
+        trained = harness.alternate({run.name: run.train for run in runs.values()}, options.rounds, WARMUP)
+        alone = harness.alternate({run.name: run.read for run in runs.values()}, 2, 0)
+        for what, shapes in alike.items():
+            tell(report, what, [runs[shape] for shape in shapes], trained, alone, options)
         for run in runs.values():
             run.close()
     report.finish()
@@ -86,12 +85,11 @@ def tell(
         | dict.fromkeys((*PHASES, "rest", "reading"), "{:.1f}")
         | {"config s": "{:.2f}", "begin s": "{:.2f}"},
     )  # fmt: skip
-    steps = options.steps - 1
-    whole = {run: [(part[0] / run.num_ids,) for part in trained[run.name]] for run in runs}
+    whole = {run: [(part[0] / run.num_ids / run.steps,) for part in trained[run.name]] for run in runs}
     for run in runs:
-        step_s = harness.median(whole[run]) * run.num_ids / steps
+        step_s = run.num_ids * harness.median(whole[run])
         parts = {
-            name: 1e9 * harness.median_part(trained[run.name], place) / steps / run.num_ids
+            name: 1e9 * harness.median_part(trained[run.name], place) / run.steps / run.num_ids
             for place, name in enumerate(PHASES, 1)
         }
         table.row(
@@ -100,7 +98,7 @@ def tell(
             | {"of the first": harness.ratio(whole[run], whole[runs[0]])}
             | parts
             | {"rest": 1e9 * step_s / run.num_ids - sum(parts.values())}
-            | {"reading": 1e9 * harness.median(alone[run.name]) / options.steps / run.num_ids}
+            | {"reading": 1e9 * harness.median(alone[run.name]) / run.steps / run.num_ids}
             | {"config s": run.config_s, "begin s": run.begin_s}
         )
 
@@ -109,23 +107,24 @@ class Run:
     """A trainer of so many features, and its file.
 
     Attributes:
-        num_ids: of a step.
+        num_ids: of a step. steps: of an epoch, more where they are small.
     """
 
-    def __init__(self, folder: Path, features: int, batch: int, options: argparse.Namespace) -> None:
-        self.name, self.features, self.batch = f"{(features, batch)}", features, batch
-        self.num_ids, self._steps = features * batch, options.steps
+    def __init__(
+        self, folder: Path, features: int, batch: int, most_ids: int, options: argparse.Namespace
+    ) -> None:
+        self.name, self.features, self.batch = folder.name, features, batch
+        self.num_ids = features * batch
+        self.steps = options.steps * min(MOST_TIMES, max(1, most_ids // self.num_ids))
         folder.mkdir()
         rows_of_table = max(1, options.rows // features)
-        write(folder / "train.parquet", features, batch, options.steps, rows_of_table)
+        write(folder / "train.parquet", features, batch, self.steps, rows_of_table)
         hidden = {} if options.model in ("lr", "fm") else {"hidden": options.hidden}
         write_toml(
             folder / "config.toml",
             {
                 "data": {"train": "train.parquet", "batch_size": batch, "shuffle": False},
-                "features": [
-                    {"name": f"f{f}", "kind": "categorical", "dim": DIM} for f in range(features)
-                ],
+                "features": [{"name": f"f{f}", "kind": "categorical", "dim": DIM} for f in range(features)],
                 "labels": {"names": ["click"]},
                 "model": {"name": options.model, **hidden},
                 "sparse_optimizer": {"name": "rowwise_adagrad", "lr": 0.01},
@@ -140,15 +139,14 @@ class Run:
         self.begin_s = time.perf_counter() - start - self.config_s
 
     def train(self, _: int) -> tuple[float, ...]:
-        """An epoch: seconds of the steps after the first wait, and of each phase in them, all but one step's."""
+        """An epoch: seconds of its steps but for the first wait, and of each phase in them."""
         before = self.trainer.state.train_s
         self.trainer.fit(self.data, epochs=1)
         spans = self.trainer.spans
         (first, *_) = (seconds for name, _, seconds in spans.events() if name == "read")
-        share = (self._steps - 1) / self._steps
         whole = self.trainer.state.train_s - before - first
         read, *others = (spans.totals_s[name] for name in PHASES)
-        return share * whole, share * (read - first), *(share * seconds for seconds in others)
+        return whole, read - first, *others
 
     def read(self, _: int) -> None:
         """All batches of an epoch."""

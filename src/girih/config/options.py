@@ -31,5 +31,5 @@ class Options:
 
 @functools.cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    hints = hints_of(cls)
+    hints = hints_of(cls)  # type: ignore[arg-type]
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

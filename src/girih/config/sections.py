@@ -256,7 +256,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
 def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
-    classes = [member for member in members if dataclasses.is_dataclass(member)]
+    classes: list[Any] = [member for member in members if dataclasses.is_dataclass(member)]
     if isinstance(value, tuple(c for c in classes if isinstance(c, type))):
         return value
     tags = {

@@ -100,8 +100,9 @@ class Embeddings:
             KeyError: the model did not ask for one of them.
         """
         plan = self._plan(features)
-        if len(plan.runs) > MOST_VIEWS and len({self._widths[block] for block in plan.blocks}) == 1:
-            return [self._gathered(plan).unflatten(1, (len(features), -1))]
+        widths = {self._widths[block] for block in plan.blocks}
+        if len(plan.runs) > MOST_VIEWS and len(widths) == 1:
+            return [self._gathered(plan).view(-1, len(features), *widths)]
         return [self._view(run) for run in plan.runs]
 
     def columns(self, features: Sequence[str]) -> list[Tensor]:
@@ -216,7 +217,9 @@ class Embeddings:
         return together.gather(1, index.expand(len(together), -1))
 
     def _missing(self, feature: str) -> KeyError:
-        return KeyError(f"no pooled embedding of feature {feature!r} in this batch{nearest(feature, self._places)}")
+        return KeyError(
+            f"no pooled embedding of feature {feature!r} in this batch{nearest(feature, self._places)}"
+        )
 
 
 class _Run(NamedTuple):

@@ -21,7 +21,9 @@ from girih.kernels.cpu.arrays import sealed
 
 MAX_IDS = 2**31 - 1
 GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
-GROUP_ROWS = 1 << 12  # or so many rows, where they are wide: a call for a column takes as long as some thousand ids
+GROUP_ROWS = (
+    1 << 12
+)  # or so many rows, where they are wide: a call for a column takes as long as some thousand ids
 
 
 def cut(
@@ -87,9 +89,7 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
     )
 
 
-def _by_feature(
-    values: Sequence[NDArray[Any]], parts: Sequence[Batch], buffers: Buffers
-) -> NDArray[Any]:
+def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch], buffers: Buffers) -> NDArray[Any]:
     """Content of the batches for each id, in the order in which one batch holds it: by feature, then by part."""
     bounds = np.stack([part.offsets[:: part.num_examples] for part in parts]).astype(np.int64)
     counts = np.diff(bounds, axis=1)

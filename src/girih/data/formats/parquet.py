@@ -87,7 +87,9 @@ class ParquetSource:
     def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the row groups in the order given, from ``start.part`` on."""
         names = list(plan.columns)
-        with closing(_Readers(self.files, self._footers, self._schemas, plan)) as readers:  # of this pass alone
+        with closing(
+            _Readers(self.files, self._footers, self._schemas, plan)
+        ) as readers:  # of this pass alone
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
                 file = self.files[group.file]
