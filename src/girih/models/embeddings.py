@@ -17,8 +17,8 @@ from torch import Tensor
 from girih.errors import nearest
 
 Names = tuple[str, ...]
-MOST_VIEWS = 4
-"""Slices up to which features are read by slices; the gradient of each is as large as the whole block."""
+MOST_SLICES = 2
+"""Slices of blocks from which on one copy costs less: the gradient of each slice is as large as its whole block."""
 
 
 class Jagged(NamedTuple):
@@ -101,7 +101,7 @@ class Embeddings:
         """
         plan = self._plan(features)
         widths = {self._widths[block] for block in plan.blocks}
-        if len(plan.runs) > MOST_VIEWS and len(widths) == 1:
+        if plan.num_slices > MOST_SLICES and len(widths) == 1:
             return [self._gathered(plan).view(-1, len(features), *widths)]
         return [self._view(run) for run in plan.runs]
 
@@ -112,7 +112,7 @@ class Embeddings:
             KeyError: the model did not ask for one of them.
         """
         plan = self._plan(features)
-        if len(plan.runs) > MOST_VIEWS:
+        if plan.num_slices > MOST_SLICES:
             return [self._gathered(plan)]
         return [self._view(run).flatten(1) for run in plan.runs]
 
@@ -235,10 +235,14 @@ class _Plan:
     """Where some features stand, in their order, and the blocks that they stand in.
 
     It is the same in every batch of a run, so each is made once.
+
+    Attributes:
+        num_slices: how many of the runs are not a whole block.
     """
 
     runs: tuple[_Run, ...]
     blocks: tuple[int, ...]
+    num_slices: int
 
 
 @lru_cache(maxsize=256)
@@ -258,7 +262,8 @@ def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Plan:
             runs[-1] = _Run(block, runs[-1].begin, place + 1)
         else:
             runs.append(_Run(block, place, place + 1))
-    return _Plan(tuple(runs), tuple(sorted({run.block for run in runs})))
+    num_slices = sum((begin, end) != (0, len(blocks[block])) for block, begin, end in runs)
+    return _Plan(tuple(runs), tuple(sorted({run.block for run in runs})), num_slices)
 
 
 @lru_cache(maxsize=256)
