@@ -23,6 +23,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_NAMES = 40  # that an error lists
+
 
 class GirihError(Exception):
     """Root of all errors that girih raises on purpose."""
@@ -88,9 +90,11 @@ def named(text: str) -> GirihError | None:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns ``; did you mean 'x'?``, or the valid names when none is close."""
+    """Returns ``; did you mean 'x'?``, or the valid names, :data:`MOST_NAMES` of them, when none is close."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if len(names) > MOST_NAMES:
+        names[MOST_NAMES:] = [f"and {len(names) - MOST_NAMES:,} more"]
     return f"; valid: {', '.join(names)}" if names else "; nothing is valid here"

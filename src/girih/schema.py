@@ -163,6 +163,9 @@ class Schema:
     features: tuple[Feature, ...]
     labels: Labels
     tables: tuple[Table, ...] = ()
+    _sparse: tuple[Categorical | Sequence, ...] = field(init=False, repr=False, compare=False)
+    _numeric: tuple[Numeric, ...] = field(init=False, repr=False, compare=False)
+    _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
     def __init__(
         self, features: Seq[Feature], labels: Labels | str | Seq[str], tables: Seq[Table] = ()
@@ -170,6 +173,10 @@ class Schema:
         _refuse_others("features", features, Categorical | Sequence | Numeric)
         _refuse_others("tables", tables, Table)
         object.__setattr__(self, "features", tuple(features))
+        sparse = tuple(f for f in self.features if not isinstance(f, Numeric))
+        object.__setattr__(self, "_sparse", sparse)
+        numeric = tuple(f for f in self.features if isinstance(f, Numeric))
+        object.__setattr__(self, "_numeric", numeric)
         if not isinstance(labels, Labels):
             labels = Labels(names=labels)  # type: ignore[arg-type]
         object.__setattr__(self, "labels", labels)
@@ -183,18 +190,20 @@ class Schema:
                     f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer"
                 )
         object.__setattr__(self, "tables", self._resolve(tuple(tables)))
+        object.__setattr__(self, "_table_by_name", {table.name: table for table in self.tables})
 
     def _resolve(self, given: tuple[Table, ...]) -> tuple[Table, ...]:
         by_name = {table.name: table for table in given}
         used: dict[str, Table] = {}
         for feature in self.sparse:
             name = feature.table_name
-            table = used.get(name) or by_name.get(name) or Table(name=name)
+            table = used.get(name) or by_name.get(name) or Table(name=name, dim=feature.dim)
             if table.dim is not None and feature.dim not in (None, table.dim):
                 raise ConfigError(
                     f"table {name!r} has dim {table.dim}, feature {feature.name!r} has dim {feature.dim}"
                 )
-            used[name] = table if feature.dim is None else replace(table, dim=feature.dim)
+            known = feature.dim in (None, table.dim)
+            used[name] = table if known else replace(table, dim=feature.dim)
         for name in by_name:
             if name not in used:
                 raise ConfigError(f"table {name!r} is used by no feature{nearest(name, used)}")
@@ -203,16 +212,16 @@ class Schema:
     @property
     def sparse(self) -> tuple[Categorical | Sequence, ...]:
         """Categorical and sequence features, in order: the F features of a batch."""
-        return tuple(f for f in self.features if not isinstance(f, Numeric))
+        return self._sparse
 
     @property
     def numeric(self) -> tuple[Numeric, ...]:
         """Numeric features, in order: the X columns of a batch."""
-        return tuple(f for f in self.features if isinstance(f, Numeric))
+        return self._numeric
 
     def table_of(self, feature: Categorical | Sequence) -> Table:
         """The table that holds a feature's rows, its dim filled in."""
-        return next(table for table in self.tables if table.name == feature.table_name)
+        return self._table_by_name[feature.table_name]
 
     def dim_of(self, feature: Categorical | Sequence) -> int:
         """Width of a feature's embedding."""
@@ -220,7 +229,8 @@ class Schema:
 
     def narrowed(self, names: Collection[str]) -> Schema:
         """The features of these names alone, in their order, with their tables; labels stay."""
-        features = [feature for feature in self.features if feature.name in names]
+        wanted = set(names)
+        features = [feature for feature in self.features if feature.name in wanted]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
         return Schema(features, self.labels, [table for table in self.tables if table.name in used])
 
@@ -239,7 +249,7 @@ class Schema:
         """
         shape = [
             [
-                config.plain(f) | {"column": None, "dim": f in self.sparse and self.dim_of(f)}
+                config.plain(f) | {"column": None, "dim": not isinstance(f, Numeric) and self.dim_of(f)}
                 for f in self.features
             ],
             config.plain(self.labels) | {"weight": None},

@@ -103,6 +103,34 @@ def test_training_on_files_says_how_long_it_waits(tmp_path):
         assert row["first batch ms"] > 0
 
 
+def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
+    words = [
+        "--features",
+        "3",
+        "12",
+        "--batch",
+        "8",
+        "--rows",
+        "60",
+        "--steps",
+        "3",
+        "--rounds",
+        "1",
+        "--hidden",
+        "4",
+    ]
+    done = ran(bench.FOLDER / "wide_features.py", *words, "--json", "found.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ids, batch = json.loads((tmp_path / "found.json").read_text())["tables"]
+    assert [(row["features"], row["batch"]) for row in ids["rows"]] == [(3, 32), (12, 8)]
+    assert [(row["features"], row["batch"]) for row in batch["rows"]] == [(3, 8), (12, 8)]
+    for row in ids["rows"] + batch["rows"]:
+        phases = [row[name] for name in ("read", "pull", "forward", "backward", "push", "apply", "rest")]
+        assert sum(phases) == pytest.approx(1e6 * row["step ms"] / (row["features"] * row["batch"]))
+        assert all(phase > 0 for phase in phases)
+        assert row["config s"] > 0 < row["begin s"]
+
+
 def test_steps_are_timed_while_saves_are_under_way(tmp_path):
     words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2"]
     done = ran(bench.FOLDER / "checkpoint.py", *words, "--json", "found.json", cwd=tmp_path)

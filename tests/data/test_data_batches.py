@@ -97,6 +97,7 @@ def test_groups_of_any_size_give_the_same_batches(monkeypatch):
     want = batches()
     for group_bytes in (1, 200, 300):
         monkeypatch.setattr(batches_module, "GROUP_BYTES", group_bytes)
+        monkeypatch.setattr(batches_module, "GROUP_ROWS", 1)
         assert batches() == want
 
 

@@ -70,6 +70,18 @@ def test_tails_are_the_last_values(bags: list[list[int]], length: int) -> None:
     assert out.tolist() == want.tolist()
 
 
+@settings(max_examples=60, deadline=None)
+@given(BAGS, st.data())
+def test_stretches_are_copied(bags: list[list[int]], data: st.DataObject) -> None:
+    values, offsets = flatten(bags)
+    order = data.draw(st.permutations(range(len(bags))))
+    begins, ends = offsets[:-1][order], offsets[1:][order]
+    starts = np.cumsum(ends - begins) - (ends - begins) + 1
+    out = np.full(len(values) + 2, -9)
+    kernels.copy_stretches(sealed(values), begins, ends, starts, out)
+    assert out.tolist() == [-9, *(i for bag in order for i in bags[bag]), -9]
+
+
 def test_the_stream_is_that_of_hashing() -> None:
     out = np.zeros(5, dtype=np.uint64)
     fill_stream(np.uint64(2**64 - 3), out)

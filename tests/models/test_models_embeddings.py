@@ -82,3 +82,30 @@ def test_examples_of_ids():
     jagged = Jagged(torch.zeros(5, 2), torch.tensor([0, 2, 2, 5]))
     assert jagged.examples().tolist() == [0, 0, 2, 2, 2]
     assert Jagged(torch.zeros(0, 2), torch.tensor([0, 0])).examples().tolist() == []
+
+
+@pytest.mark.parametrize("dims", [(2, 2), (2, 3)])
+def test_features_in_disorder_are_gathered_at_once(dims):
+    """Equal to slices, as are their gradients; a block that is not read has none."""
+    names = "abcdefghij"
+    blocks = [block(names[::2], dims[0]), block(names[1::2], dims[1], start=100), block("xy")]
+    for each in blocks:
+        each.values.requires_grad_()
+    embeddings = Embeddings(tuple(blocks))
+    (found,) = embeddings.columns(names)
+    assert found.equal(torch.cat([embeddings[name] for name in names], 1))
+    if dims[0] == dims[1]:
+        (stacked,) = embeddings.views(names)
+        assert stacked.equal(torch.stack([embeddings[name] for name in names], 1))
+    else:
+        with pytest.raises(ValueError, match=r"dims \[2, 3\]"):
+            embeddings.stacked(names)
+    weights = torch.arange(1.0, found.shape[1] + 1)
+    (found * weights).sum().backward()
+    gradients = [each.values.grad for each in blocks]
+    for each in blocks:
+        each.values.grad = None
+    (torch.cat([embeddings[name] for name in names], 1) * weights).sum().backward()
+    for gradient, each in zip(gradients[:2], blocks, strict=False):
+        assert gradient.equal(each.values.grad)
+    assert gradients[2] is None

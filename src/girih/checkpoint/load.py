@@ -112,8 +112,9 @@ def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
     if theirs.labels.names != schema.labels.names:
         got, expected = list(theirs.labels.names), list(schema.labels.names)
         raise CheckpointError(f"{place}: its labels are {got}, the configuration's are {expected}")
+    by_name = {feature.name: feature for feature in theirs.sparse}
     for ours in schema.sparse:
-        match = next((f for f in theirs.sparse if f.name == ours.name), None)
+        match = by_name.get(ours.name)
         if match is not None and theirs.dim_of(match) != schema.dim_of(ours):
             raise CheckpointError(
                 f"{place}: feature {ours.name!r} has dim {theirs.dim_of(match)} in the checkpoint, "

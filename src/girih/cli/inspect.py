@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,14 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
+    features: defaultdict[str, list[str]] = defaultdict(list)
+    for feature in schema.sparse:
+        features[feature.table_name].append(feature.name)
     shown = _table("tables", "table", "features", "dim", "rows", "dtype", "eviction", "admission")
     for table in schema.tables:
-        features = ", ".join(f.name for f in schema.sparse if f.table_name == table.name)
         shown.add_row(
             table.name,
-            features,
+            ", ".join(features[table.name]),
             str(table.dim),
             count(rows.get(table.name, 0)),
             table.dtype,

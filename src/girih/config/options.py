@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import typing
 from typing import Any
 
-from girih.config.sections import build
+from girih.config.sections import build, hints_of
 
 
 class Options:
@@ -32,5 +31,5 @@ class Options:
 
 @functools.cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)  # type: ignore[arg-type]
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -7,6 +7,7 @@ options against a callable's signature (models, ``torch.optim``), and :func:`pla
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import re
@@ -213,14 +214,27 @@ def plain(value: Any) -> Any:
     return value
 
 
+@functools.cache
+def hints_of(cls: type[Any]) -> dict[str, Any]:
+    """The type hints of a class, with their annotations, which take as long to evaluate as a class to build."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def _fields_of(cls: type[Any]) -> dict[str, bool]:
+    """The fields that a class takes, and whether each must be given."""
+    missing = dataclasses.MISSING
+    given = (f for f in dataclasses.fields(cls) if f.init)
+    return {f.name: f.default is missing and f.default_factory is missing for f in given}
+
+
 def _build_dataclass(cls: type, value: Any, where: str) -> Any:
     tag = _tag_key(cls)
     if isinstance(value, str) and tag == "name":
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} = {value!r}: expected a table of options")
-    hints = typing.get_type_hints(cls, include_extras=True)
-    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    hints, known = hints_of(cls), _fields_of(cls)
     arguments = {}
     for key, item in value.items():
         if key == tag:
@@ -230,8 +244,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
                 f"{where}: unknown key {key!r}{nearest(key, [*known, *([tag] if tag else [])])}"
             )
         arguments[key] = build(hints[key], item, f"{where} {key}")
-    for key, field in known.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    for key, required in known.items():
         if required and key not in arguments:
             raise ConfigError(f"{where}: key {key!r} is missing")
     try:
@@ -243,7 +256,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
 def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
-    classes = [member for member in members if dataclasses.is_dataclass(member)]
+    classes: list[Any] = [member for member in members if dataclasses.is_dataclass(member)]
     if isinstance(value, tuple(c for c in classes if isinstance(c, type))):
         return value
     tags = {
@@ -310,6 +323,7 @@ def _build_scalar(cls: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where} = {value!r}: expected {expected}")
 
 
+@functools.cache
 def _tag_key(cls: Any) -> str | None:
     """``kind`` or ``name``, where the class carries it as a class variable; else None."""
     hints = getattr(cls, "__annotations__", {})

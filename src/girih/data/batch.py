@@ -33,7 +33,7 @@ class Batch:
     """B examples, feature by feature (feature-major), as in a column store.
 
     Arrays are for reading: they are parts of larger ones, and batches may share one. While any part of such
-    a larger one is referred to, its memory (about 16 MB for ids) stays.
+    a larger one is referred to, its memory (for ids about 16 MB, or 4,096 rows) stays.
 
     Attributes:
         ids: int64[N]; the ids of feature 0 for all examples, then those of feature 1, and so on.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,19 +54,18 @@ class ReadPlan:
         """The same features alone, with other columns carried along."""
         return replace(self, labels=(), weight=None, keep=keep)
 
-    def check_names(self, present: list[str], where: str) -> None:
+    def check_names(self, present: Sequence[str], where: str) -> None:
         """Refuses a file that lacks a column, or has one twice.
 
         Raises:
             DataError: it names the column, what needs it, and the nearest that is there.
         """
+        counts = Counter(present)
         for column, use in self.columns.items():
-            if column not in present:
+            if column not in counts:
                 raise DataError(f"{where}: no column {column!r} ({use}){nearest(column, present)}")
-            if present.count(column) > 1:
-                raise DataError(
-                    f"{where}: {present.count(column)} columns are named {column!r} ({use}); rename one"
-                )
+            if counts[column] > 1:
+                raise DataError(f"{where}: {counts[column]} columns are named {column!r} ({use}); rename one")
 
     def check_types(self, types: dict[str, Any], where: str) -> None:
         """Refuses columns of a type that cannot become what the schema wants of them.

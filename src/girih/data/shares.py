@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch, Share
+from girih.kernels.cpu import take
+from girih.kernels.cpu.arrays import sealed
 
 
 def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
@@ -29,25 +31,27 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
 
 def cut(batch: Batch, first: int, behind: int) -> Batch:
     """The examples from ``first`` up to ``behind``."""
-    size, count = batch.num_examples, behind - first
-    starts = np.arange(batch.num_features)[:, None] * size + first
-    bounds = batch.offsets[starts + np.arange(count + 1)].astype(np.int64)  # [F, count + 1]
-    pieces = [slice(int(row[0]), int(row[-1])) for row in bounds]
-    offsets = np.zeros(batch.num_features * count + 1, np.int32)
-    np.cumsum(np.diff(bounds, axis=1).reshape(-1), out=offsets[1:])
+    size, num_features = batch.num_examples, batch.num_features
+    starts = np.arange(num_features) * size
+    begins, ends = (batch.offsets[starts + place].astype(np.int64) for place in (first, behind))
+    lengths = np.diff(batch.offsets).reshape(num_features, size)[:, first:behind]
+    offsets = np.zeros(lengths.size + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+
+    def own(values: NDArray[Any]) -> NDArray[Any]:
+        out = np.empty(int(offsets[-1]), values.dtype)
+        take.copy_stretches(sealed(values), begins, ends, np.cumsum(ends - begins) - (ends - begins), out)
+        return out
+
     return Batch(
-        ids=_joined(batch.ids, pieces),
+        ids=own(batch.ids),
         offsets=offsets,
         numeric=batch.numeric[first:behind],
         labels=batch.labels[first:behind],
-        weights=None if batch.weights is None else _joined(batch.weights, pieces),
+        weights=None if batch.weights is None else own(batch.weights),
         example_weights=None if batch.example_weights is None else batch.example_weights[first:behind],
-        kept=None if batch.kept is None else batch.kept.slice(first, count),
+        kept=None if batch.kept is None else batch.kept.slice(first, behind - first),
     )
-
-
-def _joined(values: NDArray[Any], pieces: list[slice]) -> NDArray[Any]:
-    return np.concatenate([values[piece] for piece in pieces]) if pieces else values[:0]
 
 
 def _weight(part: Batch, whole: Batch) -> float:

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from girih.errors import nearest
+
+Names = tuple[str, ...]
+MOST_SLICES = 2
+"""Slices of blocks from which on one copy costs less: the gradient of each slice is as large as its whole block."""
 
 
 class Jagged(NamedTuple):
@@ -76,33 +84,37 @@ class Embeddings:
         Raises:
             KeyError: the model did not ask for this feature's embedding (see ``needs``).
         """
-        for block in self.blocks:
-            if feature in block.features:
-                return block.values[:, block.features.index(feature)]
-        raise self._missing(feature)
+        if feature not in self._places:
+            raise self._missing(feature)
+        block, place = self._places[feature]
+        return self.blocks[block].values[:, place]
 
     def views(self, features: Sequence[str]) -> list[Tensor]:
-        """The pooled embeddings of some features in this order, without a copy.
+        """The pooled embeddings of some features in this order, mostly without a copy.
 
-        Neighbours that are neighbours in a block come as one tensor float32[B, n, D]: a single one
-        where one block holds exactly these features.
+        Neighbours that are neighbours in a block come as one tensor float32[B, n, D]: a single one where one
+        block holds exactly these features. Features of one width that stand in many places are put in order by
+        one copy.
 
         Raises:
             KeyError: the model did not ask for one of them.
         """
-        if len(self.blocks) == 1 and self.blocks[0].features == tuple(features):
-            return [self.blocks[0].values]
-        place = {name: (b, i) for b, block in enumerate(self.blocks) for i, name in enumerate(block.features)}
-        runs: list[tuple[int, int, int]] = []
-        for name in features:
-            if name not in place:
-                raise self._missing(name)
-            block, index = place[name]
-            if runs and runs[-1][0] == block and runs[-1][2] == index:
-                runs[-1] = (block, runs[-1][1], index + 1)
-            else:
-                runs.append((block, index, index + 1))
-        return [self.blocks[block].values[:, begin:end] for block, begin, end in runs]
+        plan = self._plan(features)
+        widths = {self._widths[block] for block in plan.blocks}
+        if plan.num_slices > MOST_SLICES and len(widths) == 1:
+            return [self._gathered(plan).view(-1, len(features), *widths)]
+        return [self._view(run) for run in plan.runs]
+
+    def columns(self, features: Sequence[str]) -> list[Tensor]:
+        """The same side by side, of any widths, as a few tensors float32[B, ·].
+
+        Raises:
+            KeyError: the model did not ask for one of them.
+        """
+        plan = self._plan(features)
+        if plan.num_slices > MOST_SLICES:
+            return [self._gathered(plan)]
+        return [self._view(run).flatten(1) for run in plan.runs]
 
     def first_nonfinite(self) -> str | None:
         """A feature that holds a NaN or an infinity, if any."""
@@ -146,7 +158,10 @@ class Embeddings:
         Raises:
             ValueError: there are no bags.
         """
-        return _joined([part.flatten(1) for part in self._parts(features)])
+        parts = (
+            [block.values.flatten(1) for block in self.blocks] if features is None else self.columns(features)
+        )
+        return _joined(parts)
 
     def first_order_weights(self) -> Tensor:
         """The first-order weights of all features in block order, float32[B, F].
@@ -171,9 +186,97 @@ class Embeddings:
     def _parts(self, features: Sequence[str] | None) -> list[Tensor]:
         return [block.values for block in self.blocks] if features is None else self.views(features)
 
+    @cached_property
+    def _names(self) -> tuple[Names, ...]:
+        return tuple(block.features for block in self.blocks)
+
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(block.values.shape[2] for block in self.blocks)
+
+    @cached_property
+    def _places(self) -> Mapping[str, tuple[int, int]]:
+        return _places_of(self._names)
+
+    def _plan(self, features: Sequence[str]) -> _Plan:
+        try:
+            return _plan_of(self._names, tuple(features))
+        except KeyError as error:
+            raise self._missing(error.args[0]) from None
+
+    def _view(self, run: _Run) -> Tensor:
+        """float32[B, n, D]; the block itself where that is all of it, for the gradient of a slice takes a copy."""
+        block = self.blocks[run.block]
+        whole = (run.begin, run.end) == (0, len(block.features))
+        return block.values if whole else block.values[:, run.begin : run.end]
+
+    def _gathered(self, plan: _Plan) -> Tensor:
+        """float32[B, Σ D], by one operation."""
+        together = _joined([self.blocks[block].values.flatten(1) for block in plan.blocks])
+        index = _columns_of(plan, self._names, self._widths, together.device)
+        return together.gather(1, index.expand(len(together), -1))
+
     def _missing(self, feature: str) -> KeyError:
-        held = [name for block in self.blocks for name in block.features]
-        return KeyError(f"no pooled embedding of feature {feature!r}; this batch has those of {held}")
+        return KeyError(
+            f"no pooled embedding of feature {feature!r} in this batch{nearest(feature, self._places)}"
+        )
+
+
+class _Run(NamedTuple):
+    """Neighbours in a block: its number, the place of the first of them and that behind the last."""
+
+    block: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Where some features stand, in their order, and the blocks that they stand in.
+
+    It is the same in every batch of a run, so each is made once.
+
+    Attributes:
+        num_slices: how many of the runs are not a whole block.
+    """
+
+    runs: tuple[_Run, ...]
+    blocks: tuple[int, ...]
+    num_slices: int
+
+
+@lru_cache(maxsize=256)
+def _places_of(blocks: tuple[Names, ...]) -> Mapping[str, tuple[int, int]]:
+    """Feature → the number of its block, and its place in it."""
+    return {name: (b, place) for b, names in enumerate(blocks) for place, name in enumerate(names)}
+
+
+@lru_cache(maxsize=256)
+def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Plan:
+    """Raises a KeyError of the feature that no block has."""
+    places = _places_of(blocks)
+    runs: list[_Run] = []
+    for name in features:
+        block, place = places[name]
+        if runs and (runs[-1].block, runs[-1].end) == (block, place):
+            runs[-1] = _Run(block, runs[-1].begin, place + 1)
+        else:
+            runs.append(_Run(block, place, place + 1))
+    num_slices = sum((begin, end) != (0, len(blocks[block])) for block, begin, end in runs)
+    return _Plan(tuple(runs), tuple(sorted({run.block for run in runs})), num_slices)
+
+
+@lru_cache(maxsize=256)
+def _columns_of(
+    plan: _Plan, blocks: tuple[Names, ...], widths: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """The columns of a plan's features where its blocks lie side by side: int64[1, Σ D]."""
+    sizes = [len(blocks[block]) * widths[block] for block in plan.blocks]
+    firsts = dict(zip(plan.blocks, accumulate(sizes, initial=0), strict=False))
+    columns: list[int] = []
+    for block, begin, end in plan.runs:
+        columns += range(firsts[block] + begin * widths[block], firsts[block] + end * widths[block])
+    return torch.tensor(columns, device=device)[None]
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -77,12 +77,14 @@ def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[st
     """Tables in their order, those that must be together as one."""
     table_of = {feature.name: feature.table_name for feature in schema.sparse}
     units = [[table.name] for table in schema.tables]
+    number_of = {table.name: number for number, table in enumerate(schema.tables)}
     for features in colocated:
-        tables = {table_of[name] for name in features}
-        joined = [unit for unit in units if tables & set(unit)]
-        if len(joined) > 1:
-            units[units.index(joined[0])] = [table for unit in joined for table in unit]
-            units = [unit for unit in units if unit not in joined[1:]]
+        numbers = sorted({number_of[table_of[name]] for name in features})
+        for number in numbers[1:]:
+            units[numbers[0]] += units[number]
+            number_of |= dict.fromkeys(units[number], numbers[0])
+            units[number] = []
+    units = [unit for unit in units if unit]
     if len(units) < num_ranks:
         raise ConfigError(
             f"strategy: substitution: {num_ranks} trainers, but {len(units)} tables, which stay whole;"

@@ -220,6 +220,10 @@ class Store:
         """Rows of one table."""
         return self.state.memory.num_rows_of(table)
 
+    def rows_of_tables(self) -> list[int]:
+        """Rows of each table."""
+        return self.state.memory.rows_of_tables()
+
     @property
     def last_step(self) -> int:
         """The largest step seen; 0 before the first."""

@@ -21,6 +21,9 @@ from girih.kernels.cpu.arrays import sealed
 
 MAX_IDS = 2**31 - 1
 GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
+GROUP_ROWS = (
+    1 << 12
+)  # or so many rows, where they are wide: a call for a column takes as long as some thousand ids
 
 
 def cut(
@@ -48,7 +51,8 @@ def cut(
     weighted = any(bags.weights is not None for column in columns for bags in column)
     groups = []
     for index in pieces:
-        step = max(1, int(GROUP_BYTES / (8 * ids_per_row * index.shape[1] + 1)))
+        rows = max(GROUP_ROWS, int(GROUP_BYTES / (8 * ids_per_row + 1)))
+        step = max(1, rows // max(1, index.shape[1]))
         for start in range(0, len(index) if index.size else 0, step):
             groups.append(_Group(index[start : start + step], columns, weighted, buffers))
     for f in range(len(columns)):
@@ -75,9 +79,9 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
     np.cumsum(np.concatenate(lengths, axis=1), out=offsets[1:])
     weights = filled_weights(parts)
     return Batch(
-        ids=_by_feature([part.ids for part in parts], parts),
+        ids=_by_feature([part.ids for part in parts], parts, buffers),
         offsets=offsets,
-        weights=None if weights is None else _by_feature(weights, parts),
+        weights=None if weights is None else _by_feature(weights, parts, buffers),
         numeric=others.numeric,
         labels=others.labels,
         example_weights=others.example_weights,
@@ -85,15 +89,15 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
     )
 
 
-def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch]) -> NDArray[Any]:
+def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch], buffers: Buffers) -> NDArray[Any]:
     """Content of the batches for each id, in the order in which one batch holds it: by feature, then by part."""
-    ends = [part.offsets[:: part.num_examples] for part in parts]
-    pieces = [
-        own[end[f] : end[f + 1]]
-        for f in range(parts[0].num_features)
-        for own, end in zip(values, ends, strict=True)
-    ]
-    return np.concatenate([values[0][:0], *pieces])
+    bounds = np.stack([part.offsets[:: part.num_examples] for part in parts]).astype(np.int64)
+    counts = np.diff(bounds, axis=1)
+    ends = np.cumsum(counts.T).reshape(-1, len(parts)).T
+    out = buffers.take(values[0].dtype, int(counts.sum()))
+    for own, bound, starts in zip(values, bounds, ends - counts, strict=True):
+        kernels.copy_stretches(sealed(own), bound[:-1], bound[1:], np.ascontiguousarray(starts), out)
+    return out
 
 
 def _check_ids(num_ids: int, size: int) -> None:

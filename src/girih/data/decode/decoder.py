@@ -42,6 +42,7 @@ class _Reader:
     def __init__(self, unit: Unit, plan: ReadPlan) -> None:
         self._unit = unit
         self._plan = plan
+        self._columns = dict(zip(unit.table.column_names, unit.table.columns, strict=True))
         self._found: list[tuple[NDArray[np.int64], str, str]] = []
 
     def bags(self, feature: Categorical | Sequence) -> Bags:
@@ -210,7 +211,7 @@ class _Reader:
         return values, null
 
     def _column(self, name: str) -> Any:
-        return columns.flat(self._unit.table.column(name))
+        return columns.flat(self._columns[name])
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[np.float32]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,11 +65,16 @@ class ParquetSource:
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
         kinds: dict[str, tuple[str, str]] = {}
+        names, earlier = plan.columns, None
         for file, schema in zip(self.files, self._schemas, strict=True):
+            if earlier is not None and schema.equals(earlier):
+                continue
+            earlier = schema
             plan.check_names(schema.names, file.address)
-            types = {name: schema.field(name).type for name in plan.columns}
+            own = dict(zip(schema.names, schema.types, strict=True))
+            types = {name: own[name] for name in names}
             plan.check_types(types, file.address)
-            for name in plan.columns:
+            for name in names:
                 kind = str(types[name]) if name in plan.keep else kind_of(types[name])
                 if kind == "nulls":
                     continue
@@ -82,49 +87,75 @@ class ParquetSource:
     def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields the row groups in the order given, from ``start.part`` on."""
         names = list(plan.columns)
-        opened: OrderedDict[Any, Any] = OrderedDict()  # of this pass alone: passes may overlap
-        try:
+        with closing(
+            _Readers(self.files, self._footers, self._schemas, plan)
+        ) as readers:  # of this pass alone
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
                 file = self.files[group.file]
                 with _told(f"{file.address}: row group {group.group + 1} cannot be read"):
-                    table = self._opened(opened, group, plan).read_row_group(group.group, columns=names)
+                    table = readers.of(group).read_row_group(group.group, columns=names)
                 suffix = f" (row group {group.group + 1})"
                 numbers = range(group.first_row + 1, group.first_row + group.num_rows + 1)
                 yield Unit(table, file.address, Cursor(part + 1), numbers, suffix)
-        finally:
-            for reader in opened.values():
-                reader.close(force=True)
 
-    def _dictionaries(self, group: _RowGroup, plan: ReadPlan) -> tuple[str, ...]:
-        """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
-        footer = self._footers[group.file].row_group(group.group)
-        schema = self._schemas[group.file]
-        wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
-        chunks = [footer.column(number) for number in range(footer.num_columns)]
-        return tuple(
-            chunk.path_in_schema
-            for chunk in chunks
-            if chunk.path_in_schema in wanted
-            and is_string(schema.field(chunk.path_in_schema).type)
-            and chunk.has_dictionary_page
-            and chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values
-        )
 
-    def _opened(self, opened: OrderedDict[Any, Any], group: _RowGroup, plan: ReadPlan) -> Any:
-        """The reader of a row group's file; the one unused for longest is closed when there are too many."""
-        key = (group.file, self._dictionaries(group, plan))
-        if key not in opened:
-            while len(opened) >= OPEN_FILES:
-                opened.popitem(last=False)[1].close(force=True)
-            opened[key] = pq.ParquetFile(
-                self.files[group.file].open(in_arrow=True),
+class _Readers:
+    """Arrow's readers of some files; the one unused for longest is closed when there are too many.
+
+    Args:
+        footers, schemas: of the files.
+    """
+
+    def __init__(
+        self, files: Sequence[File], footers: Sequence[Any], schemas: Sequence[Any], plan: ReadPlan
+    ) -> None:
+        self._files, self._footers, self._schemas = files, footers, schemas
+        self._wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
+        self._strings: dict[int, list[tuple[int, str]]] = {}
+        self._opened: OrderedDict[Any, Any] = OrderedDict()
+
+    def of(self, group: _RowGroup) -> Any:
+        """The reader of a row group's file."""
+        key = (group.file, self._dictionaries(group))
+        if key not in self._opened:
+            while len(self._opened) >= OPEN_FILES:
+                self._opened.popitem(last=False)[1].close(force=True)
+            self._opened[key] = pq.ParquetFile(
+                self._files[group.file].open(in_arrow=True),
                 metadata=self._footers[group.file],
                 read_dictionary=list(key[1]),
                 pre_buffer=True,
             )
-        opened.move_to_end(key)
-        return opened[key]
+        self._opened.move_to_end(key)
+        return self._opened[key]
+
+    def close(self) -> None:
+        """Closes all."""
+        for reader in self._opened.values():
+            reader.close(force=True)
+
+    def _dictionaries(self, group: _RowGroup) -> tuple[str, ...]:
+        """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
+        if group.file not in self._strings:
+            self._strings[group.file] = self._strings_of(group.file)
+        footer = self._footers[group.file].row_group(group.group)
+        chunks = ((name, footer.column(number)) for number, name in self._strings[group.file])
+        return tuple(
+            name
+            for name, chunk in chunks
+            if chunk.has_dictionary_page
+            and chunk.total_uncompressed_size < DICTIONARY_BYTES * chunk.num_values
+        )
+
+    def _strings_of(self, file: int) -> list[tuple[int, str]]:
+        """The number and the name of each column of strings that a file holds for a feature."""
+        schema, leaves = self._schemas[file], self._footers[file].schema
+        names = self._wanted.intersection(
+            name for name, kind in zip(schema.names, schema.types, strict=True) if is_string(kind)
+        )
+        paths = (leaves.column(number).path for number in range(len(leaves) if names else 0))
+        return [(number, path) for number, path in enumerate(paths) if path in names]
 
 
 def _footer(file: File) -> Any:

@@ -106,7 +106,7 @@ class TextSource(ABC):
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
         for file, start in zip(self.files, self.starts, strict=True):
-            plan.check_names(list(start.names), file.address)
+            plan.check_names(start.names, file.address)
 
     @abstractmethod
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:

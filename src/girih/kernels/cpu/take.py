@@ -4,7 +4,7 @@ A call serves one column and many batches, so that the column is read while it l
 over slices and indices are made unsigned: Numba then leaves out its test for negative ones, and the loads
 of a loop overlap (26 columns of a million rows, shuffled: 57 instead of 123 ms).
 
-Shapes: R rows of a column, M values in all its bags, K batches of B rows each, X columns of a matrix.
+Shapes: R rows of a column, M values in all its bags, K batches of B rows each, X columns of a matrix, S stretches.
 """
 
 from __future__ import annotations
@@ -107,3 +107,14 @@ def copy_tails(values: Any, offsets: SealedI64, short_offsets: SealedI64, out: A
         source = offsets[row + 1] - size
         for i in range(size):
             out[begin + i] = values[source + i]
+
+
+@kernel(_IDS, _WEIGHTS)
+def copy_stretches(values: Any, begins: I64, ends: I64, starts: I64, out: Any) -> None:
+    """Copies ``values[begins[s]:ends[s]]`` to ``out`` from ``starts[s]`` on: T[·], int64[S] three times, T[·]."""
+    for s in range(len(begins)):
+        size = ends[s] - begins[s]
+        stretch = values[begins[s] : ends[s]]
+        target = out[starts[s] : starts[s] + size]
+        for i in range(size):
+            target[i] = stretch[i]

@@ -76,7 +76,7 @@ class DenseInput(nn.Module):
     def forward(self, numeric: Tensor, embeddings: Embeddings, *more: Tensor) -> Tensor:
         """Returns float32[B, width], and the columns of ``more`` after it."""
         numeric = numeric if self._columns is None else numeric[:, self._columns]
-        parts = [view.flatten(1) for view in embeddings.views(self.features)]
+        parts = embeddings.columns(self.features)
         parts = [part for part in (*parts, numeric, *more) if part.shape[1]] or [numeric]
         if self.for_products:
             parts = [lowered(part) for part in parts]

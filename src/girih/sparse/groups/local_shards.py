@@ -146,4 +146,5 @@ class LocalShards:
 
 
 def _rows_of(store: Store) -> dict[str, int]:
-    return {table.name: store.num_rows_of(number) for number, table in enumerate(store.spec.tables)}
+    names = (table.name for table in store.spec.tables)
+    return dict(zip(names, store.rows_of_tables(), strict=True))

@@ -54,6 +54,7 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         self._stats = stats or Stats()
         self._routers = [KeyRouter(group, ranks.size, shards.shards_each) for group in groups]
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
+        self._tables = [table.name for group in groups for table in group.spec.tables]
 
     def read(
         self, batch: Batch, step: int, *, train: bool
@@ -84,18 +85,17 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
-        tables = [table.name for router in self._routers for table in router.group.spec.tables]
         took_part, bad, sums = [], 0, []
         for router, reader, each, given in zip(self._routers, self._readers, reads, gradients, strict=True):
             own, _ = router.bags.scatter(given, each.own.keys, batch)
             received = self._send("gradients", own, each.asks, each.asked)
             totals, nonfinite = reader.sum_gradients(each.served, received)
             took_part.append(float(any(gradient is not None for gradient in given)))
-            bad = max(bad, 0 if nonfinite is None else 1 + tables.index(nonfinite))
+            bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
             sums.append(totals)
         *all_took_part, worst = self.ranks.largest([*took_part, float(bad)])
         if worst:
-            raise NonFiniteError(f"a gradient of table {tables[int(worst) - 1]!r} is NaN or infinite")
+            raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
         for reader, each, totals, apply in zip(self._readers, reads, sums, all_took_part, strict=True):
             if apply:
                 reader.apply(each.served, totals, step, lr_scale)

@@ -97,6 +97,11 @@ class ShardMemory:
         """Rows of one table."""
         return int(self.arrays.tables[table, layout.TABLE_ROWS])
 
+    def rows_of_tables(self) -> list[int]:
+        """Rows of each table."""
+        rows: list[int] = self.arrays.tables[:, layout.TABLE_ROWS].tolist()
+        return rows
+
     @property
     def last_step(self) -> int:
         """The largest step seen; 0 before the first."""
@@ -106,6 +111,11 @@ class ShardMemory:
         """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
         chosen = self.arrays.tables if table is None else self.arrays.tables[table : table + 1]
         return {name: int(chosen[:, column].sum()) for name, column in layout.COUNTERS.items()}
+
+    def counters_of_tables(self) -> list[dict[str, int]]:
+        """The same of each table."""
+        rows = self.arrays.tables[:, list(layout.COUNTERS.values())].tolist()
+        return [dict(zip(layout.COUNTERS, row, strict=True)) for row in rows]
 
     def check_open(self) -> None:
         """Refuses use after :meth:`close`."""

@@ -74,12 +74,12 @@ def check_sources(
             no source has; names the tables.
     """
     known = {table.name for table in state.spec.tables}
-    found: set[str] = set()
+    allowed, found = known | elsewhere, set[str]()
     for source in sources:
         names = [table["name"] for table in source.description["tables"]]
         found.update(names)
         for name in names:
-            if name not in known | elsewhere:
+            if name not in allowed:
                 raise CheckpointError(
                     f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
                 )

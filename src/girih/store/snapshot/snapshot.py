@@ -77,9 +77,9 @@ class Snapshot:
             "num_rows": self.num_rows,
             "since": since,
             "last_step": memory.last_step,
-            "counters": [memory.counters(table) for table in range(len(state.spec.tables))],
+            "counters": memory.counters_of_tables(),
             "linked": since is None and bool(own.listed.any()),
-            "oldest": [int(row) for row in memory.arrays.tables[:, layout.OLDEST]],
+            "oldest": memory.arrays.tables[:, layout.OLDEST].tolist(),
             "rows_ever": self._rows_ever,
         }
         self._spills = SpillFile(self._directory, self.most_records, num_words)
