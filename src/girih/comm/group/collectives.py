@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -161,6 +162,10 @@ class Collectives:
         received = sent.new_empty(sum(received_sizes))
         self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes)).wait()
         return received
+
+    def hosts(self) -> tuple[str, ...]:
+        """The address at which each rank listens for the others, by rank: ranks of one host have the same."""
+        return tuple(self.broadcast(self.gather(self._host or socket.gethostname())))
 
     def next_number(self) -> int:
         """Counts on: the same number on all ranks that call it as often."""
