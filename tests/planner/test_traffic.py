@@ -34,6 +34,9 @@ def test_synchronous_sends_keys_rows_gradients_and_all_dense_gradients():
     assert (found.ids, found.embeddings, found.gradients) == (9000.0, 51_000.0, 51_000.0)
     assert found.dense == 2 * 3 / 4 * 300 * 4
     assert found.total == pytest.approx(9000 + 102_000 + 1800)
+    half = synchronous(4, keys=1000, numbers=17_000, parameters=300, half_of=["gradients"])
+    assert (half.ids, half.embeddings, half.dense) == (found.ids, found.embeddings, found.dense)
+    assert half.gradients == 3 / 4 * (17_000 * 2 + 1000 * 4)
 
 
 def test_splitting_pays_where_links_are_fast_or_the_network_is_large_for_its_parameters():

@@ -42,6 +42,7 @@ def training_line(step, rng, last_step):
         "samples_per_s": 61_000 + 4_000 * math.sin(20 * done) + rng.gauss(0, 1500),
         "rows": int(5_382_000 * (1 - math.exp(-4 * done))),
         "hit_rate": 0.99 - 0.5 * math.exp(-8 * done),
+        "imbalance": 1.02 + 0.3 * math.exp(-6 * done),
         "rss_bytes": int(1.1e9 + 2.4e9 * (1 - math.exp(-4 * done))),
         "elapsed_s": step * 0.067,
         "lr_scale": 0.1 if done > 0.7 else 1.0,

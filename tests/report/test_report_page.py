@@ -105,7 +105,17 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
     for expected in ("wire_bytes.gradients", "20261105", "Normalised entropy", "long_view", "1,000,000"):
         assert expected in shown
     charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
-    curves = ["Training loss", "AUC", "Logloss", "Speed", "Rows", "Memory", "Hit rate", "Learning rate"]
+    curves = [
+        "Training loss",
+        "AUC",
+        "Logloss",
+        "Speed",
+        "Rows",
+        "Memory",
+        "Hit rate",
+        "Imbalance",
+        "Learning rate",
+    ]
     assert charts == [*curves, "click", "long_view"]
     for title, key in (("AUC", "auc"), ("Logloss", "logloss")):
         assert readings(page, title) == {
@@ -149,6 +159,7 @@ def test_a_short_run_is_drawn_record_by_record(make_run):
         ("Speed", "samples_per_s"),
         ("Rows", "rows"),
         ("Hit rate", "hit_rate"),
+        ("Imbalance", "imbalance"),
     ):
         assert readings(page, title) == {title: records_of(directory, "step", key)}
     memory = [row["rss_bytes"] * 2**30 for row in readings(page, "Memory")["Memory"]]

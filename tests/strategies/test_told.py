@@ -17,6 +17,11 @@ FEATURES, TABLES, DIM = 3, 3, 4
 SCENES = [
     {"name": "synchronous", "strategy": "synchronous"},
     {
+        "name": "halves",
+        "strategy": "synchronous",
+        "options": ['wire_embeddings="float16"', 'wire_gradients="float16"'],
+    },
+    {
         "name": "hybrid",
         "strategy": "hybrid",
         "options": ["staleness=2", f"embedding_servers={SERVERS}", "embedding_workers=2"],
@@ -36,10 +41,11 @@ def told(directory):
 
 
 OF_A_TRAINER = {"read", "forward", "backward", "apply", "push", "wait for rows"}
+EXCHANGES = {"exchange ids", "exchange embeddings", "exchange gradients", "exchange vote"}
 EXPECTED = {
     "synchronous": {
-        "trainer 0": OF_A_TRAINER | {"pull", "allreduce"},
-        "trainer 1": OF_A_TRAINER | {"pull", "allreduce"},
+        "trainer 0": OF_A_TRAINER | {"pull", "allreduce"} | EXCHANGES,
+        "trainer 1": OF_A_TRAINER | {"pull", "allreduce"} | EXCHANGES,
     },
     "hybrid": {
         "trainer 0": OF_A_TRAINER | {"allreduce"},
@@ -146,22 +152,53 @@ def place_of(table, key):
     return shard_of_key(key, table, TRAINERS * SHARDS_EACH) // SHARDS_EACH
 
 
-def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(directory, told, counted):
+@pytest.mark.parametrize(
+    ("name", "row_bytes"), [("synchronous", 4 * (DIM + 1)), ("halves", 2 * (DIM + 1) + 4)]
+)
+def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
+    directory, told, counted, name, row_bytes
+):
     ids = embeddings = gradients = 0
     for train, shares in ((True, counted.train), (False, counted.evaluated)):
         for rank, share, _ in shares:
             elsewhere = sum(place_of(*key) != rank for key in Counted.keys(share))
             ids += 8 * TABLES + 8 * elsewhere + 8 * -(-elsewhere // 2)  # lengths, keys, counts of four bytes
-            embeddings += 4 * (DIM + 1) * elsewhere
-            gradients += 4 * (DIM + 1) * elsewhere * train
+            embeddings += row_bytes * elsewhere
+            gradients += row_bytes * elsewhere * train
     steps = -(-NUM_EXAMPLES // SIZE)
-    assert told["synchronous"]["wire_bytes"] == {
+    assert told[name]["wire_bytes"] == {
         "ids": ids,
         "embeddings": embeddings,
         "gradients": gradients,
         "partials": 0,
         "dense": dense_bytes(directory, steps),
     }
+
+
+def test_loads_of_synchronous_are_those_of_each_step(directory, told, counted):
+    asked, rows, paced = [0] * TRAINERS, [0] * TRAINERS, 0
+    for first in range(0, len(counted.train), TRAINERS):
+        keys = [key for _, share, _ in counted.train[first : first + TRAINERS] for key in Counted.keys(share)]
+        of_step = [[key for key in keys if place_of(*key) == rank] for rank in range(TRAINERS)]
+        asked = [total + len(each) for total, each in zip(asked, of_step, strict=True)]
+        rows = [total + len(set(each)) for total, each in zip(rows, of_step, strict=True)]
+        paced += TRAINERS * max(len(each) for each in of_step)
+    loads, imbalance = told["synchronous"]["loads"], told["synchronous"]["imbalance"]
+    assert (loads["asked_keys"], loads["served_rows"]) == (asked, rows)
+    assert len(loads["exchange_s"]) == TRAINERS
+    assert min(loads["exchange_s"]) > 0
+    assert imbalance["asked_keys"] == max(asked) * TRAINERS / sum(asked)
+    assert imbalance["served_rows"] == max(rows) * TRAINERS / sum(rows)
+    assert imbalance["asked_keys_per_step"] == paced / sum(asked) >= imbalance["asked_keys"]
+    lines = map(json.loads, (directory / "synchronous" / "metrics.jsonl").read_text().splitlines())
+    assert [line["imbalance"] for line in lines] == [paced / sum(asked)]
+
+
+def test_loads_of_hybrid_are_those_of_its_servers(told):
+    asked = told["hybrid"]["loads"]["asked_keys"]
+    assert len(asked) == SERVERS
+    assert told["hybrid"]["imbalance"] == {"asked_keys": max(asked) * SERVERS / sum(asked)}
+    assert told["hybrid"]["server_load"] == told["hybrid"]["imbalance"]["asked_keys"]
 
 
 def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(directory, told, counted):

@@ -1,6 +1,7 @@
 """A strategy, a loss and a plan of the user's own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -279,6 +280,25 @@ class TestPlan:
         assert decide(Local(), facts, context.ranks, context.sparse, earlier=earlier) is earlier
         other = girih.Synchronous().plan(facts)
         assert decide(Local(), facts, context.ranks, context.sparse, earlier=other).strategy == "local"
+
+    def test_a_plan_holds_for_the_hosts_it_names_or_for_those_at_hand(self):
+        facts, context = self.facts()
+        pinned = Local().plan(facts)
+        here = {"trainer": "10.0.0.7"}
+        for given in ({"pinned": pinned}, {"earlier": replace(pinned, hosts=here)}):
+            assert decide(Local(), facts, context.ranks, context.sparse, **given).hosts == {}
+        pinned = replace(pinned, hosts=here)
+        assert decide(Local(), facts, context.ranks, context.sparse, pinned=pinned) is pinned
+        pinned = replace(pinned, hosts={"trainer 0": "10.0.0.7", "trainer 1": "10.0.0.8"})
+        with pytest.raises(
+            ConfigError, match="plan: hosts: 'trainer 1'; expected a host for each of 1 trainers"
+        ):
+            decide(Local(), facts, context.ranks, context.sparse, pinned=pinned)
+        several = replace(facts, num_trainers=3, hosts=("a", "b", "a"))
+        plan = girih.Synchronous(trainers=3).plan(several)
+        assert plan.hosts_of("trainer") == several.hosts
+        with pytest.raises(ConfigError, match="plan: hosts: none for trainer 2; expected"):
+            replace(plan, hosts={"trainer 0": "a", "trainer 1": "b"}).check_like(plan)
 
     def test_a_trainer_holds_the_plan_it_is_given(self, log_directory):
         facts, _ = self.facts()

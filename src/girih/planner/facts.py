@@ -103,6 +103,7 @@ class Facts:
 
     Attributes:
         num_trainers: trainers that take part.
+        hosts: where each trainer listens, by rank, the same for those of one host; empty where that is not known.
         batch_size: examples per step over all trainers; None where no training data is known yet.
         device: device of the dense half.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
@@ -116,6 +117,7 @@ class Facts:
     groups: tuple[GroupFacts, ...]
     num_trainers: int
     seed: int
+    hosts: tuple[str, ...] = ()
     batch_size: int | None = None
     device: str = "cpu"
     global_batch_norm: bool = False

@@ -59,6 +59,11 @@ class Plan:
             raise ConfigError(f"{error}; girih plan prints a plan") from None
         return plan
 
+    def hosts_of(self, role: str) -> tuple[str, ...]:
+        """The host of each process of a role, by index; "" for the machine at hand."""
+        count = self.roles.get(role, 1)
+        return tuple(self.hosts.get(f"{role} {index}", self.hosts.get(role, "")) for index in range(count))
+
     @classmethod
     def read(cls, path: Path) -> Plan:
         """A plan from a file, as ``girih plan`` prints it.
@@ -73,7 +78,8 @@ class Plan:
         """Refuses a plan that was edited into one that nothing can be built from.
 
         Raises:
-            ConfigError: a section has other keys than ``other``'s, or a feature's owner is no trainer.
+            ConfigError: a section has other keys than ``other``'s, a feature's owner is no trainer, or hosts are not those of all
+                trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             found, expected = (sorted(getattr(plan, section)) for plan in (self, other))
@@ -87,6 +93,13 @@ class Plan:
                 raise ConfigError(
                     f"plan: placement: feature {feature!r} is owned by trainer {owner}, expected one of {trainers} from 0"
                 )
+        unknown = sorted(set(self.hosts) - {"trainer", *(f"trainer {rank}" for rank in range(trainers))})
+        hosts = self.hosts_of("trainer")
+        if unknown or (any(hosts) and not all(hosts)):
+            told = f"{unknown[0]!r}" if unknown else f"none for trainer {hosts.index('')}"
+            raise ConfigError(
+                f"plan: hosts: {told}; expected a host for each of {trainers} trainers, as 'trainer 0', or for none"
+            )
 
     def fits(self, other: Plan) -> bool:
         """Whether both are for the same strategy with the same options, processes and groups."""

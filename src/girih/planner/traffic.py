@@ -59,19 +59,23 @@ def substitution(
     return Traffic(partials=of_sums + of_vectors, dense=dense)
 
 
-def synchronous(num_trainers: int, *, keys: float, numbers: float, parameters: int) -> Traffic:
+def synchronous(
+    num_trainers: int, *, keys: float, numbers: float, parameters: int, half_of: Collection[str] = ()
+) -> Traffic:
     """Keys to the trainers that own them, rows back, their gradients there again; all dense gradients summed.
 
     Args:
         keys: unique keys of one trainer's share of the batch; numbers: of all their rows together.
         parameters: numbers of the whole dense half.
+        half_of: "embeddings", "gradients": rows that go as float16, each with its scale, and gradients of rows.
     """
     others = (num_trainers - 1) / num_trainers
     rows = others * numbers * FLOAT_BYTES
+    half = others * (numbers * FLOAT_BYTES / 2 + keys * FLOAT_BYTES)
     return Traffic(
         ids=others * keys * (KEY_BYTES + COUNT_BYTES),
-        embeddings=rows,
-        gradients=rows,
+        embeddings=half if "embeddings" in half_of else rows,
+        gradients=half if "gradients" in half_of else rows,
         dense=ring_bytes(parameters * FLOAT_BYTES, num_trainers),
     )
 

@@ -28,9 +28,12 @@ CURVES = (
     (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables"),
     (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, GiB"),
     (Axis("hit_rate", "Hit rate", ".1%"), "share of keys that had a row"),
+    (Axis("imbalance", "Imbalance", ".3f"), "keys asked of the busiest trainer in a step, by the mean"),
     (Axis("lr_scale", "Learning rate", from_zero=True), "times the configured rate"),
 )
 EVALUATED = {"auc", "logloss"}
+MAYBE = {"hit_rate", "imbalance"}
+"""Curves that only some runs have."""
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),
     "GAUC": ("gauc", fraction),
@@ -151,7 +154,7 @@ def _curves(run: RunRecord) -> Iterator[Card]:
             yield axis.title, told, line_chart(STEP, axis, evaluations)
             continue
         values = [line.get(axis.field) for line in run.training]
-        if axis.field == "hit_rate" and not any(map(is_number, values)):
+        if axis.field in MAYBE and not any(map(is_number, values)):
             continue
         if axis.field == "lr_scale" and len(set(values)) < 2:
             continue

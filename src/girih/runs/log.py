@@ -16,6 +16,7 @@ from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
 from girih.runs.state import RunState
+from girih.runs.stats import ASKED_KEYS, PACED_KEYS
 from girih.training.schedules import Step
 
 
@@ -60,7 +61,8 @@ class RunLog:
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
-        seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in ("hits", "lookups")}
+        names = ("hits", "lookups", ASKED_KEYS, PACED_KEYS)
+        seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in names}
         seconds = state.train_s - self._window_train_s
         record = {
             "step": state.step,
@@ -74,6 +76,7 @@ class RunLog:
             "elapsed_s": round(time.perf_counter() - self._start, 3),
             "lr_scale": lr_scale,
             "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
+            **({"imbalance": seen[PACED_KEYS] / seen[ASKED_KEYS]} if seen[ASKED_KEYS] else {}),
             **({"refused": state.refused} if state.refused else {}),
         }
         self._write(record)

@@ -14,6 +14,12 @@ WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
 UPDATES_SINCE_READ = "updates since read"
 """Histogram of an embedding server, over batches: updates of all trainers between the read of rows and their own."""
+ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
+"""Counters of a trainer that holds rows, of its training steps: keys that all trainers asked it for; unique ones of each step."""
+PACED_KEYS = "paced_keys"
+"""Counter, the same on all trainers: keys asked for, had each been asked in every step for as many as the one with most."""
+EXCHANGE_NS = "exchange_ns"
+"""Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
 
 
 class Stats:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from girih.comm.group import TrainerGroup
 from girih.dense.half import DenseHalf
 from girih.metrics import Metrics
 from girih.runs.state import RunState
-from girih.runs.stats import UPDATES_SINCE_READ, Stats, wire_bytes
+from girih.runs.stats import (
+    ASKED_KEYS,
+    EXCHANGE_NS,
+    PACED_KEYS,
+    SERVED_ROWS,
+    UPDATES_SINCE_READ,
+    Stats,
+    wire_bytes,
+)
 from girih.sparse.half import SparseStats
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense")
@@ -50,6 +58,8 @@ def summarize(
         for number, times in snapshot["histograms"].get(UPDATES_SINCE_READ, {}).items():
             since_read[int(number)] += times
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
+    loads = loads_of_trainers(ranks, own) or ({ASKED_KEYS: served} if any(served) else {})
+    imbalance = imbalance_of(loads, own.counters[PACED_KEYS])
     return {
         "auc": None if metrics is None else metrics.auc,
         "logloss": None if metrics is None else metrics.logloss,
@@ -65,7 +75,8 @@ def summarize(
         "wire_bytes": {kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
         **facts,
         "dense_staleness_max": dense.stats()["staleness_max"],
-        **({"server_load": max(served) * len(served) / sum(served)} if sum(served) else {}),
+        **({"loads": loads, "imbalance": imbalance} if loads else {}),
+        **({"server_load": imbalance[ASKED_KEYS]} if any(served) else {}),
         "steps": state.step,
         "epochs": state.epoch,
         "stopped_early": state.stopped_early,
@@ -75,3 +86,38 @@ def summarize(
         "phases_s": {name: round(seconds, 3) for name, seconds in own.spans.totals_s.items()},
         "by_label": {} if metrics is None else metrics.as_dict(),
     }
+
+
+def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[float]]:
+    """Work of each trainer in training steps, by rank; empty where they count none. Called by all trainers, together.
+
+    Args:
+        own: statistics of this trainer.
+
+    Returns:
+        ``asked_keys``, ``served_rows`` and ``exchange_s``: see :mod:`girih.runs.stats`.
+    """
+    names = (ASKED_KEYS, SERVED_ROWS, EXCHANGE_NS)
+    mine = [0.0] * (len(names) * ranks.size)
+    mine[ranks.rank :: ranks.size] = [own.counters[name] for name in names]
+    told = ranks.sum(mine)
+    if not any(told):
+        return {}
+    asked, served, exchange_ns = (told[i : i + ranks.size] for i in range(0, len(told), ranks.size))
+    return {
+        ASKED_KEYS: [int(count) for count in asked],
+        SERVED_ROWS: [int(count) for count in served],
+        "exchange_s": [round(each / 1e9, 6) for each in exchange_ns],
+    }
+
+
+def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
+    """The most that one process has over the mean of all, of each load; and the same within steps.
+
+    Args:
+        paced_keys: counter of that name.
+    """
+    found = {name: max(each) * len(each) / sum(each) for name, each in loads.items() if sum(each)}
+    if paced_keys:
+        found["asked_keys_per_step"] = paced_keys / sum(loads[ASKED_KEYS])
+    return found

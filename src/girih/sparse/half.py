@@ -78,11 +78,19 @@ class SparseStats:
         store: rows, hits, new, refused, evicted, dropped gradients and the like: see ``Store.counters``.
         rows: rows of each table.
         processes: title of a process behind this half → its ``Stats.snapshot``.
+        balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.runs.stats`; empty where nobody
+            counts them.
     """
 
     store: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    balance: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What a log of steps counts: ``store`` and ``balance``."""
+        return {**self.store, **self.balance}
 
 
 class SparseHalf(SavedRows, Protocol):

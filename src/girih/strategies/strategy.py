@@ -88,8 +88,10 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
     measured = {"profile": facts.profile, "speeds": facts.speeds}
+    hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
+        "hosts": hosts if len(set(facts.hosts)) > 1 else {},
         "groups": tuple(
             {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
             for group in facts.groups

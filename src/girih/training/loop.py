@@ -132,7 +132,7 @@ class Loop:
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
-        self.log.step(step, state, self.learning_rate.scale(), lambda: self.session.sparse.stats().store)
+        self.log.step(step, state, self.learning_rate.scale(), lambda: self.session.sparse.stats().counters)
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from girih.cluster.cluster import Cluster
@@ -66,11 +67,12 @@ def decide(
     Args:
         train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
         earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
-        pinned: the plan that the user gave.
+        pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
 
     Raises:
         ConfigError: the pinned plan is of another strategy, or of other options, processes or tables.
     """
+    facts = replace(facts, hosts=ranks.hosts())
     if train is not None:
         facts = replace(facts, batch_size=train.batch_size)
     draft = strategy.plan(facts)
@@ -82,9 +84,9 @@ def decide(
                 f" {dict(draft.roles)}; plan again with girih plan"
             )
         pinned.check_like(draft)
-        return pinned
+        return pinned if pinned.hosts else _on(draft.hosts, pinned)
     if earlier is not None and earlier.fits(draft):
-        return earlier
+        return _on(draft.hosts, earlier)
     wanted = measures_of(strategy) if ranks.size > 1 else frozenset()
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
@@ -93,3 +95,8 @@ def decide(
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
     facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
+
+
+def _on(hosts: Mapping[str, str], plan: Plan) -> Plan:
+    """A plan for these hosts, whatever it was made for."""
+    return plan if plan.hosts == hosts else replace(plan, hosts=hosts)

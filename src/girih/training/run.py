@@ -204,7 +204,7 @@ class TrainingRun:
 
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
-        log.begin(self.state, session.sparse.stats().store)
+        log.begin(self.state, session.sparse.stats().counters)
         plan = self.opened()[0].to_dict()
         if self.directory is not None:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
@@ -380,7 +380,7 @@ class TrainingRun:
         """Writes what was not yet written of the steps so far."""
         own, (_, session) = self.context.stats, self.opened()
         sparse = session.sparse
-        log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().store)
+        log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().counters)
         if failed:
             processes = {f"trainer {self.ranks.rank}": own.spans.events()}
         else:

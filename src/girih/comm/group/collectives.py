@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -167,6 +168,10 @@ class Collectives:
         counts = [tensor.numel()] * self.size
         flat = self.exchange(tensor.reshape(-1).repeat(self.size), counts, counts)
         return flat.view(self.size, *tensor.shape)
+
+    def hosts(self) -> tuple[str, ...]:
+        """The address at which each rank listens for the others, by rank: ranks of one host have the same."""
+        return tuple(self.broadcast(self.gather(self._host or socket.gethostname())))
 
     def next_number(self) -> int:
         """Counts on: the same number on all ranks that call it as often."""
