@@ -1,6 +1,7 @@
 """girih against the same model over ``nn.EmbeddingBag`` and ``torch.optim``: equal losses for 200 steps.
 
-Both start from equal rows and parameters, dropout and batch norm off. What differs is the order in which
+Both start from equal rows and parameters, dropout and batch norm off. Of DIEN, DSIN and ATBRG the other side is the naive
+twin, which loops over examples and their ids; of the other models a copy of the module. What differs is the order in which
 float32 gradients of equal ids are summed, so losses agree to a relative 1e-4 over 200 steps of float32,
 not to the bit.
 """
@@ -18,38 +19,47 @@ from girih.data import Batch
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings, Jagged, needs_of
+from girih.models.loss import Targets
 from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.training.schedules import in_step
+from models.naive_models import SEQUENCE_MODELS, Twin
 
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 
 DIM, IDS, STEPS = 4, 30, 200
-BAGS = ("user", "item", "tags")
+NEIGHBOURS = {"near": "item", "kinds": "history"}
 
 
-def make_schema():
+def make_schema(neighbours=False):
+    graph = [girih.Sequence(name="near", table="item"), girih.Sequence(name="kinds", table="tags")]
     return girih.Schema(
         [
             girih.Categorical(name="user", dim=DIM),
             girih.Categorical(name="item", dim=DIM),
             girih.Categorical(name="tags", dim=DIM, pooling="mean"),
             girih.Sequence(name="history", table="item", pooling="sum"),
+            *(graph if neighbours else []),
             girih.Numeric(name="price"),
         ],
         labels="click",
     )
 
 
-def make_batches(*, every_id: bool, seed: int = 1):
-    """Batches of the four features; with ``every_id`` each batch holds each id of each feature."""
+def make_batches(*, every_id: bool, size: int = 32, neighbours: bool = False, seed: int = 1):
+    """Batches of the four features; with ``every_id`` each batch holds each id of each feature.
+
+    ``neighbours`` adds some of each item, and one of each id of a history.
+    """
     rng = np.random.default_rng(seed)
-    size = 2 * IDS if every_id else 32
+    size = 2 * IDS if every_id else size
     for _ in range(STEPS):
         lengths = np.concatenate([np.ones((2, size), int), rng.integers(0, 4, (2, size))])
+        if neighbours:
+            lengths = np.concatenate([lengths, rng.integers(0, 3, (1, size)), lengths[3:]])
         if every_id:
             lengths[2] = 2
         ids = rng.integers(0, IDS, lengths.sum())
@@ -65,15 +75,19 @@ def make_batches(*, every_id: bool, seed: int = 1):
         yield Batch(ids=ids, offsets=offsets, numeric=numeric, labels=labels)
 
 
+def plain_loss(outputs, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, batch.labels)
+
+
 class Reference:
     """The same model over torch's own embedding bags."""
 
-    TABLES: ClassVar = {"user": "user", "item": "item", "tags": "tags", "history": "item"}
     MODES: ClassVar = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
 
-    def __init__(self, module, half, make_rows_optimizer, make_optimizer, *, sparse):
-        self.module = module
-        self.needs = needs_of(module, make_schema())
+    def __init__(self, schema, module, half, make_rows_optimizer, make_optimizer, *, sparse):
+        self.schema, self.module = schema, module
+        self.needs = needs_of(module, schema)
+        self.table_of = {feature.name: feature.table_name for feature in schema.sparse}
         self.tables = {}
         for _, store in half.stores():
             for number, table in enumerate(store.spec.tables):
@@ -91,14 +105,14 @@ class Reference:
     def _bag(self, feature, segment, ids, offsets):
         return torch.nn.functional.embedding_bag(
             ids,
-            self.tables[self.TABLES[feature], segment],
+            self.tables[self.table_of[feature], segment],
             offsets[:-1],
             mode=self.MODES[feature],
             sparse=self.sparse,
         )
 
     def step(self, batch):
-        size, names = batch.num_examples, [f.name for f in make_schema().sparse]
+        size, names = batch.num_examples, [f.name for f in self.schema.sparse]
         parts = {}
         for index, name in enumerate(names):
             bounds = torch.from_numpy(batch.offsets[index * size : (index + 1) * size + 1]).long()
@@ -115,7 +129,7 @@ class Reference:
         sequences = {
             name: Jagged(
                 torch.nn.functional.embedding(
-                    parts[name][0], self.tables["item", "embedding"], sparse=self.sparse
+                    parts[name][0], self.tables[self.table_of[name], "embedding"], sparse=self.sparse
                 ),
                 parts[name][1],
             )
@@ -126,7 +140,7 @@ class Reference:
             blocks("embedding", "embedding"), sequences, blocks("first_order", "first_order")
         )
         logits = self.module(torch.from_numpy(batch.numeric), embeddings)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        loss = getattr(self.module, "loss", plain_loss)(logits, Targets(torch.from_numpy(batch.labels), None))
         loss.backward()
         for optimizer in (self.rows_optimizer, self.optimizer):
             optimizer.step()
@@ -136,10 +150,15 @@ class Reference:
 
 def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance=1e-4, shards=1):
     torch.manual_seed(3)
-    schema = make_schema()
+    neighbours = name == "atbrg"
+    schema = make_schema(neighbours)
     options = {"hidden": (16, 8)} if name not in ("lr", "fm", "mmoe") else {}
+    options |= {"relations": NEIGHBOURS} if neighbours else {}
+    options |= {"session_length": 2, "heads": 2} if name == "dsin" else {}
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
+    if name in SEQUENCE_MODELS:
+        twin = Twin(name, twin)
     half = LocalSparse(
         SparseSpec(
             schema=schema,
@@ -153,9 +172,10 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=1e-3)
 
-    reference = Reference(twin, half, make_rows_optimizer, adam, sparse=sparse)
+    reference = Reference(schema, twin, half, make_rows_optimizer, adam, sparse=sparse)
     dense = Replica(DenseSpec(module=module, optimizer=adam))
-    batches = list(make_batches(every_id=every_id))
+    size = 12 if name in SEQUENCE_MODELS else 32  # naive twins take their time
+    batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours))
     steps = in_step()(
         ((batch, None) for batch in batches),
         half,

@@ -40,7 +40,7 @@ def test_toml_blocks_build(namespace, tmp_path, monkeypatch):
     for block in blocks("toml"):
         options = tomllib.loads(block)["model"]
         built.append(create(options.pop("name"), namespace["schema"], options, directory=tmp_path))
-    assert [type(model).__name__ for model in built] == ["DCNv2", "DIN", "TwoTower"]
+    assert [type(model).__name__ for model in built] == ["DCNv2", "DIN", "DIEN", "DSIN", "TwoTower"]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -54,6 +54,7 @@ def test_the_zoos_table_lists_every_option_and_its_default(name):
     for option in parameters.keys() - {"hidden", "dropout", "batch_norm"}:
         default = parameters[option].default
         in_row = {"structure": "`structure = ", "attention": "`attention`", "rank": "`rank`"}
+        in_row["relations"] = "`relations` (required)"
         assert in_row.get(option, f"`{option} = {toml(default)}`") in row
     for option in parameters.keys() & {"hidden", "dropout", "batch_norm"}:
         assert f"| `{option}` | `{toml(parameters[option].default)}` |" in PAGE

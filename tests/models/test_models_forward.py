@@ -14,6 +14,12 @@ SPARSE = [Categorical(name=name, dim=3) for name in ("user", "item", "city", "ho
 NUMERIC = [Numeric(name="age"), Numeric(name="price")]
 HISTORY = Sequence(name="seen", table="item")
 MIXED = [SPARSE[0], NUMERIC[0], *SPARSE[1:], NUMERIC[1]]
+NEIGHBOURS = [
+    Sequence(name="near", table="item"),
+    Sequence(name="kinds", table="city"),
+    Sequence(name="far", table="hour"),
+]
+RELATIONS = {"near": "item", "kinds": "seen", "far": "near"}
 SIZES = {"hidden": [5, 4]}
 OPTIONS = {
     "lr": {},
@@ -25,9 +31,14 @@ OPTIONS = {
     "dcn": SIZES | {"cross_layers": 2},
     "dcnv2": SIZES | {"cross_layers": 2},
     "din": SIZES | {"attention_hidden": [4]},
+    "dien": SIZES,
+    "dsin": SIZES | {"session_length": 2, "max_sessions": 2, "heads": 3},
+    "atbrg": SIZES | {"attention_hidden": [4], "relations": RELATIONS},
     "mmoe": {"num_experts": 3, "expert_hidden": [5, 4], "tower_hidden": [3]},
 }
 SEVERAL = [name for name in OPTIONS if name not in ("lr", "fm")]
+HISTORIES = ("din", "dien", "dsin", "atbrg")
+WITHOUT_HISTORIES = [name for name in OPTIONS if name not in HISTORIES]
 
 
 def schema_of(features, num_labels=1):
@@ -35,7 +46,13 @@ def schema_of(features, num_labels=1):
 
 
 def features_for(name, features=MIXED):
-    return [*features, HISTORY] if name == "din" else features
+    graph = NEIGHBOURS if name == "atbrg" else []
+    return [*features, HISTORY, *graph] if name in HISTORIES else features
+
+
+def inputs_for(model, schema, **more):
+    relations = getattr(model, "relations", None)
+    return naive.make_inputs(schema, needs_of(model, schema), relations=relations, **more)
 
 
 def build(name, schema, **options):
@@ -47,6 +64,8 @@ def build(name, schema, **options):
 
 
 def twin(name, model, schema, inputs, **options):
+    if name in naive.SEQUENCE_MODELS:
+        return naive.Twin(name, model)(inputs.numeric, inputs.embeddings).detach().numpy()
     dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
     if name == "din":
         dims = {k: v for k, v in dims.items() if k in needs_of(model, schema)}
@@ -58,7 +77,7 @@ def twin(name, model, schema, inputs, **options):
 
 def check(name, schema, packing="one", twin_options=None, **options):
     model = build(name, schema, **options)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), packing=packing)
+    inputs = inputs_for(model, schema, packing=packing)
     logits = model(inputs.numeric, inputs.embeddings)
     assert logits.shape == (5, len(schema.labels.names))
     expected = twin(name, model, schema, inputs, **(twin_options or {}))
@@ -80,12 +99,12 @@ def test_forward_without_numeric_features(name):
     check(name, schema_of(features_for(name, SPARSE)))
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "din"])
+@pytest.mark.parametrize("name", WITHOUT_HISTORIES)
 def test_forward_of_numeric_features_alone(name):
     check(name, schema_of(NUMERIC))
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "din"])
+@pytest.mark.parametrize("name", WITHOUT_HISTORIES)
 def test_forward_of_one_feature(name):
     check(name, schema_of(SPARSE[:1]))
 
@@ -95,7 +114,7 @@ def test_forward_of_several_labels(name):
     check(name, schema_of(features_for(name), num_labels=3), "split")
 
 
-@pytest.mark.parametrize("name", ["dnn", "wide_deep", "dcn", "dcnv2", "mmoe", "din"])
+@pytest.mark.parametrize("name", ["dnn", "wide_deep", "dcn", "dcnv2", "mmoe", *HISTORIES])
 @pytest.mark.parametrize("packing", ["one", "split"])
 def test_dims_may_differ_where_the_formula_allows(name, packing):
     wide = [Categorical(name="device", dim=7), *features_for(name), Categorical(name="brand", dim=7)]
@@ -132,7 +151,7 @@ def test_dlrm_and_mmoe_of_single_layers():
 def test_din_of_empty_and_full_histories(softmax, lengths):
     schema = schema_of(features_for("din"))
     model = build("din", schema, softmax=softmax)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), lengths=lengths)
+    inputs = inputs_for(model, schema, lengths=lengths)
     logits = model(inputs.numeric, inputs.embeddings)
     expected = twin("din", model, schema, inputs, softmax=softmax)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-11, atol=1e-11)
@@ -148,7 +167,7 @@ def test_din_attends_to_the_pairs_it_is_given():
     needs = needs_of(model, schema)
     assert needs["seen"] == needs["cities"] == {"sequence"}
     assert needs["tags"] == needs["item"] == {"embedding"}
-    inputs = naive.make_inputs(schema, needs, packing="split")
+    inputs = inputs_for(model, schema, packing="split")
     expected = twin("din", model, schema, inputs)
     logits = model(inputs.numeric, inputs.embeddings)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-11, atol=1e-11)
@@ -157,7 +176,7 @@ def test_din_attends_to_the_pairs_it_is_given():
 def test_din_ignores_the_order_of_a_history():
     schema = schema_of(features_for("din"))
     model = build("din", schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), lengths=[3, 0, 4, 1, 2])
+    inputs = inputs_for(model, schema, lengths=[3, 0, 4, 1, 2])
     seen = inputs.embeddings.sequences["seen"]
     before = model(inputs.numeric, inputs.embeddings)
     order = torch.tensor([2, 0, 1, 6, 5, 4, 3, 7, 9, 8])
@@ -170,7 +189,7 @@ def test_din_ignores_the_order_of_a_history():
 def test_gradients_reach_every_table_and_parameter(name, packing):
     schema = schema_of(features_for(name))
     model = build(name, schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=16, packing=packing)
+    inputs = inputs_for(model, schema, num_examples=16, packing=packing)
     model(inputs.numeric, inputs.embeddings).square().sum().backward()
     for where, leaf in inputs.leaves.items():
         assert leaf.grad is not None, where
@@ -184,7 +203,7 @@ def test_gradients_reach_every_table_and_parameter(name, packing):
 def test_gradients_are_the_differences_of_the_formula(name):
     schema = schema_of(features_for(name))
     model = build(name, schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=3, lengths=[2, 0, 1])
+    inputs = inputs_for(model, schema, num_examples=3, lengths=[2, 0, 1])
     model(inputs.numeric, inputs.embeddings).sum().backward()
     step = 1e-6
     for where, leaf in inputs.leaves.items():
@@ -204,7 +223,7 @@ def test_gradients_are_the_differences_of_the_formula(name):
 def test_bfloat16_autocast_stays_close(name):
     schema = schema_of(features_for(name))
     model = build(name, schema).float()
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=64)
+    inputs = inputs_for(model, schema, num_examples=64)
     inputs = to_float(inputs)
     exact = model(inputs.numeric, inputs.embeddings)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -232,7 +251,7 @@ def test_batch_norm_and_dropout_train_on_the_smallest_batches(name, num_examples
     model = build(name, schema, batch_norm=True, dropout=0.5).train()
     assert any(isinstance(layer, torch.nn.BatchNorm1d) for layer in model.modules())
     assert {type(m) for m in model.modules() if "Dropout" in type(m).__name__} == {torch.nn.Dropout}
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=num_examples)
+    inputs = inputs_for(model, schema, num_examples=num_examples)
     logits = model(inputs.numeric, inputs.embeddings)
     assert logits.shape == (num_examples, 1)
     assert torch.isfinite(logits).all()
@@ -243,8 +262,8 @@ def test_models_start_near_even_odds(name):
     """Tables start near 0, so an untrained model says about ½ whatever it is."""
     schema = schema_of(features_for(name))
     torch.manual_seed(2)
-    model = create(name, schema, {}).double()
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=32)
+    model = create(name, schema, {"relations": RELATIONS} if name == "atbrg" else {}).double()
+    inputs = inputs_for(model, schema, num_examples=32)
     for leaf in inputs.leaves.values():
         leaf.data.mul_(0.01)
     logits = model(inputs.numeric, inputs.embeddings)
@@ -257,8 +276,8 @@ def test_parameters_fit_any_packing_and_any_process(name):
     schema = schema_of(features_for(name))
     model, other = build(name, schema), create(name, schema, OPTIONS[name]).double()
     other.load_state_dict(model.state_dict())
-    inputs = naive.make_inputs(schema, needs_of(model, schema), packing="one")
-    split = naive.make_inputs(schema, needs_of(model, schema), packing="split")
+    inputs = inputs_for(model, schema, packing="one")
+    split = inputs_for(model, schema, packing="split")
     torch.testing.assert_close(
         model(inputs.numeric, inputs.embeddings),
         other(split.numeric, split.embeddings),

@@ -63,6 +63,11 @@ def test_models_of_girih_declare_theirs(name):
     both = {"first_order", "embedding"}
     kinds = {"lr": {"first_order"}, "fm": both, "wide_deep": both, "deepfm": both}.get(name, {"embedding"})
     expected = dict.fromkeys(("user", "item", "seen"), kinds)
-    if name == "din":
+    if name in ("din", "dien", "dsin"):
         expected["seen"] = {"sequence"}
-    assert needs_of(create(name, SCHEMA), SCHEMA) == expected
+    schema, options = SCHEMA, {}
+    if name == "atbrg":
+        expected |= {"seen": {"sequence"}, "near": {"sequence"}}
+        schema = Schema([*SCHEMA.features, Sequence(name="near", table="item")], "click")
+        options = {"relations": {"near": "item"}}
+    assert needs_of(create(name, schema, options), schema) == expected
