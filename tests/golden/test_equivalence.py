@@ -153,7 +153,7 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     neighbours = name == "atbrg"
     schema = make_schema(neighbours)
     options = {"hidden": (16, 8)} if name not in ("lr", "fm", "mmoe") else {}
-    options |= {"relations": NEIGHBOURS} if neighbours else {}
+    options |= {"relations": NEIGHBOURS, "attention_hidden": (4,)} if neighbours else {}
     options |= {"session_length": 2, "heads": 2} if name == "dsin" else {}
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
@@ -174,7 +174,7 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
 
     reference = Reference(schema, twin, half, make_rows_optimizer, adam, sparse=sparse)
     dense = Replica(DenseSpec(module=module, optimizer=adam))
-    size = 12 if name in SEQUENCE_MODELS else 32  # naive twins take their time
+    size = 6 if name in SEQUENCE_MODELS else 32  # naive twins take their time
     batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours))
     steps = in_step()(
         ((batch, None) for batch in batches),
