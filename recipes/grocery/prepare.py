@@ -30,13 +30,23 @@ import pyarrow.parquet as pq
 HISTORY, NEIGHBOURS, SEED = 50, 2, 1
 IDS = pa.list_(pa.int64())
 SCHEMA = pa.schema(
-    [("user_id", pa.int64()), ("item_id", pa.int64()), ("category", pa.int64()), ("bought", IDS), ("bought_category", IDS)]
-    + [("with_item", IDS), ("with_bought", IDS), ("label", pa.int8())]
+    {
+        "user_id": pa.int64(),
+        "item_id": pa.int64(),
+        "category": pa.int64(),
+        "bought": IDS,
+        "bought_category": IDS,
+        "with_item": IDS,
+        "with_bought": IDS,
+        "label": pa.int8(),
+    }
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     target = parser.parse_args().directory
     source = Path(os.environ.get("GIRIH_DATA", "../shared/data")) / "amazon_grocery"
