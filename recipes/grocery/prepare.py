@@ -2,13 +2,15 @@
 
     python recipes/grocery/prepare.py DIRECTORY
 
-reads ``amazon_grocery/`` below ``GIRIH_DATA`` and writes train, valid and test as Parquet. Each purchase but a user's first is
-a click, with what the user bought before as history (the last 50 items), and beside it an item that the user never bought,
-drawn evenly, is none (DIEN, Experiments). A user's last purchase is for the test, the one before it for validation.
+reads ``amazon_grocery/`` below ``GIRIH_DATA`` and writes train, valid and test as Parquet. Each purchase but
+a user's first is a click, with what the user bought before as history (the last 50 items); beside it stands an
+item that the user never bought, drawn evenly, as none (so are DIEN's experiments made). A user's last purchase is
+for the test, the one before it for validation.
 
-The graph of ATBRG is made here too: items are joined with those that were bought with them, and of these neighbours only those stay
-which two items of an example have in common, the target and its history (graph connect and graph prune), at most 2 of each
-item; 0 stands for none. What was bought together is a snapshot that Amazon took later, so it may know the purchases to predict.
+The graph of ATBRG is made here too. Items are joined with those that were bought with them; of these neighbours only
+those stay which two items of an example, its target and its history, have in common (graph connect and graph
+prune), at most 2 of each item, and 0 stands for none. What was bought together is a snapshot that Amazon took later,
+so it may know the purchases to predict.
 """
 
 from __future__ import annotations
