@@ -30,11 +30,16 @@ from models.naive_models import SEQUENCE_MODELS, Twin
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 
-DIM, IDS, STEPS = 4, 30, 200
+DIM, IDS, STEPS, SCENES = 4, 30, 200, 3
+UNITS = DIM * 3 + 3 + 3 * 2 + 2  # parameters of CAN's micro-MLPs
 NEIGHBOURS = {"near": "item", "kinds": "history"}
 
 
-def make_schema(neighbours=False):
+def make_schema(name):
+    """Four features and two numbers, of which STAR reads the second as a domain.
+
+    CAN has rows of parameters beside them, ATBRG neighbours.
+    """
     graph = [girih.Sequence(name="near", table="item"), girih.Sequence(name="kinds", table="tags")]
     return girih.Schema(
         [
@@ -42,17 +47,21 @@ def make_schema(neighbours=False):
             girih.Categorical(name="item", dim=DIM),
             girih.Categorical(name="tags", dim=DIM, pooling="mean"),
             girih.Sequence(name="history", table="item", pooling="sum"),
-            *(graph if neighbours else []),
+            *(graph if name == "atbrg" else []),
             girih.Numeric(name="price"),
+            girih.Numeric(name="scene"),
+            *([girih.Categorical(name="units", dim=UNITS)] if name == "can" else []),
         ],
         labels="click",
     )
 
 
-def make_batches(*, every_id: bool, size: int = 32, neighbours: bool = False, seed: int = 1):
+def make_batches(
+    *, every_id: bool, size: int = 32, neighbours: bool = False, units: bool = False, seed: int = 1
+):
     """Batches of the four features; with ``every_id`` each batch holds each id of each feature.
 
-    ``neighbours`` adds some of each item, and one of each id of a history.
+    ``neighbours`` adds some of each item, and one of each id of a history; ``units`` adds CAN's.
     """
     rng = np.random.default_rng(seed)
     size = 2 * IDS if every_id else size
@@ -67,10 +76,14 @@ def make_batches(*, every_id: bool, size: int = 32, neighbours: bool = False, se
             for feature in range(2):
                 ids[feature * size : feature * size + IDS] = rng.permutation(IDS)
             ids[2 * size : 2 * size + IDS] = rng.permutation(IDS)
-        numeric = rng.normal(size=(size, 1)).astype(np.float32)
+        price = rng.normal(size=size)
         labels = (rng.random((size, 1)) < 1 / (1 + np.exp(-(ids[:size] % 5 - 2.0)))[:, None]).astype(
             np.float32
         )
+        if units:
+            lengths = np.concatenate([lengths, np.ones((1, size), int)])
+            ids = np.concatenate([ids, rng.integers(0, IDS, size)])
+        numeric = np.stack([price, rng.integers(0, SCENES, size)], axis=1).astype(np.float32)
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(np.int32)
         yield Batch(ids=ids, offsets=offsets, numeric=numeric, labels=labels)
 
@@ -82,7 +95,7 @@ def plain_loss(outputs, batch):
 class Reference:
     """The same model over torch's own embedding bags."""
 
-    MODES: ClassVar = {"user": "mean", "item": "mean", "tags": "mean", "history": "sum"}
+    MODES: ClassVar = dict.fromkeys(("user", "item", "tags", "units"), "mean") | {"history": "sum"}
 
     def __init__(self, schema, module, half, make_rows_optimizer, make_optimizer, *, sparse):
         self.schema, self.module = schema, module
@@ -119,11 +132,14 @@ class Reference:
             parts[name] = (torch.from_numpy(batch.ids)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
         def blocks(kind, segment):
-            chosen = [name for name in names if kind in self.needs.get(name, ())]
-            if not chosen:
-                return ()
-            return (
-                Block(tuple(chosen), torch.stack([self._bag(n, segment, *parts[n]) for n in chosen], dim=1)),
+            by_dim = {}
+            for name in names:
+                if kind in self.needs.get(name, ()):
+                    dim = self.tables[self.table_of[name], segment].shape[1]
+                    by_dim.setdefault(dim, []).append(name)
+            return tuple(
+                Block(tuple(same), torch.stack([self._bag(n, segment, *parts[n]) for n in same], dim=1))
+                for same in by_dim.values()
             )
 
         sequences = {
@@ -148,13 +164,21 @@ class Reference:
         return loss.item()
 
 
+OPTIONS = {
+    "xdeepfm": {"cin_layers": (6, 4), "split_half": True},
+    "dsin": {"session_length": 2, "heads": 2},
+    "atbrg": {"relations": NEIGHBOURS, "attention_hidden": (4,)},
+    "can": {"co_action": {"units": ("user", "history")}, "unit_layers": (3, 2), "orders": 2},
+    "star": {"domain": "scene", "num_domains": SCENES},
+    "two_tower": {"user": ("user", "history", "price"), "tower_dim": 8},
+}
+
+
 def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance=1e-4, shards=1):
     torch.manual_seed(3)
-    neighbours = name == "atbrg"
-    schema = make_schema(neighbours)
+    schema = make_schema(name)
     options = {"hidden": (16, 8)} if name not in ("lr", "fm", "mmoe") else {}
-    options |= {"relations": NEIGHBOURS, "attention_hidden": (4,)} if neighbours else {}
-    options |= {"session_length": 2, "heads": 2} if name == "dsin" else {}
+    options |= OPTIONS.get(name, {})
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
     if name in SEQUENCE_MODELS:
@@ -175,7 +199,8 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     reference = Reference(schema, twin, half, make_rows_optimizer, adam, sparse=sparse)
     dense = Replica(DenseSpec(module=module, optimizer=adam))
     size = 6 if name in SEQUENCE_MODELS else 32  # naive twins take their time
-    batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours))
+    neighbours, units = name == "atbrg", name == "can"
+    batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours, units=units))
     steps = in_step()(
         ((batch, None) for batch in batches),
         half,

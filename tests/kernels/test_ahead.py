@@ -18,6 +18,7 @@ import tomli_w
 from girih.kernels.cpu import ahead, index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, Adagrad, Adam
+from girih.tables import LFU, LRU, TTL
 
 pytestmark = pytest.mark.skipif(JIT_DISABLED, reason="NUMBA_DISABLE_JIT is set")
 
@@ -113,6 +114,21 @@ def test_of_optimizers_only_those_of_the_run_are_compiled(rows, applying):
     names = ahead.training(rows)
     assert {name for name in names if name.startswith("update.apply_")} == applying
     assert not set(names) & set(ahead.packing())
+
+
+@pytest.mark.parametrize(
+    ("evictions", "more"),
+    [
+        ([None, LRU(max_rows=5)], set()),
+        ([TTL(steps=5)], {"lookup.expire"}),
+        ([None, LFU(max_rows=5)], {"recency.oldest_first", "update.drop_rows"}),
+    ],
+)
+def test_what_only_some_tables_need_is_compiled_for_them_alone(evictions, more):
+    plain = set(ahead.training([[Adam(lr=0.1)]]))
+    assert set(ahead.training([[Adam(lr=0.1)]], evictions)) - plain == more
+    assert "transfer.load_keys" in ahead.loading()
+    assert "transfer.load_keys" not in plain
 
 
 def test_numbas_cache_finds_kernels_of_other_processes():

@@ -12,6 +12,9 @@ import torch
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.schema import Schema
 
+SCENES = 3
+"""Domains of STAR; the numeric feature ``scene`` holds their numbers."""
+
 
 @dataclass
 class Example:
@@ -47,6 +50,9 @@ def make_inputs(
     """
     random = np.random.default_rng(seed)
     numeric = random.normal(size=(num_examples, len(schema.numeric)))
+    for place, feature in enumerate(schema.numeric):
+        if feature.name == "scene":
+            numeric[:, place] = np.random.default_rng(seed).integers(0, SCENES, num_examples)
     dims = {f.name: schema.dim_of(f) for f in schema.sparse}
     pooled = [name for name in dims if "embedding" in needs.get(name, ())]
     vectors = {name: random.normal(size=(num_examples, dims[name])) for name in pooled}
@@ -118,13 +124,13 @@ def first_order(p, prefix, e):
     return total
 
 
-def fields(p, e, dims):
+def fields(p, prefix, e, dims):
     found = [e.vectors[name] for name in dims]
-    return found + [p["second_order.vectors"][x] * value for x, value in enumerate(e.numeric)]
+    return found + [p[f"{prefix}.vectors"][x] * value for x, value in enumerate(e.numeric)]
 
 
 def second_order(p, e, dims):
-    v = fields(p, e, dims)
+    v = fields(p, "second_order", e, dims)
     return sum(float(v[i] @ v[j]) for i in range(len(v)) for j in range(i + 1, len(v)))
 
 
@@ -214,6 +220,98 @@ def mmoe(p, e, dims, num_experts, num_labels):
         mixed = sum(g * expert for g, expert in zip(gate / gate.sum(), experts, strict=True))
         logits.append(mlp(p, f"towers.{label}", mixed)[0])
     return np.array(logits)
+
+
+def xdeepfm(p, e, dims, split_half=False):
+    x0 = x = fields(p, "fields", e, dims)
+    sums, layer = [], 0
+    while f"cin.maps.{layer}.weight" in p:
+        maps = []
+        for weights in p[f"cin.maps.{layer}.weight"]:
+            pairs = [(before, first) for before in x for first in x0]
+            maps.append(sum(w * before * first for w, (before, first) in zip(weights, pairs, strict=True)))
+        layer += 1
+        half = len(maps) // 2 if split_half and f"cin.maps.{layer}.weight" in p else 0
+        sums += [values.sum() for values in maps[half:]]
+        x = maps[:half] if half else maps
+    crossed = p["cin_output.weight"] @ np.array(sums)
+    return first_order(p, "first_order", e) + crossed + mlp(p, "deep", flat(e, dims))
+
+
+def can(p, e, dims, co_action, layers, orders, independent_orders=False):
+    in_units = {name for item, feeds in co_action.items() for name in (item, *feeds)}
+    units = []
+    for item, feeds in co_action.items():
+        for feed in feeds:
+            total = np.zeros(orders * sum(layers))
+            for vector in e.histories[feed] if feed in e.histories else [e.vectors[feed]]:
+                total += _co_action(e.vectors[item], vector, layers, orders, independent_orders)
+            units.append(total)
+    others = [e.vectors[name] for name in dims if name not in in_units]
+    return mlp(p, "deep", np.concatenate([*others, e.numeric, *units]))
+
+
+def _co_action(row, vector, layers, orders, independent_orders):
+    found = []
+    for order in range(orders):
+        start = order * len(row) // orders if independent_orders else 0
+        parameters = iter(row[start:])
+        h = [value ** (order + 1) for value in vector]
+        for number, width in enumerate(layers):
+            weight = [[next(parameters) for _ in range(width)] for _ in h]
+            bias = [next(parameters) for _ in range(width)]
+            h = [bias[o] + sum(h[i] * weight[i][o] for i in range(len(h))) for o in range(width)]
+            if number < len(layers) - 1:
+                h = [math.tanh(value) for value in h]
+            found += h
+    return np.array(found)
+
+
+def _input_of_star(e, dims, place):
+    return np.concatenate([*(e.vectors[name] for name in dims), np.delete(e.numeric, place)])
+
+
+def moments(examples, dims, place):
+    """Mean and variance of each column over a batch's examples of each domain that has several."""
+    by_domain = {}
+    for e in examples:
+        by_domain.setdefault(int(e.numeric[place]), []).append(_input_of_star(e, dims, place))
+    found = {}
+    for domain, inputs in by_domain.items():
+        if len(inputs) > 1:
+            mean = sum(inputs) / len(inputs)
+            found[domain] = mean, sum((x - mean) ** 2 for x in inputs) / len(inputs)
+    return found
+
+
+def star(p, e, dims, place, moments):
+    """``moments`` are those of the batch, by domain; the running ones serve where there are none."""
+    domain = int(e.numeric[place])
+    z = x = _input_of_star(e, dims, place)
+    if "norm.scale" in p:
+        running = p["norm.running_mean"][domain], p["norm.running_var"][domain]
+        mean, variance = moments.get(domain, running)
+        scale = p["norm.scale"] * p["norm.domain_scale"][domain]
+        z = scale * (x - mean) / np.sqrt(variance + 1e-5) + p["norm.shift"] + p["norm.domain_shift"][domain]
+    layer = 0
+    while f"star.{layer}.weight" in p:
+        weight = p[f"star.{layer}.shared.weight"] * p[f"star.{layer}.weight"][domain]
+        bias = p[f"star.{layer}.shared.bias"] + p[f"star.{layer}.bias"][domain]
+        z = weight @ (np.maximum(z, 0) if layer else z) + bias
+        layer += 1
+    return z + mlp(p, "auxiliary", np.concatenate([p["indicator.weight"][domain], x]))
+
+
+def two_tower(p, e, dims, user, item, numeric, cosine=False, temperature=1.0):
+    """``numeric`` names the numeric features, in order."""
+    values = dict(zip(numeric, e.numeric, strict=True))
+    towers = []
+    for prefix, names in (("user", user), ("item", item)):
+        vectors = [e.vectors[name] for name in dims if name in names]
+        towers.append(mlp(p, prefix, np.concatenate([*vectors, [values[n] for n in numeric if n in names]])))
+    u, v = towers
+    length = np.sqrt(u @ u) * np.sqrt(v @ v) if cosine else 1.0
+    return float(u @ v) / (length * temperature)
 
 
 # Models of sequences, in torch: the same loops, through which autograd finds the gradients of parameters and inputs.

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from girih.models import BY_NAME, create
+from girih.schema import Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+UNSET = ("attention", "rank", "relations", "co_action", "domain", "num_domains", "user", "item")
+"""Options without a default, or of which none is to be shown."""
 
 
 def blocks(language):
@@ -34,13 +37,17 @@ def test_python_blocks_run(namespace):
 
 def test_toml_blocks_build(namespace, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own = next(block for block in blocks("python") if "class TwoTower" in block)
-    (tmp_path / "two_tower.py").write_text(own)
+    own = next(block for block in blocks("python") if "class Pair" in block)
+    (tmp_path / "pair.py").write_text(own)
     built = []
     for block in blocks("toml"):
-        options = tomllib.loads(block)["model"]
-        built.append(create(options.pop("name"), namespace["schema"], options, directory=tmp_path))
-    assert [type(model).__name__ for model in built] == ["DCNv2", "DIN", "DIEN", "DSIN", "TwoTower"]
+        content = tomllib.loads(block)
+        schema, options = namespace["schema"], content["model"]
+        if "features" in content:
+            schema = Schema.from_dict(content | {"labels": {"names": ["click"]}})
+        built.append(create(options.pop("name"), schema, options, directory=tmp_path))
+    names = [type(model).__name__ for model in built]
+    assert names == ["DCNv2", "DIN", "DIEN", "DSIN", "CAN", "STAR", "TwoTower", "Pair"]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -53,8 +60,8 @@ def test_the_zoos_table_lists_every_option_and_its_default(name):
     assert ("none at all" in row) == (not parameters)
     for option in parameters.keys() - {"hidden", "dropout", "batch_norm"}:
         default = parameters[option].default
-        in_row = {"structure": "`structure = ", "attention": "`attention`", "rank": "`rank`"}
-        in_row["relations"] = "`relations` (required)"
+        in_row = {"structure": "`structure = ", "similarity": "`similarity = "}
+        in_row |= {option: f"`{option}`" for option in UNSET}
         assert in_row.get(option, f"`{option} = {toml(default)}`") in row
     for option in parameters.keys() & {"hidden", "dropout", "batch_norm"}:
         assert f"| `{option}` | `{toml(parameters[option].default)}` |" in PAGE

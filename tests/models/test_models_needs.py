@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from zoo_cases import HISTORIES, features_for, required
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, create, needs_of
@@ -60,14 +61,12 @@ def test_mistakes_are_named(needs, message):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_models_of_girih_declare_theirs(name):
+    schema = Schema(features_for(name, SCHEMA.features), "click")
     both = {"first_order", "embedding"}
-    kinds = {"lr": {"first_order"}, "fm": both, "wide_deep": both, "deepfm": both}.get(name, {"embedding"})
-    expected = dict.fromkeys(("user", "item", "seen"), kinds)
-    if name in ("din", "dien", "dsin"):
+    kinds = dict.fromkeys(("fm", "wide_deep", "deepfm", "xdeepfm"), both) | {"lr": {"first_order"}}
+    expected = {feature.name: kinds.get(name, {"embedding"}) for feature in schema.sparse}
+    if name in HISTORIES:
         expected["seen"] = {"sequence"}
-    schema, options = SCHEMA, {}
     if name == "atbrg":
-        expected |= {"seen": {"sequence"}, "near": {"sequence"}}
-        schema = Schema([*SCHEMA.features, Sequence(name="near", table="item")], "click")
-        options = {"relations": {"near": "item"}}
-    assert needs_of(create(name, schema, options), schema) == expected
+        expected["near"] = {"sequence"}
+    assert needs_of(create(name, schema, required(name, schema)), schema) == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 import naive_models as naive
 import pytest
 import torch
+from zoo_cases import features_for, num_parameters, required
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, DNN, create, needs_of
@@ -33,10 +34,8 @@ def refused(message, *arguments, **keywords):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_defaults_build(name):
-    schema, options = SCHEMA, {}
-    if name == "atbrg":
-        schema, options = GRAPH, {"relations": {"near": "item", "far": "near"}}
-    model = create(name, schema, options)
+    schema = Schema(features_for(name, SCHEMA.features), "click")
+    model = create(name, schema, required(name, schema))
     assert type(model) is BY_NAME[name]
     assert model.schema is schema  # what a trainer takes it from
 
@@ -80,6 +79,51 @@ def test_defaults_build(name):
         ("dsin", {"max_sessions": 0}, "max_sessions = 0"),
         ("dsin", {"heads": 3}, "heads = 3: expected a divisor of 4, the dim of 'seen'"),
         ("dsin", {"session_lenght": 5}, "unknown option 'session_lenght'; did you mean 'session_length'"),
+        ("xdeepfm", {"cin_layers": []}, "cin_layers"),
+        ("xdeepfm", {"split_half": 1}, "expected true or false"),
+        (
+            "xdeepfm",
+            {"cin_layers": [5, 4], "split_half": True},
+            r"cin_layers = \[5, 4\]: split_half needs even",
+        ),
+        ("two_tower", {}, "option 'user' is missing"),
+        ("two_tower", {"user": []}, r"user = \[\]: expected a list of features"),
+        ("two_tower", {"user": "user"}, "expected a list"),
+        ("two_tower", {"user": ["usr"]}, "user: 'usr' is not a feature; did you mean 'user'"),
+        ("two_tower", {"user": ["user", "age", "user"]}, "user: 'user' is listed 2 times"),
+        ("two_tower", {"user": ["user"], "item": ["user"]}, "item: 'user' is in the user's tower"),
+        ("two_tower", {"user": ["user", "item", "age", "seen"]}, "user has all features"),
+        ("two_tower", {"user": ["user"], "similarity": "cosin"}, "expected one of 'dot', 'cosine'"),
+        (
+            "two_tower",
+            {"user": ["user"], "temperature": 0.0},
+            "temperature = 0.0: expected a finite number > 0",
+        ),
+        ("two_tower", {"user": ["user"], "tower_dim": 0}, "tower_dim = 0"),
+        ("star", {"num_domains": 2}, "option 'domain' is missing"),
+        ("star", {"domain": "age"}, "option 'num_domains' is missing"),
+        ("star", {"domain": "age", "num_domains": 0}, "num_domains = 0"),
+        ("star", {"domain": "agee", "num_domains": 2}, "domain = 'agee': .*; did you mean 'age'"),
+        (
+            "star",
+            {"domain": "user", "num_domains": 2},
+            "no ids: add one of kind numeric with column = 'user'",
+        ),
+        ("star", {"domain": "age", "num_domains": 2, "batch_norm": True}, "unknown option 'batch_norm'"),
+        ("star", {"domain": "age", "num_domains": 2, "dropout": 1.0}, "dropout = 1.0"),
+        ("can", {}, "option 'co_action' is missing"),
+        ("can", {"co_action": {}}, "expected a table of item"),
+        ("can", {"co_action": {"itm": ["user"]}}, "'itm' is not a categorical feature; did you mean 'item'"),
+        ("can", {"co_action": {"seen": ["user"]}}, "'seen' is not a categorical feature"),
+        (
+            "can",
+            {"co_action": {"item": ["age"]}},
+            "co_action.item: 'age' is not a categorical or sequence feature",
+        ),
+        ("can", {"co_action": {"item": ["item"]}}, "co_action.item: 'item' is fed to itself"),
+        ("can", {"co_action": {"item": ["user"]}}, "feature 'item' has dim 4; expected 76, .*set dim = 76"),
+        ("can", {"co_action": {"item": ["user"]}, "orders": 0}, "orders = 0"),
+        ("can", {"co_action": {"item": ["user"]}, "unit_layers": []}, "unit_layers"),
     ],
 )
 def test_bad_options_are_refused(name, options, message):
@@ -102,6 +146,7 @@ def test_python_callers_are_checked_too():
         ("fm", DIMS, r"fm: features must have one dim, received 4 \(as 'user'\), 8 \(as 'city'\)"),
         ("deepfm", DIMS, "deepfm: features must have one dim"),
         ("dlrm", DIMS, "dlrm: features must have one dim"),
+        ("xdeepfm", DIMS, "xdeepfm: features must have one dim"),
         ("din", PLAIN, "no sequence feature"),
         ("dien", PLAIN, "dien: the schema has no sequence feature"),
         ("dsin", Schema([USER, Sequence(name="seen")], "click"), "dsin: .*expected one categorical feature"),
@@ -156,6 +201,19 @@ def test_a_graph_has_one_dim():
         schema,
         {"relations": {"kinds": "seen"}},
     )
+
+
+def test_what_two_tower_star_and_can_cannot_do_with_a_schema():
+    refused("two_tower: 2 labels", "two_tower", TWO_LABELS, {"user": ["user"]})
+    scene = Numeric(name="scene", transform="standardize")
+    options = {"domain": "scene", "num_domains": 2}
+    refused(
+        r"domain = 'scene': its transform \['standardize'\]", "star", Schema([USER, scene], "click"), options
+    )
+    units = Categorical(name="units", dim=num_parameters(4))
+    schema = Schema([USER, Sequence(name="tags", dim=8), units], "click")
+    options = {"co_action": {"units": ["tags", "user"]}}
+    refused("can: user, tags of units: features must have one dim, received 4", "can", schema, options)
 
 
 def test_unknown_names_get_the_nearest():

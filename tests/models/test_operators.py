@@ -60,8 +60,12 @@ OPERATORS = {
     "field projection without bias": lambda: FieldProjection(SCHEMA, nn.Linear(WIDTH, 5, bias=False)),
     "projection of numbers": lambda: FieldProjection(SCHEMA, nn.Linear(len(NUMERIC), 5), ()),
     "projection of some": lambda: FieldProjection(SCHEMA, nn.Linear(2 * DIM + 3, 5), ("shop", "user")),
+    "projection of a tower": lambda: FieldProjection(
+        SCHEMA, nn.Linear(2 * DIM + 2, 5), ("shop", "user"), ("age", "hour")
+    ),
     "crosses": lambda: crosses(SCHEMA),
     "fields": lambda: Fields(SCHEMA, DIM),
+    "fields of numbers too": lambda: Fields(SCHEMA, DIM, with_numeric=True),
 }
 
 

@@ -1,5 +1,6 @@
 """The recipes reach what they promise, on the real data; see docs/quality.md for all of them."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from girih import cli
+from girih import Schema, cli
+from girih.models import create
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -24,6 +26,32 @@ def train(config, run, *overrides):
 def data(public_data, monkeypatch):
     monkeypatch.setenv("GIRIH_DATA", str(public_data.resolve()))
     return public_data
+
+
+@pytest.fixture(scope="module")
+def quality():
+    spec = importlib.util.spec_from_file_location("quality", RECIPES / "quality.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["quality"] = module  # where dataclasses look their annotations up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["quality"]
+
+
+def test_every_row_of_the_quality_table_is_a_model_that_builds(quality):
+    for experiment in quality.EXPERIMENTS:
+        config = experiment.config(seed=1)
+        schema = Schema.from_dict({key: config[key] for key in ("features", "labels")})
+        options = dict(config["model"])
+        create(options.pop("name"), schema, options)
+
+
+def test_a_mean_below_what_a_row_must_reach_is_told(quality):
+    row = next(e for e in quality.EXPERIMENTS if e.name == "xdeepfm")
+    assert row.least == 0.983
+    for last, told in ((0.9831, []), (0.9829, ["frappe/xdeepfm: AUC of label is 0.98295; expected 0.983"])):
+        summaries = [{"by_label": {"label": {"auc": auc}}} for auc in (0.983, last)]
+        assert quality.short_of(row, summaries) == told
 
 
 def test_criteo_runs_on_the_raw_sample(data, tmp_path):

@@ -61,6 +61,20 @@ kind = "sequence"
 table = "item"
 """
 
+SCENE = """
+[[features]]
+name = "scene"
+kind = "numeric"
+"""
+STAR = """
+name = "star"
+domain = "scene"
+num_domains = 3
+partitioned_norm = false
+auxiliary_hidden = [4]
+hidden = [8]
+"""
+
 LOG = """
 [data]
 train = "train.parquet"
@@ -122,7 +136,7 @@ shards = 1
 
 
 def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
-    """Writes data, and ``deepfm``, ``din``, ``mmoe`` and ``weighted`` as configurations.
+    """Writes data, and ``deepfm``, ``din``, ``mmoe``, ``star`` and ``weighted`` as configurations.
 
     Evaluation data have ``held_out`` examples.
     """
@@ -139,6 +153,7 @@ def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
         ("deepfm", FEATURES, one, "", 'name = "deepfm"\nhidden = [16, 8]', adam, first_order),
         ("din", FEATURES + HISTORY, one, 'weight = "importance"', 'name = "din"\nhidden = [8]', adagrad, ""),
         ("mmoe", FEATURES, two, "", 'name = "mmoe"\nexpert_hidden = [8]\ntower_hidden = [4]', rowwise, ""),
+        ("star", FEATURES + SCENE, one, "", STAR, adam, ""),
     ):
         content = LOG.format(
             size=size, features=features, labels=labels, weight=weight, model=model, sparse=sparse, more=more
@@ -157,6 +172,8 @@ def log(rows, start):
     bounds = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     history = pa.ListArray.from_arrays(pa.array(bounds), pa.array(rng.choice(items, lengths.sum())))
     table = table.append_column("history", history)
+    scenes = np.where(items % 50 == 0, 2, items % 2)  # the third is rare, so that many shares lack it
+    table = table.append_column("scene", pa.array(scenes))
     table = table.append_column("importance", pa.array(rng.choice([0.0, 0.5, 1.0, 3.0], rows)))
     return table.append_column("buy", pa.array((rng.random(rows) < 0.3).astype(np.int8)))
 

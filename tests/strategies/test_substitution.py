@@ -86,6 +86,8 @@ MODELS = {
     "crosses": 'name = "dcn", cross_layers = 2, hidden = []',
     "dlrm": 'name = "dlrm", hidden = [8], bottom_hidden = [6]',
     "mmoe": 'name = "mmoe", expert_hidden = [8], tower_hidden = [4]',
+    "xdeepfm": 'name = "xdeepfm", cin_layers = [4, 3], split_half = true, hidden = [8]',
+    "two_tower": 'name = "two_tower", user = ["user", "x0", "tags", "again"], tower_dim = 4, hidden = [8]',
     "din": 'name = "din", hidden = [8], attention_hidden = [4], attention = {history = "user"}',
 }
 FIRST_ORDER = 'first_order_optimizer = {name = "ftrl"}'
@@ -96,7 +98,7 @@ OPTIMIZERS = {
     "adam": ['sparse_optimizer = {name = "adam", lr = 0.01, l2 = 0.001}', FIRST_ORDER],
     "ftrl": ['sparse_optimizer = {name = "ftrl"}'],
 }
-OF_MODEL = dict(zip(MODELS, ("ftrl", "adagrad", "adam", "adam", "sgd", "adagrad", "rowwise_adagrad", "adagrad", "adam", "adam"), strict=True))  # fmt: skip
+OF_MODEL = dict(zip(MODELS, ("ftrl", "adagrad", "adam", "adam", "sgd", "adagrad", "rowwise_adagrad", "adagrad", "adam", "adam", "adagrad", "adam"), strict=True))  # fmt: skip
 
 
 def overrides(model, optimizer):
@@ -179,6 +181,13 @@ DENSE_ADAGRAD = {
     "strategy": "substitution",
     "overrides": [*overrides("fm", "adagrad"), 'dense_optimizer = {name = "adagrad", lr = 0.01}'],
 }
+LAMB = [*overrides("deepfm", "adam"), 'dense_optimizer = {name = "lamb", lr = 0.01}', "train.max_steps = 40"]
+NORMED = [
+    'model = {name = "deepfm", hidden = [16, 8], batch_norm = true}',
+    'dense_optimizer = {name = "sgd", lr = 0.1}',
+    "train.global_batch_norm = true",
+    "train.max_steps = 40",
+]
 FEW = [*overrides("dlrm", "adagrad"), "data.batch_size = 2", "train.max_steps = 25"]
 SHORT = ("lr", "fm", "wide_deep")
 SHORT_STEPS = "train.max_steps = 40"
@@ -190,6 +199,11 @@ TOLD = [
         for dense in DENSE_MODES
     ),
     {**scene("dlrm", "adagrad", "split"), "name": "few", "overrides": FEW},
+    *(
+        {**scene("deepfm", "adam", dense), "name": f"{name}-{dense}", "overrides": words}
+        for name, words in (("lamb", LAMB), ("normed", NORMED))
+        for dense in DENSE_MODES
+    ),
     {"name": "alike", "config": "wide", "strategy": "substitution", "overrides": DROPOUT, "tell": True,
      "options": ['dense="replicated"']},
     {**scene("dlrm", "adagrad", "split"), "name": "by-user", "tell": True,
@@ -243,6 +257,18 @@ def test_trainers_whose_share_is_empty_take_part(directory, three):
     rows, parameters = difference(directory / "few-local", directory / "few")
     assert rows < ROWS
     assert parameters < DENSE
+
+
+@pytest.mark.parametrize(("name", "words"), [("lamb", LAMB), ("normed", NORMED)], ids=["lamb", "normed"])
+def test_norms_of_whole_parameters_and_moments_of_whole_batches_are_those_of_local(
+    directory, three, name, words
+):
+    play(directory, {"name": f"{name}-local", "config": "wide", "overrides": words})
+    for dense in DENSE_MODES:
+        assert three[f"{name}-{dense}"]["steps"] == 40
+        rows, parameters = difference(directory / f"{name}-local", directory / f"{name}-{dense}")
+        assert rows < ROWS
+        assert parameters < DENSE
 
 
 def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
@@ -410,12 +436,19 @@ def test_a_model_that_cannot_be_substituted_is_the_users_mistake_on_one_trainer_
 
 
 def test_models_and_optimizers_that_need_things_whole_are_named(directory):
-    from girih import Categorical, Schema, Substitution, Trainer
+    from girih import Categorical, Numeric, Schema, Substitution, Trainer
     from girih.errors import ConfigError
-    from girih.models import LR
+    from girih.models import CAN, LR, STAR
 
     schema = Schema([Categorical(name="item", dim=4)], "click")
     with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need parameters whole"):
         Trainer(LR(schema), strategy=Substitution(), dense_optimizer=torch.optim.LBFGS)
+    units = Schema(
+        [Categorical(name="unit", dim=20), Categorical(name="item", dim=4), Numeric(name="scene")], "click"
+    )
+    can = CAN(units, co_action={"unit": ("item",)}, unit_layers=(4,))
+    for model in (can, STAR(units, domain="scene", num_domains=2)):
+        with pytest.raises(ConfigError, match=f"{type(model).__name__}: .*; use strategy 'synchronous'"):
+            Trainer(model, strategy=Substitution())
     with pytest.raises(ConfigError, match="Linear has no substitutable operator"):
         Trainer(torch.nn.Linear(2, 1), schema=schema, strategy=Substitution())

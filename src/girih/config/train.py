@@ -39,6 +39,7 @@ class TrainOptions(Options):
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         device: of the dense half: "cpu", "cuda" or "auto" (CUDA where there is one).
         clip_norm: largest norm of all dense gradients together; rows' gradients are not clipped.
+        global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
         on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient, "skip" refuses that step
             whole (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
@@ -54,6 +55,7 @@ class TrainOptions(Options):
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     clip_norm: Positive | None = None
+    global_batch_norm: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None

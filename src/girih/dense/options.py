@@ -1,4 +1,4 @@
-"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names."""
+"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names, and LAMB."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from girih import config
+from girih.dense.lamb import Lamb
 from girih.errors import ConfigError, nearest
 
 OptimizerFactory = Callable[[Iterable[Parameter]], torch.optim.Optimizer]
@@ -20,6 +21,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
+    "lamb": Lamb,
     "rmsprop": torch.optim.RMSprop,
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
@@ -30,10 +32,12 @@ GRAPH_ONLY = ("capturable", "differentiable")
 
 
 def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_optimizer]") -> OptimizerFactory:
-    """``{"name": "adam", "lr": 1e-3}`` to a function of parameters; options are those of ``torch.optim``.
+    """``{"name": "adam", "lr": 1e-3}`` to a function of parameters.
+
+    Options are those of ``torch.optim``, or of :class:`Lamb`.
 
     Raises:
-        ConfigError: an unknown name or option, or a value that torch refuses.
+        ConfigError: an unknown name or option, or a value that the optimizer refuses.
     """
     if isinstance(options, str):
         options = {"name": options}
@@ -53,9 +57,10 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
     if "betas" in checked:
         checked["betas"] = tuple(checked["betas"])
     try:
-        cls([Parameter(torch.zeros(1))], **checked)  # torch checks values only when it is called
+        cls([Parameter(torch.zeros(1))], **checked)  # values are checked only when it is called
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{where}: torch.optim.{cls.__name__} refuses these options: {error}") from None
+        title = "Lamb" if cls is Lamb else f"torch.optim.{cls.__name__}"
+        raise ConfigError(f"{where}: {title} refuses these options: {error}") from None
     if name in FUSED and not {"foreach", "fused", "differentiable"} & checked.keys():
         return partial(_fused_on_cpu, cls, checked)
     return partial(cls, **checked)

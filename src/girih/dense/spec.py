@@ -24,6 +24,7 @@ class DenseSpec:
         on_nonfinite: "skip" has trainers agree on every step before one of them moves anything; where the run ends
             at a refused step ("stop"), a half may have them learn of it later.
         clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
+        global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
         stats: where spans and bytes sent are counted.
     """
 
@@ -33,4 +34,5 @@ class DenseSpec:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     on_nonfinite: Literal["stop", "skip"] = "skip"
     clip_norm: float | None = None
+    global_batch_norm: bool = False
     stats: Stats = field(default_factory=Stats)

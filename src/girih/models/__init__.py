@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from girih.models.atbrg import ATBRG
+    from girih.models.can import CAN
     from girih.models.dcn import DCN
     from girih.models.dcnv2 import DCNv2
     from girih.models.deepfm import DeepFM
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
     from girih.models.lr import LR
     from girih.models.mmoe import MMoE
     from girih.models.needs import needs_of
+    from girih.models.star import STAR
+    from girih.models.two_tower import TwoTower
     from girih.models.wide_deep import WideDeep
+    from girih.models.xdeepfm import XDeepFM
     from girih.models.zoo import BY_NAME, create
 
 __all__ = [
     "ATBRG",
     "BY_NAME",
+    "CAN",
     "DCN",
     "DIEN",
     "DIN",
@@ -38,13 +43,16 @@ __all__ = [
     "DSIN",
     "FM",
     "LR",
+    "STAR",
     "Block",
     "DCNv2",
     "DeepFM",
     "Embeddings",
     "Jagged",
     "MMoE",
+    "TwoTower",
     "WideDeep",
+    "XDeepFM",
     "bce_with_logits",
     "create",
     "needs_of",
@@ -54,6 +62,7 @@ _HOMES = {
     "embeddings": ("Block", "Embeddings", "Jagged"),
     "loss": ("bce_with_logits",),
     "needs": ("needs_of",),
+    "two_tower": ("TwoTower",),
     "wide_deep": ("WideDeep",),
     "zoo": ("BY_NAME", "create"),
 }

@@ -1,10 +1,10 @@
-"""Checks of models: layer widths, and schemas for which a formula has no answer."""
+"""Checks of models: layer widths, lists of features, and schemas for which a formula has no answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, nearest
 from girih.schema import DEFAULT_DIM, Schema
 
 
@@ -20,6 +20,25 @@ def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> t
             f"{name} = {shown!r}: expected a list of integers of at least 1{least}, as in [400, 400]"
         )
     return tuple(values)
+
+
+def some_of(
+    name: str, values: Sequence[str], features: Sequence[str], kind: str = "feature"
+) -> tuple[str, ...]:
+    """Refuses anything but a list of some features, each of them once; returns them in the order of ``features``.
+
+    Args:
+        kind: what ``features`` are, for errors.
+    """
+    if not isinstance(values, list | tuple) or not values:
+        shown = list(values) if isinstance(values, tuple) else values
+        raise ConfigError(f"{name} = {shown!r}: expected a list of features, and at least one of them")
+    for value in values:
+        if value not in features:
+            raise ConfigError(f"{name}: {value!r} is not a {kind}{nearest(str(value), features)}")
+        if values.count(value) > 1:
+            raise ConfigError(f"{name}: {value!r} is listed {values.count(value)} times; name it once")
+    return tuple(feature for feature in features if feature in values)
 
 
 def one_label(model: str, schema: Schema) -> None:

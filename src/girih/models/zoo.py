@@ -13,6 +13,7 @@ from girih.config import check_call
 from girih.config.user_code import blame, load_class
 from girih.errors import ConfigError, nearest
 from girih.models.atbrg import ATBRG
+from girih.models.can import CAN
 from girih.models.dcn import DCN
 from girih.models.dcnv2 import DCNv2
 from girih.models.deepfm import DeepFM
@@ -24,7 +25,10 @@ from girih.models.dsin import DSIN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
+from girih.models.star import STAR
+from girih.models.two_tower import TwoTower
 from girih.models.wide_deep import WideDeep
+from girih.models.xdeepfm import XDeepFM
 from girih.schema import Schema
 
 BY_NAME: dict[str, type[nn.Module]] = {
@@ -36,11 +40,15 @@ BY_NAME: dict[str, type[nn.Module]] = {
     "dlrm": DLRM,
     "dcn": DCN,
     "dcnv2": DCNv2,
+    "xdeepfm": XDeepFM,
     "din": DIN,
     "dien": DIEN,
     "dsin": DSIN,
     "atbrg": ATBRG,
+    "can": CAN,
     "mmoe": MMoE,
+    "star": STAR,
+    "two_tower": TwoTower,
 }
 
 

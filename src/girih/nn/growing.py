@@ -48,7 +48,11 @@ class GrowingTable(LocalShards):
     """
 
     def __init__(self, spec: GroupSpec, options: StoreOptions) -> None:
-        ahead.make_ready(ahead.training([[segment.optimizer for segment in spec.segments]]))
+        optimizers, evictions = (
+            [segment.optimizer for segment in spec.segments],
+            [table.eviction for table in spec.tables],
+        )
+        ahead.make_ready(ahead.training([optimizers], evictions))
         group = Group(spec, np.zeros(1, np.int64), np.zeros(1, np.int32), outputs=())
         num_shards = options.num_shards([spec], torch.get_num_threads())
         super().__init__([group], replace(options, shards=num_shards))

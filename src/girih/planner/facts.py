@@ -105,6 +105,7 @@ class Facts:
         num_trainers: trainers that take part.
         batch_size: examples per step over all trainers; None where no training data is known yet.
         device: device of the dense half.
+        global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
         links: calibrated ones, to predict times with; no decision rests on them.
@@ -117,6 +118,7 @@ class Facts:
     seed: int
     batch_size: int | None = None
     device: str = "cpu"
+    global_batch_norm: bool = False
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
     links: Links | None = None

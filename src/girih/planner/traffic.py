@@ -1,6 +1,7 @@
 """Bytes that one trainer sends in one training step, by strategy, averaged over N equal trainers.
 
-Payload alone: what a network adds in headers, and the few bytes by which trainers agree on a step's loss, are left out.
+Payload alone: what a network adds in headers, the few bytes by which trainers agree on a step's loss, and the moments of global
+batch norm are left out.
 
 B: examples of the step's batch over all trainers.
 """

@@ -36,6 +36,11 @@ class Asynchronous(RemoteStrategy):
         """Keys are hashed to servers, whatever the data."""
         if facts.device != "cpu":
             raise ConfigError("strategy 'asynchronous' computes on CPUs only; set train.device = 'cpu'")
+        if facts.global_batch_norm and facts.num_trainers > 1:
+            raise ConfigError(
+                "strategy 'asynchronous': trainers share no step, so batch norm sees each one's own examples;"
+                " drop train.global_batch_norm, or use 'hybrid'"
+            )
         return RemoteStrategy.plan(self, facts)  # a class with slots has no bare super()
 
     def build(self, plan: Plan, context: RunContext) -> Session:

@@ -27,6 +27,8 @@ ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
 )  # fmt: skip
 """Optimizers that move a part of a parameter as they would move it within the whole."""
+BY_NORMS = ("girih.dense.lamb.Lamb",)
+"""Optimizers that need norms of whole parameters, which the dense half gives them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +132,11 @@ def _refuse(model: ModelFacts) -> None:
             " girih.models.operators, or use strategy 'synchronous'"
         )
     module, _, kind = model.optimizer.rpartition(".")
-    if model.optimizer and not (kind in ELEMENTWISE and module.startswith("torch.optim")):
+    known = model.optimizer in BY_NORMS or (kind in ELEMENTWISE and module.startswith("torch.optim"))
+    if model.optimizer and not known:
         raise ConfigError(
             f"strategy: substitution: the dense optimizer {kind} may need parameters whole; expected one of"
-            f" {', '.join(ELEMENTWISE)}"
+            f" {', '.join(ELEMENTWISE)}, or girih's Lamb"
         )
 
 

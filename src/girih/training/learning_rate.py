@@ -71,7 +71,7 @@ class LearningRate:
 
     def _try_out(self, cls: type[Any], options: Mapping[str, Any]) -> None:
         """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
-        if not type(self._optimizer).__module__.startswith("torch.optim"):
+        if not type(self._optimizer).__module__.startswith(("torch.optim", "girih.")):
             return
         groups = [{**group, "params": [Parameter(torch.zeros(1))]} for group in self._optimizer.param_groups]
         kind: Callable[..., torch.optim.Optimizer] = type(self._optimizer)

@@ -47,6 +47,7 @@ def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
         num_trainers=num_trainers,
         seed=sparse.seed,
         device=dense.device.type,
+        global_batch_norm=dense.global_batch_norm,
     )
 
 

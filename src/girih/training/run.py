@@ -102,8 +102,10 @@ class TrainingRun:
             return self.session
         try:
             sparse, pinned = self.context.sparse, self.plan
-            groups = (group.spec.segments for group in sparse.groups())
-            self._compile(ahead.training([segment.optimizer for segment in group] for group in groups))
+            specs = [group.spec for group in sparse.groups()]
+            optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
+            evictions = (table.eviction for spec in specs for table in spec.tables)
+            self._compile(ahead.training(optimizers, evictions))
             plan = decide(
                 self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
             )
@@ -250,6 +252,7 @@ class TrainingRun:
                 self.learning_rate.check(loaded.state["learning_rate"])
                 random_state.check(loaded.random)
         self.checkpoints.forget_latest()
+        self._compile(ahead.loading())
         loaded.put(sparse=session.sparse, dense=session.dense)
         self.normalization = loaded.normalization
         if resume:

@@ -106,6 +106,7 @@ def dense_spec(
         device=_device(options.device, rank),
         on_nonfinite=options.on_nonfinite,
         clip_norm=options.clip_norm,
+        global_batch_norm=options.global_batch_norm,
         stats=stats,
     )
 

@@ -162,6 +162,12 @@ class Collectives:
         self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes)).wait()
         return received
 
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, which are of one shape, in the order of ranks: [size, ...]."""
+        counts = [tensor.numel()] * self.size
+        flat = self.exchange(tensor.reshape(-1).repeat(self.size), counts, counts)
+        return flat.view(self.size, *tensor.shape)
+
     def next_number(self) -> int:
         """Counts on: the same number on all ranks that call it as often."""
         self._number += 1
@@ -195,9 +201,9 @@ class Collectives:
 
     def _small_sum(self, flat: Tensor) -> Tensor:
         """The sum, in at most half as many messages as a ring takes: gloo adds 144 bytes to each of them."""
-        counts = [flat.numel()] * self.size
         if flat.nbytes <= _LITTLE_BYTES:
-            return _in_turn(self.exchange(flat.repeat(self.size), counts, counts).view(self.size, counts[0]))
+            return _in_turn(self.all_gather(flat))
+        counts = [flat.numel()] * self.size
         parts = [(rank + 1) * n // self.size - rank * n // self.size for rank, n in enumerate(counts)]
         own = [parts[self.rank]] * self.size
         part = _in_turn(self.exchange(flat, parts, own).view(self.size, own[0]))

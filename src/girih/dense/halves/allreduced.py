@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,8 @@ class AllReducedReplica(SynchronousReplica):
     """One copy of the dense parameters among equal ones.
 
     Gradients are summed, not averaged: each trainer's are of its part of the step's mean loss. Batch norm sees each
-    trainer's own examples, and rank 0's running means are those saved.
+    trainer's own examples, and rank 0's running moments are those saved, unless its specification
+    asks for global batch norm.
     """
 
     _parallel: nn.Module | None = None
@@ -41,9 +43,11 @@ class AllReducedReplica(SynchronousReplica):
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """A trainer whose share is empty takes part with an example that counts nothing."""
-        if batch.num_examples:
-            return super()._outputs(batch, embeddings, train=train)
-        return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
+        given = batch.num_examples > 0
+        with self._normalizing(counted=given) if train else nullcontext():
+            if given:
+                return super()._outputs(batch, embeddings, train=train)
+            return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
 
     def close(self) -> None:
         """Lets go of what refers to the group of trainers."""

@@ -10,7 +10,8 @@ Shapes: B examples, T labels, X numeric features.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.data.shares import share_of
 from girih.dense.halves.synchronous import SynchronousReplica
+from girih.dense.lamb import Lamb
 from girih.dense.spec import DenseSpec
 from girih.dense.substitution.aggregation import Aggregation
 from girih.dense.substitution.sharded_parameters import ShardedParameters
@@ -74,6 +76,8 @@ class SubstitutedReplica(SynchronousReplica):
         self._places: dict[Operator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
         self.shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
+        if isinstance(self.optimizer, Lamb):
+            self.optimizer.whole_squares = self._whole_squares
 
     def state(self) -> dict[str, Any]:
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
@@ -109,7 +113,9 @@ class SubstitutedReplica(SynchronousReplica):
         if not num_examples:  # an empty share takes part with an example that counts nothing
             totals = {operator: F.pad(total, (0, 0, 0, 1)) for operator, total in totals.items()}
         none = numeric.new_empty(max(1, num_examples), 0)  # numeric features are read by operators alone
-        logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
+        # where the network is replicated every trainer has all examples
+        with self._normalizing(counted=num_examples > 0) if self.split and train else nullcontext():
+            logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
         return logits[:num_examples]
 
     def _totals(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> dict[Operator, Tensor]:
@@ -186,6 +192,13 @@ class SubstitutedReplica(SynchronousReplica):
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
+
+    def _whole_squares(self, parameters: Sequence[Tensor], squares: Tensor) -> Tensor:
+        """See :class:`Lamb`: sums what trainers have parts of; what all have whole stays."""
+        parts = torch.tensor([parameter in self._sharded for parameter in parameters], device=squares.device)
+        total = squares * parts[:, None]
+        self.ranks.all_reduce(total)
+        return torch.where(parts[:, None], total, squares)
 
 
 def _square(gradient: Tensor | None) -> float:

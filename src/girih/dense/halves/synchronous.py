@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
+from girih.dense.batch_norm import GlobalBatchNorm
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import NonFiniteError
@@ -24,8 +27,15 @@ class SynchronousReplica(Replica):
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
         self.ranks = ranks
+        self._global_batch_norm = spec.global_batch_norm
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             ranks.broadcast_tensor(tensor.detach())
+
+    def _normalizing(self, *, counted: bool) -> AbstractContextManager[object]:
+        """Around a forward pass of training in which each trainer has other examples, which count or not."""
+        if not self._global_batch_norm or self.ranks.size == 1:
+            return nullcontext()
+        return GlobalBatchNorm(self.ranks, self.stats_of_process, counted=counted)
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
         """See :class:`Replica`; where nothing is to be learned, others wait for what crosses the wire all the same."""

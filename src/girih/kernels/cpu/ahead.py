@@ -38,27 +38,41 @@ from girih.kernels.cpu.arrays import SEALED
 from girih.kernels.cpu.jit import CACHE_DIRECTORY, JIT_DISABLED, KERNELS, Kernel, numba, types
 from girih.kernels.cpu.optimizers import number_of
 from girih.optim import SparseOptimizer
+from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 MODULES = (dedup, gradients, lookup, pool, routing, strings, take, transfer, update, wire_codecs)
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
+_EXPIRING = ("lookup.expire",)
+_LEAST_USED = ("recency.oldest_first", "update.drop_rows")
+_LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
 
 
-def training(rows: Iterable[Sequence[SparseOptimizer]]) -> list[str]:
-    """Kernels that steps of training and evaluation call, and those that read and write checkpoints.
+def training(
+    rows: Iterable[Sequence[SparseOptimizer]], evictions: Iterable[Eviction | None] = ()
+) -> list[str]:
+    """Kernels that steps of training and evaluation call, and those that write checkpoints.
 
     Args:
         rows: for each group of tables, the optimizer of each segment of its rows.
+        evictions: those of the tables.
     """
-    others = (*_SELDOM, "update.apply_", "wire_codecs.")
+    kinds = {type(each) for each in evictions}
+    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", "wire_codecs."}
+    others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]
-    return [*names, *(name for name in KERNELS if not name.startswith(others))]
+    return [*names, *(name for name in KERNELS if not name.startswith(tuple(others)))]
+
+
+def loading() -> list[str]:
+    """Kernels that take rows from checkpoints."""
+    return [name for name in KERNELS if name.startswith(_LOADING)]
 
 
 def packing() -> list[str]:

@@ -34,6 +34,7 @@ class DenseInput(nn.Module):
 
     Args:
         features: the features whose embeddings are read; all categorical and sequence ones by default.
+        numeric: the numeric features that are read; all by default.
         for_products: linear layers alone read it, so that autocast's dtype serves.
 
     Attributes:
@@ -43,12 +44,19 @@ class DenseInput(nn.Module):
     __call__: Callable[..., Tensor]
 
     def __init__(
-        self, schema: Schema, features: Sequence[str] | None = None, *, for_products: bool = False
+        self,
+        schema: Schema,
+        features: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+        *,
+        for_products: bool = False,
     ) -> None:
         super().__init__()
         dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
         self.features = tuple(dims if features is None else features)
-        self.widths = {name: dims[name] for name in self.features} | {f.name: 1 for f in schema.numeric}
+        self._numeric = tuple((f.name for f in schema.numeric) if numeric is None else numeric)
+        self._columns = _columns_of(self._numeric, schema)
+        self.widths = {name: dims[name] for name in self.features} | dict.fromkeys(self._numeric, 1)
         self.for_products = for_products
 
     @property
@@ -61,12 +69,21 @@ class DenseInput(nn.Module):
         places, here = places_of(self.widths, schema), {feature.name for feature in schema.features}
         self.widths = {name: width for name, width in self.widths.items() if name in here}
         self.features = tuple(name for name in self.features if name in here)
+        self._numeric = tuple(name for name in self._numeric if name in here)
+        self._columns = _columns_of(self._numeric, schema)
         return places
 
     def forward(self, numeric: Tensor, embeddings: Embeddings, *more: Tensor) -> Tensor:
         """Returns float32[B, width], and the columns of ``more`` after it."""
+        numeric = numeric if self._columns is None else numeric[:, self._columns]
         parts = [view.flatten(1) for view in embeddings.views(self.features)]
         parts = [part for part in (*parts, numeric, *more) if part.shape[1]] or [numeric]
         if self.for_products:
             parts = [lowered(part) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _columns_of(names: Sequence[str], schema: Schema) -> list[int] | None:
+    """Where some numeric features stand among a schema's; None where they are all of them, in order."""
+    all_names = [feature.name for feature in schema.numeric]
+    return None if list(names) == all_names else [all_names.index(name) for name in names]

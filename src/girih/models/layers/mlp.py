@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from girih.config import checks
 
@@ -18,11 +19,22 @@ class BatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """float32[B, D] to float32[B, D]."""
-        if self.training and input.shape[0] < 2:
+        if self.training and lacks_variance(input):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         return super().forward(input)
+
+
+def lacks_variance(input: Tensor) -> bool:
+    """Whether a training batch cannot be normalised by itself: it has one example, or none.
+
+    A mode of torch functions may know of more examples elsewhere, see :class:`girih.dense.batch_norm.GlobalBatchNorm`.
+    """
+    if has_torch_function_unary(input):
+        known: bool = handle_torch_function(lacks_variance, (input,), input)
+        return known
+    return input.shape[0] < 2
 
 
 class MLP(nn.Sequential):

@@ -22,12 +22,19 @@ class FieldProjection(Operator):
     Args:
         linear: W and b, for an input of all features.
         features: whose embeddings are read; all categorical and sequence ones by default.
+        numeric: the numeric features that are read; all by default.
     """
 
-    def __init__(self, schema: Schema, linear: nn.Linear, features: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        linear: nn.Linear,
+        features: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self.columns = linear.out_features
-        self.inputs = DenseInput(schema, features, for_products=True)
+        self.inputs = DenseInput(schema, features, numeric, for_products=True)
         self.weight, self.bias = linear.weight, linear.bias
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
@@ -69,17 +76,18 @@ class FieldMLP(MLP):
         outputs: int | None = None,
         *,
         features: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
         first: Callable[[nn.Linear], FieldProjection] | None = None,
         more_inputs: int = 0,
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        width = DenseInput(schema, features).width + more_inputs
+        width = DenseInput(schema, features, numeric).width + more_inputs
         super().__init__(width, hidden, outputs, dropout=dropout, batch_norm=batch_norm)
         linear = next(iter(self), None)
         if not isinstance(linear, nn.Linear):
             raise ValueError("expected at least one layer: hidden widths, or outputs")
-        self[0] = first(linear) if first else FieldProjection(schema, linear, features)
+        self[0] = first(linear) if first else FieldProjection(schema, linear, features, numeric)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:  # type: ignore[override]
         """float32[B, X] and embeddings to [B, width]."""

@@ -35,6 +35,7 @@ class RowTable:
         self._clock = clock
         self._in_seconds = own.kernel.rules[:, layout.IN_SECONDS] != 0
         self._any_in_seconds = bool(self._in_seconds.any())
+        self._any_expire = bool((own.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
         self._tags: Ints = np.empty(0, np.int32)
 
     @property
@@ -107,6 +108,8 @@ class RowTable:
 
     def expire(self, now: Longs) -> None:
         """Removes rows that were not used for long enough."""
+        if not self._any_expire:
+            return
         for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP):
             most = part.stop - part.start
             if lookup.expire(self._memory.arrays, self._kernel, now, most) < most:

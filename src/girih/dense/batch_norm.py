@@ -1,0 +1,176 @@
+"""Batch norm over the examples of all trainers, put on a model from outside.
+
+"Global BN" of Chen et al., "A simple framework for contrastive learning of visual representations" (ICML 2020), §2.2,
+which PICASSO's discussion (§IV) asks for where batches are very large. ``nn.SyncBatchNorm`` works on GPUs alone.
+
+Shapes: B examples of this rank, C channels, R ranks; an input may have more dimensions after [B, C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from girih.comm.group import TrainerGroup
+from girih.models.layers.mlp import lacks_variance
+from girih.runs.stats import Stats
+
+
+class GlobalBatchNorm(TorchFunctionMode):
+    """While entered, ``torch.nn.functional.batch_norm`` in training takes the moments of all ranks' examples.
+
+    A mode reaches users' own ``nn.BatchNorm1d`` as it is (decision 0006). All ranks run the same layers in the same
+    order, forward and backward. A step of one example in all is normalised by the running moments.
+
+    Args:
+        counted: whether this rank's examples count. Where they stand in for an empty share they do not: they change no
+            moment and get gradients of 0.
+        stats: where bytes sent are counted.
+    """
+
+    def __init__(self, ranks: TrainerGroup, stats: Stats, *, counted: bool = True) -> None:
+        super().__init__()
+        self._ranks, self._stats, self._counted = ranks, stats, counted
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is lacks_variance:
+            return False  # whether the step's examples do is known in batch_norm alone
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """``torch.nn.functional.batch_norm``: [B, C, ...] to [B, C, ...]."""
+        if training:
+            mean, variance, count = self._moments(input.detach())
+            if count > 1:
+                if running_mean is not None and running_var is not None:
+                    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                    unbiased = variance * (count / (count - 1))
+                    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+                if torch.is_grad_enabled() and not input.requires_grad:
+                    input = input.detach().requires_grad_()  # all ranks take part in what is summed backward
+                scale = (variance + eps).rsqrt()
+                way = self._sum, count, self._counted
+                output: Tensor = _Normalized.apply(input, weight, bias, mean, scale, way)  # type: ignore[no-untyped-call]
+                return output
+            if running_mean is None or running_var is None:
+                raise ValueError(
+                    "batch norm without running moments: expected two examples in a step, got one"
+                )
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+
+    def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Mean and variance (biased) of all ranks' examples, [C] each, and their number per channel.
+
+        Each rank tells its number, mean and squared deviations from that mean; they are put together by Chan, Golub and
+        LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. A difference of means of squares
+        would lose what a mean far from 0 leaves of float32.
+        """
+        values, channels = _at_least_float32(input), input.shape[1]
+        own = values.new_zeros(1 + 2 * channels)
+        if self._counted:
+            own_mean = values.mean(_others(values))
+            own[0] = values.numel() // channels
+            own[1 : 1 + channels] = own_mean
+            own[1 + channels :] = (values - _shaped(own_mean, values)).square_().sum(_others(values))
+        told = self._ranks.all_gather(own)
+        self._stats.sent("dense", (self._ranks.size - 1) * own.nbytes)
+        counts, means, squares = told.split([1, channels, channels], dim=1)  # type: ignore[no-untyped-call]
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        square = squares.sum(0) + (counts * (means - mean).square()).sum(0)
+        return mean, square / count, count.item()
+
+    def _sum(self, own: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        total = own.clone()
+        self._ranks.all_reduce(total)
+        self._stats.sent("dense", 2 * (self._ranks.size - 1) * own.nbytes // self._ranks.size)
+        return total
+
+
+class _Normalized(torch.autograd.Function):
+    """(x − mean) · scale · weight + bias, where mean and scale are functions of x on all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        scale: Tensor,
+        way: tuple[Callable[[Tensor], Tensor], float, bool],
+    ) -> Tensor:
+        normal = (_at_least_float32(input) - _shaped(mean, input)).mul_(_shaped(scale, input))
+        ctx.save_for_backward(normal, weight, scale)
+        ctx.way, ctx.dtype = way, input.dtype
+        # a new tensor in any case: the next layer may work in place
+        output = normal.clone() if weight is None else normal * _shaped(weight, normal)
+        if bias is not None:
+            output += _shaped(bias, normal)
+        return output.to(input.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
+        """Ioffe and Szegedy, "Batch normalization" (2015), §3: the sums over the batch are those over all ranks.
+
+        Those of weight and bias stay this rank's, to be summed with the other parameters'.
+        """
+        normal, weight, scale = ctx.saved_tensors
+        sum_over_ranks, count, counted = ctx.way
+        gradient = gradient.to(normal.dtype)
+        own = torch.stack([(gradient * normal).sum(_others(normal)), gradient.sum(_others(normal))])
+        along, mean = (sum_over_ranks(own) / count).unbind()
+        if counted:
+            of_input = gradient - _shaped(mean, normal) - normal * _shaped(along, normal)
+            of_input *= _shaped(scale if weight is None else scale * weight, normal)
+        else:
+            of_input = torch.zeros_like(normal)
+        of_weight, of_bias = own
+        return (
+            of_input.to(ctx.dtype),
+            of_weight if ctx.needs_input_grad[1] else None,
+            of_bias if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _others(values: Tensor) -> list[int]:
+    """All dimensions but that of the channels."""
+    return [0, *range(2, values.dim())]
+
+
+def _shaped(by_channel: Tensor, values: Tensor) -> Tensor:
+    """[C] to [1, C, 1, ...]."""
+    return by_channel.view(1, -1, *[1] * (values.dim() - 2))

@@ -1,0 +1,161 @@
+"""Co-Action Network (Bian et al., WSDM 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from girih.config.checks import flag, integer
+from girih.errors import ConfigError, nearest
+from girih.models import checks, needs
+from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.model import Model
+from girih.schema import Categorical, Schema, Sequence
+
+
+class CoActionUnit(nn.Module):
+    """A micro-MLP whose weights and biases are a row of a table: h_i = tanh(h_{i−1} W_i + b_i), h_0 = the feed.
+
+    All h_i side by side come out ("Co-Action Unit"), for each power of the feed, from the first to that of ``orders``
+    ("Multi-order Enhancement"). As in the authors' code the last layer has no tanh.
+
+    Shapes: B examples, M feeds of an example, D dim of a feed, P parameters of a micro-MLP.
+
+    Args:
+        layers: the width of each layer.
+        independent_orders: each power has a micro-MLP of its own ("orders independence").
+
+    Attributes:
+        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` where these are independent.
+        width: of what comes out.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(
+        self, dim: int, layers: tuple[int, ...], orders: int, *, independent_orders: bool = False
+    ) -> None:
+        super().__init__()
+        self.shapes = tuple(pairwise((dim, *layers)))
+        self.orders, self.num_micro = orders, orders if independent_orders else 1
+        self.num_parameters = self.num_micro * sum(dim * width + width for dim, width in self.shapes)
+        self.width = orders * sum(layers)
+
+    def forward(self, parameters: Tensor, feed: Tensor) -> Tensor:
+        """float32[B, P] and float32[B, M, D] to [B, M, width]."""
+        micro = [self._layers(own) for own in parameters.chunk(self.num_micro, dim=1)]
+        found = []
+        for order in range(self.orders):
+            h = feed ** (order + 1)
+            for number, (weight, bias) in enumerate(micro[order % self.num_micro], start=1):
+                h = torch.baddbmm(bias, h, weight)
+                if number < len(self.shapes):
+                    h = h.tanh()
+                found.append(h)
+        return torch.cat(found, dim=2)
+
+    def _layers(self, parameters: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """[B, ·] to the weight [B, inputs, outputs] and the bias [B, 1, outputs] of each layer."""
+        sizes = [size for inputs, outputs in self.shapes for size in (inputs * outputs, outputs)]
+        pieces = parameters.split(sizes, dim=1)  # type: ignore[no-untyped-call]
+        return [
+            (weight.unflatten(1, shape), bias[:, None])
+            for weight, bias, shape in zip(pieces[::2], pieces[1::2], self.shapes, strict=True)
+        ]
+
+
+class CAN(Model):
+    """logits = MLP([embeddings, numeric, co-action units]).
+
+    The unit of an item and a sequence is the sum over the sequence's ids; an empty one gives zeros. The paper puts DIEN
+    beside the units; here other sequences are pooled.
+
+    Args:
+        co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose embeddings
+            are fed to it, all of one dim. These features are read by the units alone: a column that the MLP reads as
+            well is read by another feature.
+        unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
+    """
+
+    not_substitutable = (
+        "a unit needs the rows of an item beside all that is fed to it; use strategy 'synchronous'"
+    )
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        co_action: dict[str, tuple[str, ...]],
+        unit_layers: tuple[int, ...] = (8, 4),
+        orders: int = 3,
+        independent_orders: bool = False,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(schema, needs.EMBEDDING)
+        hidden = checks.widths("hidden", hidden)
+        unit_layers = checks.widths("unit_layers", unit_layers)
+        integer("orders", orders)
+        flag("independent_orders", independent_orders)
+        self.co_action = _checked(schema, co_action)
+        dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
+        units: list[CoActionUnit] = []
+        width = 0
+        for item, feeds in self.co_action.items():
+            dim = checks.one_dim(f"can: {', '.join(feeds)} of {item}", schema, feeds)
+            unit = CoActionUnit(dim, unit_layers, orders, independent_orders=independent_orders)
+            if dims[item] != unit.num_parameters:
+                raise ConfigError(
+                    f"can: feature {item!r} has dim {dims[item]}; expected {unit.num_parameters}, the weights and biases of"
+                    f" unit_layers = {list(unit_layers)} on inputs of dim {dim}; set dim = {unit.num_parameters}"
+                )
+            units.append(unit)
+            width += len(feeds) * unit.width
+        self.units = nn.ModuleList(units)
+        in_units = {name for item, feeds in self.co_action.items() for name in (item, *feeds)}
+        self.whole = {f.name for f in schema.sparse if f.name in in_units and isinstance(f, Sequence)}
+        self.needs |= dict.fromkeys(self.whole, frozenset({needs.SEQUENCE}))
+        self.inputs = DenseInput(schema, [name for name in dims if name not in in_units])
+        width += self.inputs.width
+        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        co_actions = [
+            self._fed(unit, embeddings[item], embeddings, feed)
+            for unit, (item, feeds) in zip(self.units, self.co_action.items(), strict=True)
+            for feed in feeds
+        ]
+        return self.deep(self.inputs(numeric, embeddings, *co_actions))
+
+    def _fed(self, unit: nn.Module, parameters: Tensor, embeddings: Embeddings, feed: str) -> Tensor:
+        """[B, width]: a unit of these parameters, and a feature that is fed to it."""
+        if feed not in self.whole:
+            single: Tensor = unit(parameters, embeddings[feed][:, None])
+            return single[:, 0]
+        feeds, mask = embeddings.sequences[feed].padded()
+        each: Tensor = unit(parameters, feeds) * mask[:, :, None]
+        return each.sum(1)
+
+
+def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The pairs in the schema's order."""
+    if not isinstance(co_action, Mapping) or not co_action:
+        raise ConfigError(f"co_action = {co_action!r}: expected a table of item = [features]")
+    sparse = [feature.name for feature in schema.sparse]
+    items = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)]
+    found = {}
+    for item, feeds in co_action.items():
+        if item not in items:
+            raise ConfigError(f"co_action: {item!r} is not a categorical feature{nearest(item, items)}")
+        kind = "categorical or sequence feature"
+        found[item] = checks.some_of(f"co_action.{item}", feeds, sparse, kind)
+        if item in found[item]:
+            raise ConfigError(f"co_action.{item}: {item!r} is fed to itself; expected other features")
+    return {item: found[item] for item in items if item in found}

@@ -1,0 +1,176 @@
+"""Star Topology Adaptive Recommender (Sheng et al., CIKM 2021).
+
+Shapes: B examples, K columns of the flat input, P domains. What is computed by domain comes as P tensors, each with the
+examples of one domain, of which there may be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.config.checks import flag, fraction, integer
+from girih.errors import ConfigError, DataError, nearest
+from girih.models import checks, needs
+from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.model import Model
+from girih.schema import Schema
+
+Parts = Sequence[Tensor]
+"""For each domain float32[·, ·], a row for each of its examples."""
+
+
+class PartitionedNorm(nn.Module):
+    """z' = (γ γ_p) (z − μ_p) / √(σ²_p + ε) + (β + β_p) ("Partitioned Normalization"): batch norm by domain.
+
+    Where a training batch has one example of a domain, the running moments serve, as in ``BatchNorm``.
+    """
+
+    __call__: Callable[..., Parts]
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int, num_domains: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.domain_scale = nn.Parameter(torch.ones(num_domains, width))
+        self.domain_shift = nn.Parameter(torch.zeros(num_domains, width))
+        self.register_buffer("running_mean", torch.zeros(num_domains, width))
+        self.register_buffer("running_var", torch.ones(num_domains, width))
+
+    def forward(self, parts: Parts) -> Parts:
+        """The same shapes."""
+        scales = (self.scale * self.domain_scale).unbind()
+        shifts = (self.shift + self.domain_shift).unbind()
+        return [
+            F.batch_norm(z, mean, variance, scale, shift, training=self.training and len(z) > 1)
+            if len(z)
+            else z
+            for z, mean, variance, scale, shift in zip(
+                parts, self.running_mean, self.running_var, scales, shifts, strict=True
+            )
+        ]
+
+
+class StarLinear(nn.Module):
+    """W*_p = W ⊙ W_p and b*_p = b + b_p ("Star Topology FCN"): a linear layer by domain, around one that all share.
+
+    W_p starts at 1 and b_p at 0, so that all domains start as one.
+    """
+
+    __call__: Callable[..., Parts]
+
+    def __init__(self, inputs: int, outputs: int, num_domains: int) -> None:
+        super().__init__()
+        self.shared = nn.Linear(inputs, outputs)
+        self.weight = nn.Parameter(torch.ones(num_domains, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(num_domains, outputs))
+
+    def forward(self, parts: Parts) -> Parts:
+        """[·, inputs] to [·, outputs] for each domain."""
+        # all domains at once, so that one without examples has a gradient, of zeros, on every trainer
+        weights = (self.shared.weight * self.weight).unbind()
+        biases = (self.shared.bias + self.bias).unbind()
+        return [F.linear(x, weight, bias) for x, weight, bias in zip(parts, weights, biases, strict=True)]
+
+
+class STAR(Model):
+    """logits = FCN_p(PN_p(x)) + MLP([indicator_p, x]) for an example of domain p, x = [embeddings, numeric].
+
+    The second term is the auxiliary network, which tells how domains differ as a whole ("Auxiliary Network"). The paper
+    draws each batch from one domain; here a batch is of several, and taken apart.
+
+    Args:
+        domain: a numeric feature that holds the domain's number, from 0 on. It is read for that alone.
+        auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of what it reads of the domain.
+        partitioned_norm: of x; it is the only normalisation.
+        hidden, dropout: of the FCN; dropout of the auxiliary network as well.
+    """
+
+    not_substitutable = "each domain normalises and multiplies the whole input with weights of its own; use strategy 'synchronous'"
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        domain: str,
+        num_domains: int,
+        partitioned_norm: bool = True,
+        auxiliary_hidden: tuple[int, ...] = (64,),
+        indicator_dim: int = 16,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(schema, needs.EMBEDDING)
+        integer("num_domains", num_domains)
+        integer("indicator_dim", indicator_dim)
+        flag("partitioned_norm", partitioned_norm)
+        fraction("dropout", dropout)
+        hidden = checks.widths("hidden", hidden)
+        auxiliary_hidden = checks.widths("auxiliary_hidden", auxiliary_hidden, may_be_empty=True)
+        self.domain, self.num_domains, self.dropout = domain, num_domains, dropout
+        self.column = _column_of(schema, domain)
+        self.inputs = DenseInput(schema, numeric=[f.name for f in schema.numeric if f.name != domain])
+        width = self.inputs.width
+        self.norm = PartitionedNorm(width, num_domains) if partitioned_norm else None
+        widths = (width, *hidden, self.num_labels)
+        self.star = nn.ModuleList(
+            StarLinear(inputs, outputs, num_domains) for inputs, outputs in pairwise(widths)
+        )
+        self.indicator = nn.Embedding(num_domains, indicator_dim)
+        nn.init.normal_(self.indicator.weight, std=0.01)  # as rows of tables start
+        self.auxiliary = MLP(width + indicator_dim, auxiliary_hidden, self.num_labels, dropout=dropout)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T].
+
+        Raises:
+            DataError: an example's domain is not an integer from 0 to ``num_domains`` − 1.
+        """
+        domain, x = self._domains(numeric), self.inputs(numeric, embeddings)
+        order = domain.argsort(stable=True)
+        parts: Parts = x.index_select(0, order).split(domain.bincount(minlength=self.num_domains).tolist())  # type: ignore[no-untyped-call]
+        if self.norm is not None:
+            parts = self.norm(parts)
+        *layers, last = self.star
+        for layer in layers:
+            parts = [F.dropout(part.relu(), self.dropout, self.training) for part in layer(parts)]
+        main = torch.cat(last(parts)).index_select(0, order.argsort())
+        return main + self.auxiliary(torch.cat([self.indicator(domain), x], dim=1))
+
+    def _domains(self, numeric: Tensor) -> Tensor:
+        """The number of each example's domain, int64[B]."""
+        values = numeric[:, self.column]
+        domain = values.long()
+        wrong = (domain != values) | (domain < 0) | (domain >= self.num_domains)
+        if wrong.any():
+            raise DataError(
+                f"star: domain {self.domain!r} is {values[wrong][0].item():g} in an example; expected an integer from 0 to"
+                f" {self.num_domains - 1}: number the domains so, or set num_domains"
+            )
+        return domain
+
+
+def _column_of(schema: Schema, domain: str) -> int:
+    """Where the domain stands among the numeric features."""
+    names = [feature.name for feature in schema.numeric]
+    if domain not in names:
+        sparse = next((feature for feature in schema.sparse if feature.name == domain), None)
+        reason = (
+            f"; models see no ids: add one of kind numeric with column = {sparse.source!r}, and name that"
+            if sparse
+            else nearest(str(domain), names)
+        )
+        raise ConfigError(f"domain = {domain!r}: not a numeric feature{reason}")
+    transform = schema.numeric[names.index(domain)].transform
+    if transform:
+        raise ConfigError(
+            f"domain = {domain!r}: its transform {list(transform)} changes its numbers; drop it"
+        )
+    return names.index(domain)

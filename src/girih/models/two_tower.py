@@ -1,0 +1,88 @@
+"""Two towers: DSSM (Huang et al., CIKM 2013), trained on clicks as MOBIUS's (Fan et al., KDD 2019)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from girih.config import build
+from girih.config.bounds import Positive
+from girih.config.checks import choice, integer
+from girih.errors import ConfigError
+from girih.models import checks, needs
+from girih.models.embeddings import Embeddings
+from girih.models.model import Model
+from girih.models.operators import FieldMLP
+from girih.schema import Schema
+
+
+class TwoTower(Model):
+    """logit = similarity(u, v) / temperature with u = MLP(the user's features), v = MLP(the item's) (DSSM, §3).
+
+    Until they meet, the towers know nothing of each other: v is the same for every user. One label.
+
+    Args:
+        user, item: the features of each tower, of all kinds; ``item`` has by default those that ``user`` leaves out.
+            A feature that is in neither is not read.
+        similarity: <u, v>, or <u, v> / (‖u‖ ‖v‖).
+        temperature: 1/γ, γ being DSSM's smoothing factor. A cosine is at most 1, so logits that tell anything want a low one.
+        tower_dim: the width of u and v.
+        hidden: the layers of each tower before its last.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        user: tuple[str, ...],
+        item: tuple[str, ...] | None = None,
+        similarity: Literal["dot", "cosine"] = "dot",
+        temperature: float = 1.0,
+        tower_dim: int = 64,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(schema)
+        checks.one_label("two_tower", schema)
+        choice("similarity", similarity, ("dot", "cosine"))
+        build(Positive, temperature, "temperature")
+        integer("tower_dim", tower_dim)
+        hidden = checks.widths("hidden", hidden, may_be_empty=True)
+        names = [feature.name for feature in schema.features]
+        user = checks.some_of("user", user, names)
+        if item is None:
+            item = tuple(name for name in names if name not in user)
+            if not item:
+                raise ConfigError("two_tower: user has all features; leave some to the item's tower")
+        item = checks.some_of("item", item, names)
+        for name in item:
+            if name in user:
+                raise ConfigError(
+                    f"item: {name!r} is in the user's tower; expected towers that share no feature"
+                )
+        numeric = {feature.name for feature in schema.numeric}
+        towers = (
+            FieldMLP(
+                schema,
+                hidden,
+                tower_dim,
+                features=[name for name in tower if name not in numeric],
+                numeric=[name for name in tower if name in numeric],
+                dropout=dropout,
+                batch_norm=batch_norm,
+            )
+            for tower in (user, item)
+        )
+        self.user, self.item = towers
+        self.needs = {f.name: frozenset({needs.EMBEDDING}) for f in schema.sparse if f.name in user + item}
+        self.cosine, self.temperature = similarity == "cosine", temperature
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, 1]."""
+        user, item = self.user(numeric, embeddings), self.item(numeric, embeddings)
+        if self.cosine:
+            user, item = F.normalize(user, dim=1), F.normalize(item, dim=1)
+        return (user * item).sum(dim=1, keepdim=True) / self.temperature
