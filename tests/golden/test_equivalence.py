@@ -1,6 +1,7 @@
 """girih against the same model over ``nn.EmbeddingBag`` and ``torch.optim``: equal losses for 200 steps.
 
-Both start from equal rows and parameters, dropout and batch norm off. What differs is the order in which
+Both start from equal rows and parameters, dropout and batch norm off. Of DIEN, DSIN and ATBRG the other side is the naive
+twin, which loops over examples and their ids; of the other models a copy of the module. What differs is the order in which
 float32 gradients of equal ids are summed, so losses agree to a relative 1e-4 over 200 steps of float32,
 not to the bit.
 """
@@ -18,27 +19,35 @@ from girih.data import Batch
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings, Jagged, needs_of
+from girih.models.loss import Targets
 from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.training.schedules import in_step
+from models.naive_models import SEQUENCE_MODELS, Twin
 
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 
 DIM, IDS, STEPS, SCENES = 4, 30, 200, 3
 UNITS = DIM * 3 + 3 + 3 * 2 + 2  # parameters of CAN's micro-MLPs
+NEIGHBOURS = {"near": "item", "kinds": "history"}
 
 
 def make_schema(name):
-    """Four features and two numbers, of which STAR reads the second as a domain; CAN has rows of parameters beside them."""
+    """Four features and two numbers, of which STAR reads the second as a domain.
+
+    CAN has rows of parameters beside them, ATBRG neighbours.
+    """
+    graph = [girih.Sequence(name="near", table="item"), girih.Sequence(name="kinds", table="tags")]
     return girih.Schema(
         [
             girih.Categorical(name="user", dim=DIM),
             girih.Categorical(name="item", dim=DIM),
             girih.Categorical(name="tags", dim=DIM, pooling="mean"),
             girih.Sequence(name="history", table="item", pooling="sum"),
+            *(graph if name == "atbrg" else []),
             girih.Numeric(name="price"),
             girih.Numeric(name="scene"),
             *([girih.Categorical(name="units", dim=UNITS)] if name == "can" else []),
@@ -47,12 +56,19 @@ def make_schema(name):
     )
 
 
-def make_batches(*, every_id: bool, units: bool = False, seed: int = 1):
-    """Batches of the four features, and of CAN's ``units``; with ``every_id`` each batch holds each id of each feature."""
+def make_batches(
+    *, every_id: bool, size: int = 32, neighbours: bool = False, units: bool = False, seed: int = 1
+):
+    """Batches of the four features; with ``every_id`` each batch holds each id of each feature.
+
+    ``neighbours`` adds some of each item, and one of each id of a history; ``units`` adds CAN's.
+    """
     rng = np.random.default_rng(seed)
-    size = 2 * IDS if every_id else 32
+    size = 2 * IDS if every_id else size
     for _ in range(STEPS):
         lengths = np.concatenate([np.ones((2, size), int), rng.integers(0, 4, (2, size))])
+        if neighbours:
+            lengths = np.concatenate([lengths, rng.integers(0, 3, (1, size)), lengths[3:]])
         if every_id:
             lengths[2] = 2
         ids = rng.integers(0, IDS, lengths.sum())
@@ -72,15 +88,19 @@ def make_batches(*, every_id: bool, units: bool = False, seed: int = 1):
         yield Batch(ids=ids, offsets=offsets, numeric=numeric, labels=labels)
 
 
+def plain_loss(outputs, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, batch.labels)
+
+
 class Reference:
     """The same model over torch's own embedding bags."""
 
-    TABLES: ClassVar = {name: name for name in ("user", "item", "tags", "units")} | {"history": "item"}
     MODES: ClassVar = dict.fromkeys(("user", "item", "tags", "units"), "mean") | {"history": "sum"}
 
-    def __init__(self, module, schema, half, make_rows_optimizer, make_optimizer, *, sparse):
-        self.module, self.schema = module, schema
+    def __init__(self, schema, module, half, make_rows_optimizer, make_optimizer, *, sparse):
+        self.schema, self.module = schema, module
         self.needs = needs_of(module, schema)
+        self.table_of = {feature.name: feature.table_name for feature in schema.sparse}
         self.tables = {}
         for _, store in half.stores():
             for number, table in enumerate(store.spec.tables):
@@ -98,7 +118,7 @@ class Reference:
     def _bag(self, feature, segment, ids, offsets):
         return torch.nn.functional.embedding_bag(
             ids,
-            self.tables[self.TABLES[feature], segment],
+            self.tables[self.table_of[feature], segment],
             offsets[:-1],
             mode=self.MODES[feature],
             sparse=self.sparse,
@@ -115,7 +135,7 @@ class Reference:
             by_dim = {}
             for name in names:
                 if kind in self.needs.get(name, ()):
-                    dim = self.tables[self.TABLES[name], segment].shape[1]
+                    dim = self.tables[self.table_of[name], segment].shape[1]
                     by_dim.setdefault(dim, []).append(name)
             return tuple(
                 Block(tuple(same), torch.stack([self._bag(n, segment, *parts[n]) for n in same], dim=1))
@@ -125,7 +145,7 @@ class Reference:
         sequences = {
             name: Jagged(
                 torch.nn.functional.embedding(
-                    parts[name][0], self.tables["item", "embedding"], sparse=self.sparse
+                    parts[name][0], self.tables[self.table_of[name], "embedding"], sparse=self.sparse
                 ),
                 parts[name][1],
             )
@@ -136,7 +156,7 @@ class Reference:
             blocks("embedding", "embedding"), sequences, blocks("first_order", "first_order")
         )
         logits = self.module(torch.from_numpy(batch.numeric), embeddings)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        loss = getattr(self.module, "loss", plain_loss)(logits, Targets(torch.from_numpy(batch.labels), None))
         loss.backward()
         for optimizer in (self.rows_optimizer, self.optimizer):
             optimizer.step()
@@ -146,6 +166,8 @@ class Reference:
 
 OPTIONS = {
     "xdeepfm": {"cin_layers": (6, 4), "split_half": True},
+    "dsin": {"session_length": 2, "heads": 2},
+    "atbrg": {"relations": NEIGHBOURS, "attention_hidden": (4,)},
     "can": {"co_action": {"units": ("user", "history")}, "unit_layers": (3, 2), "orders": 2},
     "star": {"domain": "scene", "num_domains": SCENES},
     "two_tower": {"user": ("user", "history", "price"), "tower_dim": 8},
@@ -159,6 +181,8 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     options |= OPTIONS.get(name, {})
     module = models.create(name, schema, options)
     twin = copy.deepcopy(module)
+    if name in SEQUENCE_MODELS:
+        twin = Twin(name, twin)
     half = LocalSparse(
         SparseSpec(
             schema=schema,
@@ -172,9 +196,11 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=1e-3)
 
-    reference = Reference(twin, schema, half, make_rows_optimizer, adam, sparse=sparse)
+    reference = Reference(schema, twin, half, make_rows_optimizer, adam, sparse=sparse)
     dense = Replica(DenseSpec(module=module, optimizer=adam))
-    batches = list(make_batches(every_id=every_id, units=name == "can"))
+    size = 6 if name in SEQUENCE_MODELS else 32  # naive twins take their time
+    neighbours, units = name == "atbrg", name == "can"
+    batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours, units=units))
     steps = in_step()(
         ((batch, None) for batch in batches),
         half,

@@ -41,8 +41,13 @@ class Inputs:
         return found | {f"history {k}": v.values for k, v in self.embeddings.sequences.items()}
 
 
-def make_inputs(schema: Schema, needs, num_examples=5, packing="one", lengths=None, seed=0) -> Inputs:
-    """Random inputs; ``packing`` is "one" block a width, or "split" into several in another order."""
+def make_inputs(
+    schema: Schema, needs, num_examples=5, packing="one", lengths=None, relations=None, seed=0
+) -> Inputs:
+    """Random inputs; ``packing`` is "one" block a width, or "split" into several in another order.
+
+    ``relations`` maps neighbours to whose they are: there are two for each id of a sequence.
+    """
     random = np.random.default_rng(seed)
     numeric = random.normal(size=(num_examples, len(schema.numeric)))
     for place, feature in enumerate(schema.numeric):
@@ -58,7 +63,10 @@ def make_inputs(schema: Schema, needs, num_examples=5, packing="one", lengths=No
     first_order = tuple(_block(p, [weights[n][:, None] for n in p]) for p in _packed(first, ones, packing))
     sequences, histories = {}, {}
     for name in [n for n in dims if "sequence" in needs.get(n, ())]:
-        sizes = random.integers(0, 4, size=num_examples) if lengths is None else np.array(lengths)
+        sizes = random.integers(0, 4, size=num_examples) if lengths is None else np.array(lengths, np.int64)
+        root = (relations or {}).get(name)
+        if root in sequences:
+            sizes = 2 * np.diff(sequences[root].offsets.numpy())
         values = random.normal(size=(sizes.sum(), dims[name]))
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         sequences[name] = Jagged(torch.tensor(values, requires_grad=True), torch.tensor(bounds))
@@ -304,3 +312,223 @@ def two_tower(p, e, dims, user, item, numeric, cosine=False, temperature=1.0):
     u, v = towers
     length = np.sqrt(u @ u) * np.sqrt(v @ v) if cosine else 1.0
     return float(u @ v) / (length * temperature)
+
+
+# Models of sequences, in torch: the same loops, through which autograd finds the gradients of parameters and inputs.
+
+
+class Twin(torch.nn.Module):
+    """The naive form of a model of sequences over that model's own parameters, example by example."""
+
+    def __init__(self, name, model):
+        super().__init__()
+        self.name, self.model, self.needs = name, model, model.needs
+        self.auxiliary = 0.0
+
+    def forward(self, numeric, embeddings):
+        p = dict(self.model.named_parameters())
+        examples = torch_examples(numeric, embeddings)
+        if self.name == "dien" and self.training:
+            self.auxiliary = self.model.auxiliary * dien_auxiliary(p, examples, self.model.pairs)
+        order = [feature.name for feature in self.model.schema.sparse]
+        return torch.stack([SEQUENCE_MODELS[self.name](p, e, order, self.model) for e in examples])
+
+    def loss(self, outputs, batch):
+        each = torch.nn.functional.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+        return each.mean() + self.auxiliary
+
+
+def torch_examples(numeric, embeddings: Embeddings) -> list[Example]:
+    vectors = {
+        name: block.values[:, i] for block in embeddings.blocks for i, name in enumerate(block.features)
+    }
+    histories = {
+        name: [list(sequence.values[a:b]) for a, b in pairwise(sequence.offsets.tolist())]
+        for name, sequence in embeddings.sequences.items()
+    }
+    return [
+        Example(
+            numeric[b],
+            {name: values[b] for name, values in vectors.items()},
+            {},
+            {name: lists[b] for name, lists in histories.items()},
+        )
+        for b in range(len(numeric))
+    ]
+
+
+def torch_mlp(p, prefix, x):
+    own = [key.removeprefix(f"{prefix}.").split(".") for key in p if key.startswith(f"{prefix}.")]
+    numbers = sorted(int(number) for number, kind in own if kind == "weight")
+    for number in numbers:
+        x = p[f"{prefix}.{number}.weight"] @ x + p[f"{prefix}.{number}.bias"]
+        if number != numbers[-1]:
+            x = torch.relu(x)
+    return x
+
+
+def torch_flat(e, order):
+    return torch.cat([*(e.vectors[name] for name in order if name in e.vectors), e.numeric])
+
+
+def gru_cell(p, prefix, x, h, attention=None):
+    w, b, u = p[f"{prefix}.inputs.weight"], p[f"{prefix}.inputs.bias"], p[f"{prefix}.states.weight"]
+    n = len(h)
+    update = torch.sigmoid(w[:n] @ x + u[:n] @ h + b[:n])
+    reset = torch.sigmoid(w[n : 2 * n] @ x + u[n : 2 * n] @ h + b[n : 2 * n])
+    new = torch.tanh(w[2 * n :] @ x + reset * (u[2 * n :] @ h) + b[2 * n :])
+    if attention is not None:
+        update = attention * update
+    return (1 - update) * h + update * new
+
+
+def lstm_cell(p, prefix, x, h, c):
+    w, b, u = p[f"{prefix}.inputs.weight"], p[f"{prefix}.inputs.bias"], p[f"{prefix}.states.weight"]
+    n = len(h)
+    i, f, o, g = (
+        w[k * n : (k + 1) * n] @ x + u[k * n : (k + 1) * n] @ h + b[k * n : (k + 1) * n] for k in range(4)
+    )
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def softmax_of(scores):
+    exponentials = [torch.exp(score) for score in scores]
+    return [each / sum(exponentials) for each in exponentials]
+
+
+def sum_of(weights, vectors, zero):
+    return sum((w * v for w, v in zip(weights, vectors, strict=True)), zero)
+
+
+def dien_interests(p, prefix, behaviours, zero):
+    h, interests = zero, []
+    for behaviour in behaviours:
+        h = gru_cell(p, f"{prefix}.extractor", behaviour, h)
+        interests.append(h)
+    return interests
+
+
+def dien(p, e, order, model):
+    evolved = []
+    for number, (history, target) in enumerate(model.pairs):
+        t, zero = e.vectors[target], torch.zeros_like(e.vectors[target])
+        interests = dien_interests(p, f"units.{number}", e.histories[history], zero)
+        w = p[f"units.{number}.attention.linear.weight"]
+        h = zero
+        for interest, attention in zip(interests, softmax_of([i @ (w @ t) for i in interests]), strict=True):
+            h = gru_cell(p, f"units.{number}.evolution", interest, h, attention)
+        evolved.append(h)
+    return torch_mlp(p, "deep", torch.cat([torch_flat(e, order), *evolved]))
+
+
+def dien_auxiliary(p, examples, pairs):
+    total = torch.zeros(())
+    for number, (history, _) in enumerate(pairs):
+        for b, e in enumerate(examples):
+            behaviours = e.histories[history]
+            zero = torch.zeros_like(p[f"units.{number}.extractor.states.weight"][0])
+            interests, losses = dien_interests(p, f"units.{number}", behaviours, zero), []
+            for t in range(len(behaviours) - 1):
+                others = [o.histories[history] for o in [*examples[b + 1 :], *examples[:b]]]
+                negatives = [other[t + 1] for other in others if len(other) > t + 1]
+                if negatives:
+                    clicked = torch.sigmoid(interests[t] @ behaviours[t + 1])
+                    not_clicked = torch.sigmoid(interests[t] @ negatives[0])
+                    losses.append(-torch.log(clicked) - torch.log(1 - not_clicked))
+            if losses:
+                total = total + sum(losses) / len(losses)
+    return total / len(examples)
+
+
+def layer_norm(p, prefix, x):
+    deviation = ((x - x.mean()) ** 2).mean()
+    return (x - x.mean()) / torch.sqrt(deviation + 1e-5) * p[f"{prefix}.weight"] + p[f"{prefix}.bias"]
+
+
+def self_attention(p, prefix, xs, heads):
+    names = ("queries", "keys", "values", "output")
+    q, k, v, output = (p[f"{prefix}.{name}.weight"] for name in names)
+    dim, result = len(xs[0]), []
+    for x in xs:
+        found = []
+        for head in range(heads):
+            part = slice(head * dim // heads, (head + 1) * dim // heads)
+            weights = softmax_of([(q @ x)[part] @ (k @ other)[part] / math.sqrt(dim) for other in xs])
+            found.append(sum(w * (v @ other)[part] for w, other in zip(weights, xs, strict=True)))
+        y = layer_norm(p, f"{prefix}.attended", x + output @ torch.cat(found))
+        result.append(layer_norm(p, f"{prefix}.fed", y + torch_mlp(p, f"{prefix}.feed_forward", y)))
+    return result
+
+
+def dsin(p, e, order, model):
+    activated = []
+    for number, (history, target) in enumerate(model.pairs):
+        unit, prefix = model.units[number], f"units.{number}"
+        t, rest, cut = e.vectors[target], list(e.histories[history]), []
+        while rest and len(cut) < unit.most:  # the newest session first
+            rest, session = rest[: -unit.length], rest[-unit.length :]
+            cut.append(session)
+        interests = []
+        for age, session in reversed(list(enumerate(cut))):
+            biased = [
+                v
+                + p[f"{prefix}.session_bias"][age]
+                + p[f"{prefix}.place_bias"][place]
+                + p[f"{prefix}.column_bias"]
+                for place, v in enumerate(session)
+            ]
+            found = self_attention(p, f"{prefix}.extractor", biased, unit.extractor.heads)
+            interests.append(sum(found) / len(found))
+        directions = []
+        for name, inputs in (("forwards", interests), ("backwards", interests[::-1])):
+            h, c, states = torch.zeros_like(t), torch.zeros_like(t), []
+            for interest in inputs:
+                h, c = lstm_cell(p, f"{prefix}.interaction.{name}", interest, h, c)
+                states.append(h)
+            directions.append(states)
+        states = [torch.cat(both) for both in zip(directions[0], directions[1][::-1], strict=True)]
+        for name, vectors, zero in (("of_interests", interests, t), ("of_states", states, torch.cat([t, t]))):
+            w = p[f"{prefix}.{name}.linear.weight"]
+            weights = softmax_of([v @ (w @ t) for v in vectors])
+            activated.append(sum_of(weights, vectors, torch.zeros_like(zero)))
+    return torch_mlp(p, "deep", torch.cat([torch_flat(e, order), *activated]))
+
+
+def atbrg(p, e, order, model):
+    def nodes_of(feature):
+        return e.histories[feature] if feature in e.histories else [e.vectors[feature]]
+
+    def extracted(feature, level=0):
+        nodes = nodes_of(feature)
+        own = [(r, name) for r, (name, heads) in enumerate(model.relations.items()) if heads == feature]
+        if not own:
+            return nodes
+        prefix, result = f"extractors.{level}", []
+        neighbours = [(r, extracted(name, level + 1)) for r, name in own]
+        for number, x in enumerate(nodes):
+            scores, messages = [], []
+            for r, tails in neighbours:
+                each = len(tails) // len(nodes)
+                for tail in tails[number * each : (number + 1) * each]:
+                    pair = torch.cat([x, tail])
+                    query = p[f"{prefix}.queries.weight"] @ p["relation_vectors"][r]
+                    scores.append(query @ (p[f"{prefix}.keys.weight"] @ pair) / math.sqrt(len(x)))
+                    messages.append(p[f"{prefix}.values.weight"] @ pair)
+            taken = sum_of(softmax_of(scores), messages, torch.zeros_like(x))
+            merged = p[f"{prefix}.merge.weight"] @ torch.cat([x, taken]) + p[f"{prefix}.merge.bias"]
+            result.append(torch.relu(merged))
+        return result
+
+    targets = {target: extracted(target)[0] for _, target in model.pairs}
+    activated = []
+    for number, (history, target) in enumerate(model.pairs):
+        t, vectors = targets[target], extracted(history)
+        scores = [torch_mlp(p, f"units.{number}.unit", torch.cat([t, v, t - v, t * v]))[0] for v in vectors]
+        if model.units[number].softmax:
+            scores = softmax_of(scores)
+        activated.append(sum_of(scores, vectors, torch.zeros_like(t)))
+    return torch_mlp(p, "deep", torch.cat([torch_flat(e, order), *targets.values(), *activated]))
+
+
+SEQUENCE_MODELS = {"dien": dien, "dsin": dsin, "atbrg": atbrg}

@@ -14,7 +14,7 @@ from girih.models import BY_NAME, create
 from girih.schema import Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-UNSET = ("attention", "rank", "co_action", "domain", "num_domains", "user", "item")
+UNSET = ("attention", "rank", "relations", "co_action", "domain", "num_domains", "user", "item")
 """Options without a default, or of which none is to be shown."""
 
 
@@ -47,7 +47,7 @@ def test_toml_blocks_build(namespace, tmp_path, monkeypatch):
             schema = Schema.from_dict(content | {"labels": {"names": ["click"]}})
         built.append(create(options.pop("name"), schema, options, directory=tmp_path))
     names = [type(model).__name__ for model in built]
-    assert names == ["DCNv2", "DIN", "CAN", "STAR", "TwoTower", "Pair"]
+    assert names == ["DCNv2", "DIN", "DIEN", "DSIN", "CAN", "STAR", "TwoTower", "Pair"]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -6,6 +6,7 @@ import naive_models as naive
 import pytest
 import torch
 from zoo_cases import (
+    HISTORIES,
     MIXED,
     NUMERIC,
     OPTIONS,
@@ -14,6 +15,7 @@ from zoo_cases import (
     build,
     check,
     features_for,
+    inputs_for,
     required,
     schema_of,
     twin,
@@ -23,7 +25,7 @@ from girih.models import BY_NAME, DCN, DIN, DLRM, DNN, DCNv2, MMoE, create, need
 from girih.schema import Categorical, Sequence
 
 SEVERAL = [name for name in OPTIONS if name not in ("lr", "fm", "two_tower")]
-ALONE = [name for name in OPTIONS if name not in ("din", "can")]
+WITHOUT_HISTORIES = [name for name in OPTIONS if name not in HISTORIES]
 
 
 def test_every_model_is_tried():
@@ -41,12 +43,12 @@ def test_forward_without_numeric_features(name):
     check(name, schema_of(features_for(name, SPARSE)))
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", WITHOUT_HISTORIES)
 def test_forward_of_numeric_features_alone(name):
     check(name, schema_of(features_for(name, NUMERIC)))
 
 
-@pytest.mark.parametrize("name", [name for name in ALONE if name != "two_tower"])
+@pytest.mark.parametrize("name", [name for name in WITHOUT_HISTORIES if name != "two_tower"])
 def test_forward_of_one_feature(name):
     check(name, schema_of(features_for(name, SPARSE[:1])))
 
@@ -57,7 +59,7 @@ def test_forward_of_several_labels(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dnn", "wide_deep", "dcn", "dcnv2", "mmoe", "din", "can", "star", "two_tower"]
+    "name", ["dnn", "wide_deep", "dcn", "dcnv2", "mmoe", "star", "two_tower", *HISTORIES]
 )
 @pytest.mark.parametrize("packing", ["one", "split"])
 def test_dims_may_differ_where_the_formula_allows(name, packing):
@@ -95,7 +97,7 @@ def test_dlrm_and_mmoe_of_single_layers():
 def test_din_of_empty_and_full_histories(softmax, lengths):
     schema = schema_of(features_for("din"))
     model = build("din", schema, softmax=softmax)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), lengths=lengths)
+    inputs = inputs_for(model, schema, lengths=lengths)
     logits = model(inputs.numeric, inputs.embeddings)
     expected = twin("din", model, schema, inputs, softmax=softmax)
     agree(logits, expected)
@@ -111,7 +113,7 @@ def test_din_attends_to_the_pairs_it_is_given():
     needs = needs_of(model, schema)
     assert needs["seen"] == needs["cities"] == {"sequence"}
     assert needs["tags"] == needs["item"] == {"embedding"}
-    inputs = naive.make_inputs(schema, needs, packing="split")
+    inputs = inputs_for(model, schema, packing="split")
     expected = twin("din", model, schema, inputs)
     logits = model(inputs.numeric, inputs.embeddings)
     agree(logits, expected)
@@ -120,7 +122,7 @@ def test_din_attends_to_the_pairs_it_is_given():
 def test_din_ignores_the_order_of_a_history():
     schema = schema_of(features_for("din"))
     model = build("din", schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), lengths=[3, 0, 4, 1, 2])
+    inputs = inputs_for(model, schema, lengths=[3, 0, 4, 1, 2])
     seen = inputs.embeddings.sequences["seen"]
     before = model(inputs.numeric, inputs.embeddings)
     order = torch.tensor([2, 0, 1, 6, 5, 4, 3, 7, 9, 8])
@@ -133,7 +135,7 @@ def test_din_ignores_the_order_of_a_history():
 def test_gradients_reach_every_table_and_parameter(name, packing):
     schema = schema_of(features_for(name))
     model = build(name, schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=16, packing=packing)
+    inputs = inputs_for(model, schema, num_examples=16, packing=packing)
     model(inputs.numeric, inputs.embeddings).square().sum().backward()
     for where, leaf in inputs.leaves.items():
         assert leaf.grad is not None, where
@@ -147,7 +149,7 @@ def test_gradients_reach_every_table_and_parameter(name, packing):
 def test_gradients_are_the_differences_of_the_formula(name):
     schema = schema_of(features_for(name))
     model = build(name, schema)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=3, lengths=[2, 0, 1])
+    inputs = inputs_for(model, schema, num_examples=3, lengths=[2, 0, 1])
     model(inputs.numeric, inputs.embeddings).sum().backward()
     step = 1e-6
     for where, leaf in inputs.leaves.items():
@@ -167,7 +169,7 @@ def test_gradients_are_the_differences_of_the_formula(name):
 def test_bfloat16_autocast_stays_close(name):
     schema = schema_of(features_for(name))
     model = build(name, schema).float()
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=64)
+    inputs = inputs_for(model, schema, num_examples=64)
     inputs = to_float(inputs)
     exact = model(inputs.numeric, inputs.embeddings)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -195,7 +197,7 @@ def test_batch_norm_and_dropout_train_on_the_smallest_batches(name, num_examples
     model = build(name, schema, batch_norm=True, dropout=0.5).train()
     assert any(isinstance(layer, torch.nn.BatchNorm1d) for layer in model.modules())
     assert {type(m) for m in model.modules() if "Dropout" in type(m).__name__} == {torch.nn.Dropout}
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=num_examples)
+    inputs = inputs_for(model, schema, num_examples=num_examples)
     logits = model(inputs.numeric, inputs.embeddings)
     assert logits.shape == (num_examples, 1)
     assert torch.isfinite(logits).all()
@@ -207,7 +209,7 @@ def test_models_start_near_even_odds(name):
     schema = schema_of(features_for(name))
     torch.manual_seed(2)
     model = create(name, schema, required(name, schema)).double()
-    inputs = naive.make_inputs(schema, needs_of(model, schema), num_examples=32)
+    inputs = inputs_for(model, schema, num_examples=32)
     for leaf in inputs.leaves.values():
         leaf.data.mul_(0.01)
     logits = model(inputs.numeric, inputs.embeddings)
@@ -221,8 +223,8 @@ def test_parameters_fit_any_packing_and_any_process(name):
     options = OPTIONS[name] | required(name, schema)
     model, other = build(name, schema), create(name, schema, options).double()
     other.load_state_dict(model.state_dict())
-    inputs = naive.make_inputs(schema, needs_of(model, schema), packing="one")
-    split = naive.make_inputs(schema, needs_of(model, schema), packing="split")
+    inputs = inputs_for(model, schema, packing="one")
+    split = inputs_for(model, schema, packing="split")
     torch.testing.assert_close(
         model(inputs.numeric, inputs.embeddings),
         other(split.numeric, split.embeddings),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
-from zoo_cases import features_for, required
+from zoo_cases import HISTORIES, features_for, required
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, create, needs_of
@@ -65,6 +65,8 @@ def test_models_of_girih_declare_theirs(name):
     both = {"first_order", "embedding"}
     kinds = dict.fromkeys(("fm", "wide_deep", "deepfm", "xdeepfm"), both) | {"lr": {"first_order"}}
     expected = {feature.name: kinds.get(name, {"embedding"}) for feature in schema.sparse}
-    if name in ("din", "can"):
+    if name in HISTORIES:
         expected["seen"] = {"sequence"}
+    if name == "atbrg":
+        expected["near"] = {"sequence"}
     assert needs_of(create(name, schema, required(name, schema)), schema) == expected

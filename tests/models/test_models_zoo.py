@@ -17,6 +17,8 @@ from girih.schema import Categorical, Numeric, Schema, Sequence
 
 USER, ITEM = Categorical(name="user", dim=4), Categorical(name="item", dim=4)
 SCHEMA = Schema([USER, ITEM, Numeric(name="age"), Sequence(name="seen", table="item")], "click")
+NEAR = Sequence(name="near", table="item")
+GRAPH = Schema([*SCHEMA.features, NEAR, Sequence(name="far", table="item")], "click")
 PLAIN = Schema([USER, ITEM], "click")
 TWO_LABELS = Schema([USER, ITEM], ["click", "like"])
 DIMS = Schema([USER, Categorical(name="city", dim=8)], "click")
@@ -70,6 +72,13 @@ def test_defaults_build(name):
         ("din", {"attention": {"seen": "itm"}}, "attention.seen = 'itm': .*; did you mean 'item'"),
         ("din", {"attention": {"seen": 3}}, "expected a string"),
         ("din", {"softmax": "yes"}, "expected true or false"),
+        ("dien", {"hidden": []}, "at least one of them"),
+        ("dien", {"auxiliary": -0.5}, "auxiliary = -0.5: expected a finite number ≥ 0"),
+        ("dien", {"attention": {"seen": "itm"}}, "attention.seen = 'itm': .*; did you mean 'item'"),
+        ("dsin", {"session_length": 0}, "session_length = 0: expected an integer of at least 1"),
+        ("dsin", {"max_sessions": 0}, "max_sessions = 0"),
+        ("dsin", {"heads": 3}, "heads = 3: expected a divisor of 4, the dim of 'seen'"),
+        ("dsin", {"session_lenght": 5}, "unknown option 'session_lenght'; did you mean 'session_length'"),
         ("xdeepfm", {"cin_layers": []}, "cin_layers"),
         ("xdeepfm", {"split_half": 1}, "expected true or false"),
         (
@@ -139,6 +148,8 @@ def test_python_callers_are_checked_too():
         ("dlrm", DIMS, "dlrm: features must have one dim"),
         ("xdeepfm", DIMS, "xdeepfm: features must have one dim"),
         ("din", PLAIN, "no sequence feature"),
+        ("dien", PLAIN, "dien: the schema has no sequence feature"),
+        ("dsin", Schema([USER, Sequence(name="seen")], "click"), "dsin: .*expected one categorical feature"),
         ("din", Schema([USER, Sequence(name="seen")], "click"), "expected one categorical feature"),
         (
             "din",
@@ -156,6 +167,40 @@ def test_schemas_without_an_answer_are_refused(name, schema, message):
 def test_din_pairs_must_have_one_dim():
     schema = Schema([USER, Sequence(name="tags", dim=8)], "click")
     refused("din: tags and user: features must have one dim", "din", schema, {"attention": {"tags": "user"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "option 'relations' is missing"),
+        ({"relations": {}}, r"relations = {}: expected a table of neighbours = whose they are"),
+        ({"relations": {"nea": "item"}}, "relations: 'nea' is not a sequence feature; did you mean 'near'"),
+        (
+            {"relations": {"near": "itm", "far": "near"}},
+            "relations.near = 'itm': neither .*; did you mean 'item'",
+        ),
+        (
+            {"relations": {"near": "far", "far": "near"}},
+            "relations.far = 'near': goes round; expected to end",
+        ),
+        (
+            {"relations": {"near": "item"}, "attention": {"near": "item"}},
+            "relations: 'near' is a history in attention",
+        ),
+    ],
+)
+def test_relations_hang_from_targets_and_histories(options, message):
+    refused(message, "atbrg", GRAPH, options)
+
+
+def test_a_graph_has_one_dim():
+    schema = Schema([*SCHEMA.features, Sequence(name="kinds", dim=8)], "click")
+    refused(
+        "atbrg: nodes of the graph: features must have one dim",
+        "atbrg",
+        schema,
+        {"relations": {"kinds": "seen"}},
+    )
 
 
 def test_what_two_tower_star_and_can_cannot_do_with_a_schema():
@@ -182,7 +227,6 @@ def test_unknown_names_get_the_nearest():
 OWN = '''
 from __future__ import annotations
 import torch
-from zoo_cases import features_for, num_parameters, required
 from torch import nn
 from girih.schema import Schema
 import neighbour_of_own

@@ -12,6 +12,14 @@ from girih.schema import Categorical, Numeric, Schema, Sequence
 SPARSE = [Categorical(name=name, dim=3) for name in ("user", "item", "city", "hour")]
 NUMERIC = [Numeric(name="age"), Numeric(name="price")]
 MIXED = [SPARSE[0], NUMERIC[0], *SPARSE[1:], NUMERIC[1]]
+NEIGHBOURS = [
+    Sequence(name="near", table="item"),
+    Sequence(name="kinds", table="city"),
+    Sequence(name="far", table="hour"),
+]
+RELATIONS = {"near": "item", "kinds": "seen", "far": "near"}
+HISTORIES = ("din", "dien", "dsin", "atbrg", "can")
+"""Models that read the ids of a sequence one by one."""
 SIZES = {"hidden": [5, 4]}
 OPTIONS = {
     "lr": {},
@@ -24,6 +32,9 @@ OPTIONS = {
     "dcnv2": SIZES | {"cross_layers": 2},
     "xdeepfm": SIZES | {"cin_layers": [4, 3]},
     "din": SIZES | {"attention_hidden": [4]},
+    "dien": SIZES,
+    "dsin": SIZES | {"session_length": 2, "max_sessions": 2, "heads": 3},
+    "atbrg": SIZES | {"attention_hidden": [4]},
     "can": SIZES,
     "mmoe": {"num_experts": 3, "expert_hidden": [5, 4], "tower_hidden": [3]},
     "star": SIZES | {"auxiliary_hidden": [4], "indicator_dim": 2},
@@ -40,8 +51,11 @@ def schema_of(features, num_labels=1):
 def features_for(name, features=MIXED):
     """The features, and what the model needs beside them."""
     more = []
-    if name in ("din", "can") and not any(isinstance(feature, Sequence) for feature in features):
+    if name in HISTORIES and not any(isinstance(feature, Sequence) for feature in features):
         more.append(Sequence(name="seen", table="item"))
+    if name == "atbrg":  # neighbours that share a table with one of the features
+        tables = {feature.name for feature in features}
+        more += [neighbour for neighbour in NEIGHBOURS if neighbour.table in tables]
     if name == "can":
         dim = next(feature.dim or 16 for feature in features if feature.name == "user")
         more.append(Categorical(name="units", dim=num_parameters(dim)))
@@ -58,6 +72,9 @@ def num_parameters(dim):
 
 def required(name, schema):
     """The options without which a model cannot be built."""
+    if name == "atbrg":
+        names = {feature.name for feature in schema.features}
+        return {"relations": {near: of for near, of in RELATIONS.items() if near in names}}
     if name == "can":
         return {"co_action": {"units": ["user", "seen"]}, "unit_layers": list(LAYERS), "orders": ORDERS}
     if name == "star":
@@ -75,8 +92,16 @@ def build(name, schema, **options):
     return model
 
 
+def inputs_for(model, schema, **more):
+    """A random batch of what the model reads."""
+    relations = getattr(model, "relations", None)
+    return naive.make_inputs(schema, needs_of(model, schema), relations=relations, **more)
+
+
 def twin(name, model, schema, inputs, **options):
     """The naive twin's logits."""
+    if name in naive.SEQUENCE_MODELS:
+        return naive.Twin(name, model)(inputs.numeric, inputs.embeddings).detach().numpy()
     dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
     numeric = [feature.name for feature in schema.numeric]
     if name == "din":
@@ -98,7 +123,7 @@ def twin(name, model, schema, inputs, **options):
 
 def check(name, schema, packing="one", twin_options=None, **options):
     model = build(name, schema, **options)
-    inputs = naive.make_inputs(schema, needs_of(model, schema), packing=packing)
+    inputs = inputs_for(model, schema, packing=packing)
     logits = model(inputs.numeric, inputs.embeddings)
     assert logits.shape == (5, len(schema.labels.names))
     agree(logits, twin(name, model, schema, inputs, **(twin_options or {})))

@@ -96,3 +96,13 @@ def test_kuairand_beats_logistic_regression(data, tmp_path, monkeypatch):
     monkeypatch.setenv("KUAIRAND", str(tmp_path / "data"))
     summary = train(RECIPES / "kuairand" / "kuairand.toml", tmp_path / "run", "train.epochs=1")
     assert summary["auc"] >= 0.7215 + 0.01
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("model", ["dien", "atbrg"])
+def test_grocery_trains_models_of_sequences(data, tmp_path, model):
+    command = [sys.executable, str(RECIPES / "quality.py"), "--only", f"grocery/{model}", "--seeds", "1"]
+    done = subprocess.run([*command, "--work", str(tmp_path)], check=True, capture_output=True, text=True)
+    summary = json.loads((tmp_path / f"grocery-{model}-1" / "summary.json").read_text())
+    assert f"| grocery | {model} |" in done.stdout
+    assert summary["auc"] >= 0.6

@@ -41,6 +41,15 @@ ASYNCHRONOUS = {
     "strategy": "asynchronous",
     "options": ["staleness=0", "embedding_servers=2"],
 }
+DIEN = [
+    {
+        "name": f"{strategy}-dien-{auxiliary}",
+        "config": "din",
+        "strategy": strategy,
+        "overrides": [f'model={{name="dien", hidden=[8], auxiliary={auxiliary}}}', "train.max_steps=60"],
+    }
+    for strategy, auxiliary in (("local", 0.0), ("synchronous", 0.0), ("local", 1.0), ("synchronous", 1.0))
+]
 ONE_EACH = [
     {"name": f"one-{name}-{c}", "config": c, "strategy": name, "options": options}
     for name, c, options in (
@@ -76,7 +85,8 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(directory):
-    return play_all(directory, [*SYNCHRONOUS, *HYBRID, *CHANGED, COMPRESSED, HALF, ASYNCHRONOUS], 2)
+    scenes = [*SYNCHRONOUS, *HYBRID, *CHANGED, COMPRESSED, HALF, ASYNCHRONOUS, *DIEN[1::2]]
+    return play_all(directory, scenes, 2)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +119,17 @@ def test_hybrid_without_staleness_equals_synchronous_bit_for_bit(directory, two,
     assert difference(directory / f"synchronous-{config}", directory / f"hybrid-{config}") == (0, 0)
     for name in ("auc", "logloss", "num_rows", "num_examples", "by_label"):
         assert two[f"hybrid-{config}"][name] == two[f"synchronous-{config}"][name]
+
+
+def test_dien_on_two_trainers_equals_local_but_for_the_negatives_that_each_finds_in_its_share(directory, two):
+    for scene in DIEN[::2]:
+        play(directory, scene)
+    rows, dense = difference(directory / "local-dien-0.0", directory / "synchronous-dien-0.0")
+    assert rows < ROWS
+    assert dense < DENSE
+    rows, dense = difference(directory / "local-dien-1.0", directory / "synchronous-dien-1.0")
+    assert dense > DENSE
+    assert two["synchronous-dien-1.0"]["auc"] == pytest.approx(two["synchronous-dien-0.0"]["auc"], abs=0.1)
 
 
 @pytest.mark.parametrize("name", WITH)

@@ -418,13 +418,20 @@ def test_what_cannot_be_substituted_is_the_users_mistake(directory, tmp_path, ch
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ('name = "dcnv2"', "DCNv2: MatrixCross needs all columns of the layer before it"),
+        ('name = "dien", attention = {history = "user"}', "DIEN: it reads histories by layers that are not"),
+    ],
+)
 def test_a_model_that_cannot_be_substituted_is_the_users_mistake_on_one_trainer_too(
-    directory, tmp_path, capsys
+    directory, tmp_path, capsys, model, reason
 ):
-    words = in_wide(directory, tmp_path / "run", 'model = {name = "dcnv2"}')
+    words = in_wide(directory, tmp_path / "run", f"model = {{{model}}}")
     assert girih(words[3:]) == 2
     told = capsys.readouterr().err
-    assert "DCNv2: MatrixCross needs all columns of the layer before it" in told
+    assert reason in told
     assert len(told.strip().splitlines()) == 1
 
 

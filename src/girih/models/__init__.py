@@ -9,13 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from girih.models.atbrg import ATBRG
     from girih.models.can import CAN
     from girih.models.dcn import DCN
     from girih.models.dcnv2 import DCNv2
     from girih.models.deepfm import DeepFM
+    from girih.models.dien import DIEN
     from girih.models.din import DIN
     from girih.models.dlrm import DLRM
     from girih.models.dnn import DNN
+    from girih.models.dsin import DSIN
     from girih.models.embeddings import Block, Embeddings, Jagged
     from girih.models.fm import FM
     from girih.models.loss import bce_with_logits
@@ -29,12 +32,15 @@ if TYPE_CHECKING:
     from girih.models.zoo import BY_NAME, create
 
 __all__ = [
+    "ATBRG",
     "BY_NAME",
     "CAN",
     "DCN",
+    "DIEN",
     "DIN",
     "DLRM",
     "DNN",
+    "DSIN",
     "FM",
     "LR",
     "STAR",

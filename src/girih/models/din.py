@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
 from girih.config.checks import flag
-from girih.errors import ConfigError, nearest
-from girih.models import checks, needs
+from girih.models import checks, histories, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention
 from girih.models.model import Model
 from girih.models.operators import AttendedProjection, FieldMLP
-from girih.schema import Categorical, Schema, Sequence
+from girih.schema import Schema
 
 
 class DIN(Model):
@@ -42,8 +39,8 @@ class DIN(Model):
         hidden = checks.widths("hidden", hidden)
         attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
         flag("softmax", softmax)
-        self.pairs = pairs = _by_table(schema) if attention is None else _checked(schema, attention)
-        dims = {pair[0]: checks.one_dim(f"din: {' and '.join(pair)}", schema, pair) for pair in pairs}
+        self.pairs = pairs = histories.pairs_of("din", schema, attention)
+        dims = histories.dims_of("din", schema, pairs)
         self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
         units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values())
         pooled = [f.name for f in schema.sparse if f.name not in dims]
@@ -61,34 +58,3 @@ class DIN(Model):
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         return self.deep(numeric, embeddings)
-
-
-def _by_table(schema: Schema) -> tuple[tuple[str, str], ...]:
-    sequences = [feature for feature in schema.sparse if isinstance(feature, Sequence)]
-    categorical = [feature for feature in schema.sparse if isinstance(feature, Categorical)]
-    if not sequences:
-        raise ConfigError("din: the schema has no sequence feature; set kind = 'sequence' for the history")
-    pairs = []
-    for sequence in sequences:
-        targets = [feature.name for feature in categorical if feature.table_name == sequence.table_name]
-        if len(targets) != 1:
-            raise ConfigError(
-                f"din: sequence {sequence.name!r} shares its table {sequence.table_name!r} with {targets}; "
-                "expected one categorical feature, its target: share a table with it, or name it in attention"
-            )
-        pairs.append((sequence.name, targets[0]))
-    return tuple(pairs)
-
-
-def _checked(schema: Schema, attention: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    if not isinstance(attention, Mapping) or not attention:
-        raise ConfigError(f"attention = {attention!r}: expected a table of sequence = target")
-    sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
-    targets = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)]
-    for name, target in attention.items():
-        if name not in sequences:
-            raise ConfigError(f"attention: {name!r} is not a sequence feature{nearest(name, sequences)}")
-        if target not in targets:
-            hint = nearest(target, targets)
-            raise ConfigError(f"attention.{name} = {target!r}: not a categorical feature{hint}")
-    return tuple((name, attention[name]) for name in sequences if name in attention)

@@ -36,6 +36,18 @@ class Jagged(NamedTuple):
         numbers = torch.arange(lengths.numel(), device=lengths.device)
         return numbers.repeat_interleave(lengths, output_size=self.values.shape[0])
 
+    def positions(self) -> Tensor:
+        """The place of each of the L vectors in its sequence, from 0, int64[L]."""
+        begins = self.offsets[:-1].index_select(0, self.examples())
+        return torch.arange(begins.numel(), device=begins.device) - begins
+
+    def last(self) -> Tensor:
+        """The last vector of each sequence, float32[B, D]; zeros where it is empty."""
+        (filled,) = self.offsets.diff().nonzero(as_tuple=True)
+        ends = self.offsets[1:].index_select(0, filled)
+        found = self.values.new_zeros(self.offsets.numel() - 1, self.values.shape[1])
+        return found.index_copy(0, filled, self.values.index_select(0, ends - 1))
+
     def padded(self, max_length: int | None = None) -> tuple[Tensor, Tensor]:
         """Returns float32[B, M, D], zeros past each end, and the bool[B, M] mask of what is real.
 

@@ -59,6 +59,22 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     return loss
 
 
+def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean over examples, Σ w_b · v_b / Σ w_b, for the part of a loss that has a value for each of them.
+
+    Args:
+        values: float32[B]. weights: float32[B], one per example; None where all are 1.
+
+    Returns:
+        float32[]; 0 where the weights sum to 0 or there are no examples.
+    """
+    if weights is None:
+        return values.sum() / max(1, values.numel())
+    wide = weights.double()  # their sum may be more than float32 holds
+    total = wide.sum()
+    return (values * torch.where(total > 0, wide / total, 0.0).to(values.dtype)).sum()
+
+
 class _BinaryCrossEntropy(torch.autograd.Function):
     """The gradient is computed with the loss, so that no graph of elementwise operations is kept."""
 

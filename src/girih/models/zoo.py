@@ -12,13 +12,16 @@ from torch import nn
 from girih.config import check_call
 from girih.config.user_code import blame, load_class
 from girih.errors import ConfigError, nearest
+from girih.models.atbrg import ATBRG
 from girih.models.can import CAN
 from girih.models.dcn import DCN
 from girih.models.dcnv2 import DCNv2
 from girih.models.deepfm import DeepFM
+from girih.models.dien import DIEN
 from girih.models.din import DIN
 from girih.models.dlrm import DLRM
 from girih.models.dnn import DNN
+from girih.models.dsin import DSIN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
@@ -39,6 +42,9 @@ BY_NAME: dict[str, type[nn.Module]] = {
     "dcnv2": DCNv2,
     "xdeepfm": XDeepFM,
     "din": DIN,
+    "dien": DIEN,
+    "dsin": DSIN,
+    "atbrg": ATBRG,
     "can": CAN,
     "mmoe": MMoE,
     "star": STAR,

@@ -1,4 +1,4 @@
-"""DIN's attention: how much each id of a history matters to the candidate.
+"""Attention to a target: how much each vector of a sequence matters to it.
 
 Shapes: B examples, L ids of the history in the whole batch, D dim.
 """
@@ -32,14 +32,35 @@ class Attention(nn.Module):
         pairs = torch.cat([candidate, values, candidate - values, candidate * values], dim=1)
         scores = self.unit(pairs)[:, 0].to(values.dtype)
         if self.softmax:
-            scores = _softmax(scores, example, target.shape[0])
-        pooled = values.new_zeros(target.shape[0], values.shape[1])
-        return pooled.index_add(0, example, scores[:, None] * values)
+            scores = softmax_within(scores, example, target.shape[0])
+        return weighted_sum(scores, history)
 
 
-def _softmax(scores: Tensor, example: Tensor, num_examples: int) -> Tensor:
-    lowest = scores.new_full((num_examples,), -torch.inf)
-    top = lowest.scatter_reduce(0, example, scores.detach(), "amax")
-    weights = (scores - top.index_select(0, example)).exp()
-    total = scores.new_zeros(num_examples).index_add(0, example, weights)
-    return weights / total.index_select(0, example)
+class BilinearAttention(nn.Module):
+    """softmax_j(v_jᵀ W target) over an example's vectors (DIEN and DSIN); ``target_dim`` may differ from ``dim``."""
+
+    def __init__(self, dim: int, target_dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(target_dim, dim, bias=False)
+
+    def forward(self, target: Tensor, history: Jagged) -> Tensor:
+        """float32[B, target_dim] and a history of L vectors to its weights, float32[L]."""
+        example = history.examples()
+        wanted = self.linear(target).to(history.values.dtype).index_select(0, example)
+        return softmax_within((wanted * history.values).sum(dim=1), example, target.shape[0])
+
+
+def weighted_sum(weights: Tensor, history: Jagged) -> Tensor:
+    """Σ_j w_j · v_j of each example: float32[L] and a history of L ids to float32[B, D]."""
+    values = history.values
+    pooled = values.new_zeros(history.offsets.numel() - 1, values.shape[1])
+    return pooled.index_add(0, history.examples(), weights[:, None] * values)
+
+
+def softmax_within(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """The softmax over the scores of each group: float32[L] and int64[L] to float32[L]."""
+    lowest = scores.new_full((num_groups,), -torch.inf)
+    top = lowest.scatter_reduce(0, group, scores.detach(), "amax")
+    weights = (scores - top.index_select(0, group)).exp()
+    total = scores.new_zeros(num_groups).index_add(0, group, weights)
+    return weights / total.index_select(0, group)

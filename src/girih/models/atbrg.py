@@ -1,0 +1,158 @@
+"""Adaptive Target-Behavior Relational Graph network (Feng et al., SIGIR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from girih.config.checks import flag
+from girih.errors import ConfigError, DataError, nearest
+from girih.models import checks, histories, needs
+from girih.models.embeddings import Embeddings, Jagged
+from girih.models.layers.attention import Attention
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.layers.relations import Neighbours, RelationAwareExtractor
+from girih.models.model import Model
+from girih.schema import Schema, Sequence
+
+
+class ATBRG(Model):
+    """logits = MLP([embeddings, numeric, z_target, Σ_j a(z_j, z_target) z_j for each history]) (§3).
+
+    z is what a node of the graph has taken in of its neighbours, from the leaves up (relation-aware extractor), and ``a``
+    DIN's activation unit on these (representation activation). The graph comes with the data: each relation is a
+    sequence feature that has the neighbours of its nodes side by side, as many for each node. What connects and
+    prunes it prepares the data.
+
+    Args:
+        relations: neighbours (a sequence feature) → whose they are: a target, a history, or neighbours themselves, which
+            makes the graph deeper. All have one dim.
+        attention: history → its target, as for :class:`girih.models.DIN`; without it neighbours are no histories.
+        attention_hidden: layers of the activation unit. softmax: normalise the activation over the history.
+
+    Raises:
+        ConfigError: relations that hang from nothing, from themselves, or at other dims.
+    """
+
+    not_substitutable = histories.NOT_SUBSTITUTABLE
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        relations: dict[str, str],
+        attention: dict[str, str] | None = None,
+        attention_hidden: tuple[int, ...] = (80, 40),
+        softmax: bool = False,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(schema, needs.EMBEDDING)
+        hidden = checks.widths("hidden", hidden)
+        attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
+        flag("softmax", softmax)
+        _check_names(schema, relations)
+        self.pairs = histories.pairs_of("atbrg", schema, attention, others=relations)
+        roots = {name for pair in self.pairs for name in pair}
+        depth = _depth(relations, roots)
+        dim = checks.one_dim("atbrg: nodes of the graph", schema, {*roots, *relations})
+        self.relations = dict(relations)
+        whole = [history for history, _ in self.pairs] + list(relations)
+        self.needs |= dict.fromkeys(whole, frozenset({needs.SEQUENCE}))
+        self.relation_vectors = nn.Parameter(torch.randn(len(relations), dim) * dim**-0.5)
+        self.extractors = nn.ModuleList(RelationAwareExtractor(dim) for _ in range(depth))
+        self.units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for _ in self.pairs)
+        self.targets = tuple(dict.fromkeys(target for _, target in self.pairs))
+        pooled = [feature.name for feature in schema.sparse if feature.name not in whole]
+        self.inputs = DenseInput(schema, pooled, for_products=True)
+        width = self.inputs.width + dim * (len(self.targets) + len(self.pairs))
+        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T].
+
+        Raises:
+            DataError: a relation has not the same number of neighbours for each node of an example.
+        """
+        targets = {target: self._extract(target, embeddings).values for target in self.targets}
+        activated = [
+            unit(targets[target], self._extract(history, embeddings))
+            for unit, (history, target) in zip(self.units, self.pairs, strict=True)
+        ]
+        return self.deep(self.inputs(numeric, embeddings, *targets.values(), *activated))
+
+    def _extract(self, feature: str, embeddings: Embeddings, level: int = 0) -> Jagged:
+        """The nodes of a feature with what they take in of their neighbours, which have done so before."""
+        nodes = _nodes(feature, embeddings)
+        neighbours = []
+        for vector, (relation, heads) in zip(self.relation_vectors, self.relations.items(), strict=True):
+            if heads == feature:
+                tails = self._extract(relation, embeddings, level + 1)
+                neighbours.append(Neighbours(vector, tails.values, _heads(feature, nodes, relation, tails)))
+        if not neighbours:
+            return nodes
+        return nodes._replace(values=self.extractors[level](nodes.values, neighbours))
+
+
+def _nodes(feature: str, embeddings: Embeddings) -> Jagged:
+    """The nodes of a feature in each example: the ids of a sequence, or a target, of which each has one."""
+    if feature in embeddings.sequences:
+        return embeddings.sequences[feature]
+    targets = embeddings[feature]
+    return Jagged(targets, torch.arange(len(targets) + 1, device=targets.device))
+
+
+def _heads(feature: str, nodes: Jagged, relation: str, tails: Jagged) -> Tensor:
+    """The node whose neighbour each is, int64[M]: an example's neighbours are shared out evenly, in order."""
+    num_nodes, num_tails = nodes.offsets.diff(), tails.offsets.diff()
+    each = num_tails // num_nodes.clamp(min=1)
+    uneven = (each * num_nodes != num_tails).nonzero()
+    if len(uneven):
+        first = int(uneven[0])
+        raise DataError(
+            f"atbrg: {relation!r} has {int(num_tails[first])} ids where {feature!r} has {int(num_nodes[first])}; "
+            "expected as many neighbours for each node of an example: fill up with an id that stands for none"
+        )
+    example = tails.examples()
+    return nodes.offsets.index_select(0, example) + tails.positions() // each.index_select(0, example)
+
+
+def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:
+    if not isinstance(relations, Mapping) or not relations:
+        raise ConfigError(f"relations = {relations!r}: expected a table of neighbours = whose they are")
+    sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
+    for name in relations:
+        if name not in sequences:
+            raise ConfigError(f"relations: {name!r} is not a sequence feature{nearest(name, sequences)}")
+
+
+def _depth(relations: Mapping[str, str], roots: set[str]) -> int:
+    """The number of layers between the farthest neighbours and a target or history."""
+    for name in relations:
+        if name in roots:
+            raise ConfigError(
+                f"relations: {name!r} is a history in attention; expected a sequence of neighbours"
+            )
+    depths = [len(_path(name, relations, roots)) for name in relations]
+    return max(depths)
+
+
+def _path(name: str, relations: Mapping[str, str], roots: set[str]) -> list[str]:
+    """The relations from some neighbours to a target or history."""
+    path = [name]
+    while (heads := relations[path[-1]]) not in roots:
+        if heads not in relations:
+            known = sorted({*roots, *relations})
+            raise ConfigError(
+                f"relations.{path[-1]} = {heads!r}: neither a target, a history nor neighbours{nearest(heads, known)}"
+            )
+        if heads in path:
+            raise ConfigError(
+                f"relations.{path[-1]} = {heads!r}: goes round; expected to end at a target or history"
+            )
+        path.append(heads)
+    return path

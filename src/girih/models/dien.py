@@ -1,0 +1,138 @@
+"""Deep Interest Evolution Network (Zhou et al., AAAI 2019)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.config import build
+from girih.config.bounds import NonNegative
+from girih.models import checks, histories, needs
+from girih.models.embeddings import Embeddings, Jagged
+from girih.models.layers.attention import BilinearAttention
+from girih.models.layers.gru import GRU
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.layers.steps import Steps
+from girih.models.loss import Targets, bce_with_logits, weighted_mean
+from girih.models.model import Model
+from girih.schema import Schema
+
+
+class DIEN(Model):
+    """logits = MLP([embeddings, numeric, h'_T for each history]), loss = L_target + α · L_aux.
+
+    Interest extractor: h_t = GRU(behaviour_t). Interest evolution: a_t = softmax_t(h_tᵀ W target), h'_t = AUGRU(h_t, a_t).
+    The auxiliary loss has h_t tell behaviour t + 1 from a negative (:func:`auxiliary_losses`).
+
+    The forward pass of a training step leaves the auxiliary loss here for :meth:`loss`, which takes it.
+
+    Args:
+        attention: history → its target, as for :class:`girih.models.DIN`.
+        auxiliary: α; 0 trains without the auxiliary loss.
+    """
+
+    not_substitutable = histories.NOT_SUBSTITUTABLE
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        attention: dict[str, str] | None = None,
+        auxiliary: float = 1.0,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(schema, needs.EMBEDDING)
+        hidden = checks.widths("hidden", hidden)
+        self.auxiliary: float = build(NonNegative, auxiliary, "auxiliary")
+        self.pairs = histories.pairs_of("dien", schema, attention)
+        dims = histories.dims_of("dien", schema, self.pairs)
+        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
+        self.units = nn.ModuleList(InterestEvolution(dim) for dim in dims.values())
+        pooled = [feature.name for feature in schema.sparse if feature.name not in dims]
+        self.inputs = DenseInput(schema, pooled, for_products=True)
+        width = self.inputs.width + sum(dims.values())
+        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self._left_for_loss: Tensor | None = None
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        evolved, auxiliary = [], numeric.new_zeros(len(numeric))
+        for unit, (history, target) in zip(self.units, self.pairs, strict=True):
+            behaviours = embeddings.sequences[history]
+            interests, final = unit(behaviours, embeddings[target])
+            evolved.append(final)
+            if self.training and self.auxiliary > 0:
+                auxiliary = auxiliary + auxiliary_losses(interests, behaviours)
+        self._left_for_loss = auxiliary if auxiliary.requires_grad else None
+        return self.deep(self.inputs(numeric, embeddings, *evolved))
+
+    def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
+        """L_target + α · L_aux, means over the examples by weight, 0-d."""
+        loss = bce_with_logits(outputs, *batch)
+        auxiliary, self._left_for_loss = self._left_for_loss, None
+        if auxiliary is None:
+            return loss
+        return loss + self.auxiliary * weighted_mean(auxiliary, batch.example_weights)
+
+
+class InterestEvolution(nn.Module):
+    """Interests of a history, and what became of those that its target asks for.
+
+    Shapes: L behaviours of all examples together, D dim: of behaviours, target and interests alike, for the auxiliary loss
+    multiplies interests with behaviours.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.extractor = GRU(dim, dim)
+        self.attention = BilinearAttention(dim, dim)
+        self.evolution = GRU(dim, dim)
+
+    def forward(self, behaviours: Jagged, target: Tensor) -> tuple[Tensor, Tensor]:
+        """A history and float32[B, D] to the interests float32[L, D] and the last state float32[B, D], 0 without any."""
+        steps = Steps.of(behaviours)
+        interests = behaviours._replace(values=self.extractor(behaviours.values, steps))
+        attention = self.attention(target, interests)
+        evolved = behaviours._replace(values=self.evolution(interests.values, steps, attention))
+        return interests.values, evolved.last()
+
+
+def auxiliary_losses(interests: Tensor, behaviours: Jagged) -> Tensor:
+    """What each example's interests fail to say about the behaviours that follow them, float32[B].
+
+    The mean over t of −log σ(h_tᵀ e_{t+1}) − log(1 − σ(h_tᵀ ê_{t+1})). The paper samples the negative ê from all items;
+    here it is the behaviour that the next example of the batch (after the last the first) has at the place t + 1, of those
+    that are so long. A place that no other example has is left out.
+
+    Args:
+        interests: float32[L, D].
+    """
+    (following,) = behaviours.positions().nonzero(as_tuple=True)
+    negatives = _at_the_same_place(behaviours).index_select(0, following)
+    has_negative = negatives != following
+    following, negatives = following[has_negative], negatives[has_negative]
+    values, before = behaviours.values, interests.index_select(0, following - 1)
+    clicked = (before * values.index_select(0, following)).sum(dim=1)
+    not_clicked = (before * values.index_select(0, negatives)).sum(dim=1)
+    losses = F.softplus(-clicked) + F.softplus(not_clicked)
+    example = behaviours.examples().index_select(0, following)
+    num_examples = behaviours.offsets.numel() - 1
+    counts = example.bincount(minlength=num_examples).clamp(min=1)
+    return losses.new_zeros(num_examples).index_add(0, example, losses) / counts
+
+
+def _at_the_same_place(sequences: Jagged) -> Tensor:
+    """For each vector the one at its place in the next sequence that has such a place, int64[L]; itself if none has."""
+    positions = sequences.positions()
+    order = positions.argsort(stable=True)  # by place, then by example
+    places = positions.index_select(0, order)
+    sizes = positions.bincount()
+    ends = sizes.cumsum(0)
+    following = order.roll(-1)
+    first = order.index_select(0, (ends - sizes).index_select(0, places))
+    is_last = ends.index_select(0, places) - 1 == torch.arange(len(order), device=order.device)
+    return positions.index_copy(0, order, first.where(is_last, following))

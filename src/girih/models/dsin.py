@@ -1,0 +1,108 @@
+"""Deep Session Interest Network (Feng et al., IJCAI 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from girih.config.checks import integer
+from girih.errors import ConfigError
+from girih.models import checks, histories, needs
+from girih.models.embeddings import Embeddings, Jagged
+from girih.models.layers import sessions
+from girih.models.layers.attention import BilinearAttention, weighted_sum
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.lstm import BiLSTM
+from girih.models.layers.mlp import MLP
+from girih.models.layers.self_attention import SelfAttention
+from girih.models.model import Model
+from girih.schema import Schema
+
+
+class DSIN(Model):
+    """logits = MLP([embeddings, numeric, U^I and U^H for each history]): the interests of sessions, and how they evolve.
+
+    The paper begins a session where 30 minutes pass between two clicks. A batch has ids without their times, so sessions
+    are cut by length (:func:`girih.models.layers.sessions.cut`).
+
+    Args:
+        attention: history → its target, as for :class:`girih.models.DIN`.
+        session_length: ids of a session. max_sessions: sessions of a history; ids before them are left out.
+        heads: of the self-attention; they divide the histories' dims.
+    """
+
+    not_substitutable = histories.NOT_SUBSTITUTABLE
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        attention: dict[str, str] | None = None,
+        session_length: int = 10,
+        max_sessions: int = 5,
+        heads: int = 1,
+        hidden: tuple[int, ...] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(schema, needs.EMBEDDING)
+        hidden = checks.widths("hidden", hidden)
+        integer("session_length", session_length)
+        integer("max_sessions", max_sessions)
+        integer("heads", heads)
+        self.pairs = histories.pairs_of("dsin", schema, attention)
+        dims = histories.dims_of("dsin", schema, self.pairs)
+        for history, dim in dims.items():
+            if dim % heads:
+                raise ConfigError(f"heads = {heads}: expected a divisor of {dim}, the dim of {history!r}")
+        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
+        self.units = nn.ModuleList(
+            SessionInterests(dim, session_length, max_sessions, heads) for dim in dims.values()
+        )
+        pooled = [feature.name for feature in schema.sparse if feature.name not in dims]
+        self.inputs = DenseInput(schema, pooled, for_products=True)
+        width = self.inputs.width + 3 * sum(dims.values())
+        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        interests = [
+            unit(embeddings.sequences[history], embeddings[target])
+            for unit, (history, target) in zip(self.units, self.pairs, strict=True)
+        ]
+        return self.deep(self.inputs(numeric, embeddings, *interests))
+
+
+class SessionInterests(nn.Module):
+    """What the sessions of a history say about its target, by the layers of the paper.
+
+    - bias encoding: id t of session k has w^K_k + w^T_t + w^C added, k counted from the newest session
+    - interest extractor: I_k, the mean over session k of its self-attention, the same for all sessions
+    - interest interaction: H_k = BiLSTM(I_k), both directions side by side
+    - interest activation: U^I = Σ_k softmax_k(I_kᵀ W^I target) I_k, U^H likewise of H_k
+
+    Shapes: S sessions of all examples together, M ids of the longest, D dim.
+    """
+
+    def __init__(self, dim: int, session_length: int, max_sessions: int, heads: int) -> None:
+        super().__init__()
+        self.length, self.most = session_length, max_sessions
+        self.session_bias = nn.Parameter(torch.zeros(max_sessions))
+        self.place_bias = nn.Parameter(torch.zeros(session_length))
+        self.column_bias = nn.Parameter(torch.zeros(dim))
+        self.extractor = SelfAttention(dim, heads)
+        self.interaction = BiLSTM(dim, dim)
+        self.of_interests = BilinearAttention(dim, dim)
+        self.of_states = BilinearAttention(2 * dim, dim)
+
+    def forward(self, history: Jagged, target: Tensor) -> Tensor:
+        """A history and float32[B, D] to [U^I, U^H], float32[B, 3 · D]; zeros where a history is empty."""
+        values, mask, ages, offsets = sessions.cut(history, self.length, self.most)
+        places = self.place_bias[: values.shape[1], None]
+        biased = values + self.session_bias[ages][:, None, None] + places + self.column_bias
+        extracted = self.extractor(biased, mask) * mask[:, :, None]
+        interests = Jagged(extracted.sum(dim=1) / mask.sum(dim=1, keepdim=True), offsets)
+        states = Jagged(self.interaction(interests), offsets)
+        by_interests = weighted_sum(self.of_interests(target, interests), interests)
+        by_states = weighted_sum(self.of_states(target, states), states)
+        return torch.cat([by_interests, by_states], dim=1)
