@@ -15,6 +15,11 @@ from girih.sparse.spec import SparseSpec
 SIZE = 300
 
 
+@pytest.fixture(autouse=True)
+def _narrow_rows_are_wide(monkeypatch):
+    monkeypatch.setattr(shards, "WIDE", 1)
+
+
 def half_of(num_shards, optimizer, *, dtype="float32", pooling="sum", first_order=True, sequence=False):
     tables = [girih.Table(name="shared", dim=19, dtype=dtype), girih.Table(name="own", dim=19, dtype=dtype)]
     names = ["shared", "own", "shared"]

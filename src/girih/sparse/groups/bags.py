@@ -19,6 +19,7 @@ from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
+from girih.sparse.groups import shards
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
 from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, each
@@ -102,10 +103,14 @@ class Bags:
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
 
-        It does where ids hardly repeat, so that sums would take as much memory as their terms, and where one pass
+        It does where rows are wide and ids hardly repeat, so that sums would take as much memory as their terms, and where one pass
         serves all outputs. Sums of gradients as large as might overflow are formed first, by :meth:`scatter`.
         """
-        if keys.num_ids > DIRECT_REPEATS * keys.num_keys or not self._one_pass:
+        if (
+            not self._one_pass
+            or self.group.spec.dim < shards.WIDE
+            or keys.num_ids > DIRECT_REPEATS * keys.num_keys
+        ):
             return None
         taking_part = list(self._taking_part(given))
         if len(taking_part) > 1 or any(given[number] is None for number in self._passes[0]):

@@ -26,9 +26,8 @@ from girih.store import Store
 
 T = TypeVar("T")
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
-IN_PLACE_REPEATS = (
-    2.0  # ids per key up to which rows are read where they lie: copies of hot rows lie closer together
-)
+WIDE = 64  # columns of a row from which on copies of it cost more than they save
+IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read where they lie, as copies of hot rows lie closer
 
 
 @dataclass
@@ -214,7 +213,7 @@ class Shards:
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
-            if int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
+            if self.dim < WIDE or int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
                 addresses[own], where = addresses_in(out), None
             if counts is not None:
                 kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
