@@ -27,7 +27,7 @@ from girih.store import Store
 T = TypeVar("T")
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 WIDE = 64  # columns of a row from which on copies of it cost more than they save
-IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read where they lie, as copies of hot rows lie closer
+IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read in place: copies of hot rows lie closer
 
 
 @dataclass
