@@ -102,7 +102,7 @@ class InterestEvolution(nn.Module):
 
 
 def auxiliary_losses(interests: Tensor, behaviours: Jagged) -> Tensor:
-    """What each example's interests fail to say about the behaviours that follow them, float32[B].
+    """The auxiliary loss of each example: how badly its interests tell the behaviours that follow them, float32[B].
 
     The mean over t of −log σ(h_tᵀ e_{t+1}) − log(1 − σ(h_tᵀ ê_{t+1})). The paper samples the negative ê from all items;
     here it is the behaviour that the next example of the batch (after the last the first) has at the place t + 1, of those

@@ -74,7 +74,7 @@ class DSIN(Model):
 
 
 class SessionInterests(nn.Module):
-    """What the sessions of a history say about its target, by the layers of the paper.
+    """Interests of a history's sessions, weighed by its target: the four layers of the paper.
 
     - bias encoding: id t of session k has w^K_k + w^T_t + w^C added, k counted from the newest session
     - interest extractor: I_k, the mean over session k of its self-attention, the same for all sessions

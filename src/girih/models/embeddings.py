@@ -244,7 +244,7 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Where some features stand, in their order, and the blocks that they stand in.
+    """Places of some features, in their order, and the blocks that they stand in.
 
     It is the same in every batch of a run, so each is made once.
 

@@ -158,7 +158,7 @@ class STAR(Model):
 
 
 def _column_of(schema: Schema, domain: str) -> int:
-    """Where the domain stands among the numeric features."""
+    """The domain's place among the numeric features."""
     names = [feature.name for feature in schema.numeric]
     if domain not in names:
         sparse = next((feature for feature in schema.sparse if feature.name == domain), None)

@@ -89,7 +89,7 @@ class SparseStats:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What a log of steps counts: ``store`` and ``balance``."""
+        """Counters of a log of steps: ``store`` and ``balance``."""
         return {**self.store, **self.balance}
 
 

@@ -84,6 +84,6 @@ class DenseInput(nn.Module):
 
 
 def _columns_of(names: Sequence[str], schema: Schema) -> list[int] | None:
-    """Where some numeric features stand among a schema's; None where they are all of them, in order."""
+    """Places of some numeric features among a schema's; None where they are all of them, in order."""
     all_names = [feature.name for feature in schema.numeric]
     return None if list(names) == all_names else [all_names.index(name) for name in names]

@@ -71,7 +71,7 @@ class GroupKeys:
 
     @property
     def num_keys(self) -> int:
-        """How many there are."""
+        """Number of unique keys in all shards."""
         return sum(len(shard.keys) for shard in self.shards)
 
 
@@ -94,7 +94,7 @@ class Rows:
 
 
 def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Where each row of a C-contiguous array lies."""
+    """The address of each row of a C-contiguous array, int64[·]."""
     size, width = array.shape
     found: NDArray[np.int64] = array.ctypes.data + array.itemsize * width * np.arange(size, dtype=np.int64)
     return found

@@ -53,12 +53,12 @@ class _Traffic:
 
     @property
     def asks(self) -> list[int]:
-        """How many keys this rank asks of each."""
+        """Number of keys that this rank asks of each."""
         return [int(count) for count in self.route.told[:, self.group]]
 
     @property
     def asked(self) -> list[int]:
-        """How many keys each rank asks of this one."""
+        """Number of keys that each rank asks of this one."""
         return [int(count) for count in self.route.asked[:, self.group]]
 
 
