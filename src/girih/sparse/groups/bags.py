@@ -23,6 +23,7 @@ from girih.sparse.groups import shards
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
 from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, each
+from girih.sparse.groups.stitching import Stitching
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
@@ -61,6 +62,7 @@ class Bags:
         self._pool = pool
         self._buffers = Buffers()
         self._passes = passes(group.outputs)
+        self._stitching = Stitching.of(group.outputs, self._passes)
         self._parts = partition(group, num_parts)
         served = group.outputs[self._passes[0][0]] if len(self._passes) == 1 else None
         self._one_pass = (
@@ -79,23 +81,15 @@ class Bags:
         outputs, size = self.group.outputs, batch.num_examples
         num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
         addresses, offsets, weights = rows.addresses, sealed(batch.offsets), _weights_of(batch)
-        firsts = self._firsts(batch)
         found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
-        flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
+        targets = self._stitching.targets(found)
 
         def pool_part(part: int) -> None:
-            for number, *tails in self._passes:
-                output, out = outputs[number], flat[number]
-                num_rows = len(out) if output.whole else size
-                begin, end = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
-                if output.whole:
-                    start = output.ids_in(batch).start + begin
-                    pool_kernels.spread(addresses, output.first_column, keys.inverse, start, out[begin:end])
-                else:
-                    pool_kernels.pool(
-                        addresses, output.first_column, keys.inverse, offsets, weights, size, output.features,
-                        firsts[output.features], output.modes, begin, end, out, flat[tails[0]] if tails else NO_TAIL,
-                    )  # fmt: skip
+            begin, end = part * size // num_parts, (part + 1) * size // num_parts
+            pool_kernels.stitch(
+                addresses, keys.inverse, offsets, weights, size, *self._stitching.described, targets,
+                self._stitching.scratch(), begin, end,
+            )  # fmt: skip
 
         each(self._pool, num_parts, pool_part, len(keys.inverse))
         return found

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from girih.errors import ConfigError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
+from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store import Store
 
 T = TypeVar("T")
+NO_AMOUNTS = np.empty(0, np.int32)
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 WIDE = 64  # columns of a row from which on copies of it cost more than they save
 IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read in place: copies of hot rows lie closer
@@ -118,10 +120,10 @@ class Ids:
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        num_ids, of_table = kernels.count_ids(
-            sealed(self.offsets), self.num_examples, self.features, self.tables
-        )
-        return num_ids, of_table
+        firsts = self.features * self.num_examples
+        counts = self.offsets[firsts + self.num_examples] - self.offsets[firsts]
+        starts = np.flatnonzero(np.diff(self.tables, prepend=-1))
+        return int(counts.sum()), int(np.add.reduceat(counts, starts).max())
 
 
 class Dedup:
@@ -136,10 +138,19 @@ class Dedup:
         self._base = 1
 
     def unique(
-        self, of: Ids, inverse: NDArray[np.int32], shard: int = 0, num_shards: int = 1, first: int = 0
+        self,
+        of: Ids,
+        inverse: NDArray[np.int32],
+        shard: int = 0,
+        num_shards: int = 1,
+        first: int = 0,
+        amounts: NDArray[np.int32] | None = None,
     ) -> ShardKeys:
         """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
         ``inverse``.
+
+        Args:
+            amounts: int32[N], how often each id stands for itself, where ``inverse`` is -1 before; None is once.
         """
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
@@ -148,10 +159,34 @@ class Dedup:
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
-            self._slots, self._base, self._hashes, first, self._own, self._ends, inverse, keys, tables, counts, ends,
+            self._slots, self._base, self._hashes, first, self._own, self._ends,
+            sealed(NO_AMOUNTS if amounts is None else amounts), inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
+
+    def routed(
+        self, of: Ids, inverse: NDArray[np.int32], num_shards: int, shards_each: int, ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The unique keys, and how often each occurs, routed to the places that own so many neighbours of all shards.
+
+        Args:
+            inverse: int32[N], written: the number of each id's key.
+            ends: int64[P, T], written: the number of the first key behind each place's of each table.
+        """
+        num_ids, of_table = of.sizes
+        self._make_room(num_ids, of_table)
+        found, found_tables, found_counts, places, numbers, keys, counts = (
+            self._buffers.take(kind, num_ids)
+            for kind in (np.int64, np.int32, np.int32, np.int32, np.int32, np.int64, np.int32)
+        )
+        num_keys = routing.unique_and_partition(
+            sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, num_shards, shards_each,
+            self._slots, self._base, self._hashes, self._own, self._ends, found, found_tables, found_counts,
+            np.empty(len(of.features), np.int64), places, numbers, ends, inverse, keys, counts,
+        )  # fmt: skip
+        self._base += num_keys
+        return keys[:num_keys], counts[:num_keys]
 
     def _make_room(self, num_ids: int, ids_of_table: int) -> None:
         parted = ids_of_table > kernels.MOST_TOGETHER
@@ -209,14 +244,12 @@ class Shards:
         addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
-            store, mine = self.stores[s], self._unique(of, inverse, s)
+            store, mine = self.stores[s], self._unique(of, inverse, s, counts)
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
             if self.dim < WIDE or int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
                 addresses[own], where = addresses_in(out), None
-            if counts is not None:
-                kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
             if train:
                 mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, where)
             else:
@@ -268,9 +301,11 @@ class Shards:
             )
         return self._buffers.take(np.int32, len(of.ids))
 
-    def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
+    def _unique(
+        self, of: Ids, inverse: NDArray[np.int32], s: int, counts: NDArray[np.int32] | None = None
+    ) -> ShardKeys:
         store = self.stores[s]
-        return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0])
+        return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0], counts)
 
 
 def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
-from girih.kernels.cpu import routing
-from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.group import ids_of
 from girih.sparse.groups.pack import Group
@@ -66,18 +64,11 @@ class KeyRouter:
 
     def ask(self, batch: Batch) -> RoutedKeys:
         """The unique keys of a batch, routed."""
-        group, take = self.group, self._buffers.take
-        inverse = take(np.int32, len(batch.ids))
-        ids = ids_of(batch, group)
-        unique = self._dedup.unique(ids, inverse)
-        size = len(unique.keys)
-        where, numbers, counts = (take(np.int32, size) for _ in range(3))
-        keys = take(np.int64, size)
+        group, ids = self.group, ids_of(batch, self.group)
+        inverse = self._buffers.take(np.int32, len(batch.ids))
         ends = np.empty((self._num_processes, len(group.spec.tables)), np.int64)
         num_shards = self._num_processes * self._shards_each
-        routing.places_of(unique.keys, unique.tables, num_shards, self._shards_each, where, ends)
-        routing.route(unique.keys, unique.tables, unique.counts, where, ends, numbers, keys, counts)
-        routing.renumber(inverse, sealed(batch.offsets), batch.num_examples, group.features, numbers)
-        no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), size, np.int64)
+        keys, counts = self._dedup.routed(ids, inverse, num_shards, self._shards_each, ends)
+        no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
         routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse, ids.sizes[0])
         return RoutedKeys(routed, ends)
