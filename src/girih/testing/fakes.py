@@ -310,7 +310,9 @@ class FakeDense:
         self.losses: list[float] = []
         self.closed = False
 
-    def compute(self, batch: Batch, embeddings: Embeddings, onto: FakeComputed | None = None) -> FakeComputed:
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: FakeComputed | None = None, *, last: bool = True
+    ) -> FakeComputed:
         """Loss and gradients, in closed form."""
         before, self.num_batches = self.num_batches, self.num_batches + 1
         sums, logits = self._logits(batch, embeddings)

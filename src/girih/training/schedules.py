@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch
+from girih.data.shares import micro_batches
 from girih.dense.half import Computed, DenseHalf
 from girih.errors import NonFiniteError, WireError
+from girih.models.embeddings import Embeddings
 from girih.runs.stats import Spans
 from girih.sparse.half import Pending, Pulled, SparseHalf
 
@@ -67,9 +69,13 @@ class Pipelined:
 
     So lookups of later batches and updates of earlier ones go on beside dense compute (Persia §3, §4.2.1). With 0,
     each batch sees all updates before it.
+
+    Attributes:
+        micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
     """
 
     staleness: int
+    micro_batches: int = 1
 
     def __call__(
         self,
@@ -98,9 +104,8 @@ class Pipelined:
                         with spans("pull"):
                             ahead.append((*item, sparse.pull(item[0])))
                 if ahead:
-                    computed = _computed(
-                        ahead[0], dense, spans
-                    )  # what fails here stays ahead, and is let go of
+                    batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
+                    computed = self._computed(batch, pulled, dense, spans)
                     step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
                     num_updates += step.refused is None
                     under_way.append(pending)
@@ -116,17 +121,23 @@ class Pipelined:
                     pulled.discard(refused=False)
 
 
-def in_step() -> Pipelined:
+    def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
+        """Forward and backward of a batch whose rows are on their way."""
+
+        def rows(examples: slice) -> Embeddings:
+            with spans("wait for rows"):
+                return pulled.wait(examples)
+
+        computed = None
+        *earlier, (examples, last) = micro_batches(batch, self.micro_batches)
+        for each, part in earlier:
+            computed = dense.compute(part, rows(each), computed, last=False)
+        return dense.compute(last, rows(examples), computed)
+
+
+def in_step(micro_batches: int = 1) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0)
-
-
-def _computed(ahead: tuple[Batch, Token, Pulled], dense: DenseHalf, spans: Spans) -> Computed:
-    """Forward and backward of a batch whose rows are on their way."""
-    batch, _, pulled = ahead
-    with spans("wait for rows"):
-        embeddings = pulled.wait()
-    return dense.compute(batch, embeddings)
+    return Pipelined(0, micro_batches)
 
 
 def _moved(
