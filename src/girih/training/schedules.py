@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch
 from girih.data.shares import micro_batches
@@ -72,10 +72,12 @@ class Pipelined:
 
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
+        prefetch: one more batch is read, and what depends on its ids alone is done beside the compute of those before.
     """
 
     staleness: int
     micro_batches: int = 1
+    prefetch: bool = False
 
     def __call__(
         self,
@@ -88,21 +90,17 @@ class Pipelined:
         spans: Spans,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
-        source = iter(batches)
+        source = _Source(iter(batches), sparse, spans)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
-        ended = False
         try:
             while True:
                 while under_way and under_way[0].done():
                     under_way.popleft().wait()
-                while not ended and len(ahead) + len(under_way) <= self.staleness:
-                    item = next(source, None)
-                    if item is None:
-                        ended = True
-                    else:
-                        with spans("pull"):
-                            ahead.append((*item, sparse.pull(item[0])))
+                while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
+                    ahead.append(item)
+                if self.prefetch:
+                    source.prepare()
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
@@ -120,7 +118,6 @@ class Pipelined:
                 with suppress(WireError):  # what broke off the connection has been raised, or will be
                     pulled.discard(refused=False)
 
-
     def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
         """Forward and backward of a batch whose rows are on their way."""
 
@@ -135,9 +132,40 @@ class Pipelined:
         return dense.compute(last, rows(examples), computed)
 
 
-def in_step(micro_batches: int = 1) -> Pipelined:
+def in_step(micro_batches: int = 1, *, prefetch: bool = False) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0, micro_batches)
+    return Pipelined(0, micro_batches, prefetch)
+
+
+class _Source(Generic[Token]):
+    """Batches in turn, of which the next one may be prepared."""
+
+    def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
+        self._batches, self._sparse, self._spans = batches, sparse, spans
+        self._prepared: tuple[Batch, Token, Any] | None = None
+        self._ended = False
+
+    def prepare(self) -> None:
+        """Reads the next batch, and has it prepared; no-op where one is."""
+        if self._prepared is None and (item := self._next()):
+            self._prepared = (*item, self._sparse.prepare(item[0]))
+
+    def pull(self) -> tuple[Batch, Token, Pulled] | None:
+        """Starts to read the rows of the next batch; None after the last one."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            item = self._next()
+            prepared = item and (*item, None)
+        if prepared is None:
+            return None
+        batch, token, found = prepared
+        with self._spans("pull"):
+            return batch, token, self._sparse.pull(batch, found)
+
+    def _next(self) -> tuple[Batch, Token] | None:
+        item = None if self._ended else next(self._batches, None)
+        self._ended = item is None
+        return item
 
 
 def _moved(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from girih.data.batch import Batch
@@ -84,9 +84,7 @@ class AllReducedReplica(SynchronousReplica):
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return parallel
 
-    def _order_buckets(
-        self, parallel: DistributedDataParallel, batch: Batch, embeddings: Embeddings
-    ) -> None:
+    def _order_buckets(self, parallel: DistributedDataParallel, batch: Batch, embeddings: Embeddings) -> None:
         """Has DDP order its buckets now, as it does once, after a first backward pass.
 
         The order decides in which order a ring adds, and a run that is resumed must add as one that never stopped.

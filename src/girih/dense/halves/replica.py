@@ -90,7 +90,9 @@ class Replica:
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
         for parameter, gradient in zip(self.parameters, earlier, strict=True):
-            parameter.grad = gradient  # else that of a step that an error broke off, or of a loop of the user's
+            parameter.grad = (
+                gradient  # else that of a step that an error broke off, or of a loop of the user's
+            )
         if onto is None:  # a refused step must not move running means either
             buffers: Buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         else:

@@ -11,7 +11,7 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import I32, I64, I64x2, SealedI32
 from girih.kernels.cpu.hashing import key_hash, scaled
-from girih.kernels.cpu.jit import kernel
+from girih.kernels.cpu.jit import kernel, njit_lean
 
 
 @kernel()
@@ -27,6 +27,47 @@ def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places:
         place = scaled(key_hash(keys[k], tables[k]), num_shards) // shards_each
         places[k] = place
         ends[place, tables[k]] += 1
+    sum_up(ends)
+
+
+@kernel()
+def cut_places(
+    inverse: I32,
+    offsets: SealedI32,
+    num_examples: int,
+    features: I64,
+    behind: I64,
+    tables: I32,
+    firsts: I32,
+    places: I32,
+    ends: I64x2,
+) -> None:
+    """Cuts each place into as many as there are micro-batches, by the first one that has the key.
+
+    Args:
+        inverse: int32[N], the key of each id of these features.
+        behind: int64[M], the first example behind each micro-batch.
+        firsts: int32[U], scratch.
+        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written alike.
+    """
+    num_parts = len(behind)
+    firsts[:] = num_parts
+    for f in range(len(features)):
+        bag, begin = features[f] * num_examples, np.int64(0)
+        for part in range(num_parts):
+            for n in range(offsets[bag + begin], offsets[bag + behind[part]]):
+                firsts[inverse[n]] = min(firsts[inverse[n]], part)
+            begin = behind[part]
+    ends[:] = 0
+    for k in range(len(places)):
+        places[k] = places[k] * num_parts + firsts[k]
+        ends[places[k], tables[k]] += 1
+    sum_up(ends)
+
+
+@njit_lean
+def sum_up(ends: Any) -> None:
+    """From how many keys of each table each place has to the number of the first key behind these."""
     total = np.int64(0)
     for p in range(ends.shape[0]):
         for t in range(ends.shape[1]):

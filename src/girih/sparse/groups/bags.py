@@ -47,6 +47,25 @@ class DirectTerms:
     terms_of: Callable[[ShardKeys], Terms]
 
 
+class Pooling:
+    """The tensors of all outputs of a batch, which rows become, micro-batch by micro-batch.
+
+    Attributes:
+        outputs: float32[B, F, D], or float32[L, D] where one is whole; any numbers where nothing was filled in.
+    """
+
+    def __init__(
+        self, bags: Bags, rows: Rows, keys: GroupKeys, batch: Batch, outputs: list[NDArray[np.float32]]
+    ) -> None:
+        self._bags = bags
+        self.rows, self.keys, self.batch, self.outputs = rows, keys, batch, outputs
+        self.firsts = bags.firsts(batch)
+
+    def fill(self, examples: slice) -> None:
+        """Fills in what is some examples'; the rows of their keys must be there."""
+        self._bags.fill(self, examples)
+
+
 class Bags:
     """Pools rows, and scatters gradients.
 
@@ -70,24 +89,38 @@ class Bags:
     def pool(
         self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None
     ) -> list[NDArray[np.float32]]:
-        """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole.
+        """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole; see :meth:`pooling`."""
+        pooling = self.pooling(rows, keys, batch, take)
+        pooling.fill(slice(0, batch.num_examples))
+        return pooling.outputs
+
+    def pooling(self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None) -> Pooling:
+        """Tensors of all outputs that are still to be filled.
 
         Args:
             rows: of the key of each number.
             take: gives the memory for the tensors; its own where None.
         """
-        outputs, size = self.group.outputs, batch.num_examples
-        num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
-        addresses, offsets, weights = rows.addresses, sealed(batch.offsets), _weights_of(batch)
-        firsts = self._firsts(batch)
-        found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
-        flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
+        outputs = [
+            (take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in self.group.outputs
+        ]
+        return Pooling(self, rows, keys, batch, outputs)
 
-        def pool_part(part: int) -> None:
+    def fill(self, pooling: Pooling, examples: slice) -> None:
+        """See :meth:`Pooling.fill`."""
+        rows, keys, batch, firsts = pooling.rows, pooling.keys, pooling.batch, pooling.firsts
+        size, num_examples = batch.num_examples, examples.stop - examples.start
+        num_ids = len(keys.inverse) * num_examples // max(1, size)
+        num_parts = self._num_parts if num_ids >= FEW_IDS else 1
+        addresses, offsets, weights = rows.addresses, sealed(batch.offsets), _weights_of(batch)
+        flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in pooling.outputs]
+
+        def fill_part(part: int) -> None:
             for number, *tails in self._passes:
-                output, out = outputs[number], flat[number]
-                num_rows = len(out) if output.whole else size
-                begin, end = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
+                output, out = self.group.outputs[number], flat[number]
+                own = output.rows_in(batch, examples)
+                num_rows = own.stop - own.start
+                begin, end = (own.start + p * num_rows // num_parts for p in (part, part + 1))
                 if output.whole:
                     start = output.ids_in(batch).start + begin
                     pool_kernels.spread(addresses, output.first_column, keys.inverse, start, out[begin:end])
@@ -97,8 +130,7 @@ class Bags:
                         firsts[output.features], output.modes, begin, end, out, flat[tails[0]] if tails else NO_TAIL,
                     )  # fmt: skip
 
-        each(self._pool, num_parts, pool_part, len(keys.inverse))
-        return found
+        each(self._pool, num_parts, fill_part, num_ids)
 
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
@@ -132,7 +164,7 @@ class Bags:
         """The terms of a shard's keys."""
         output, firsts, weights = (
             self.group.outputs[self._passes[0][0]],
-            self._firsts(batch),
+            self.firsts(batch),
             _weights_of(batch),
         )
         take, num_terms = self._buffers.take, int(part.counts.sum())
@@ -152,7 +184,7 @@ class Bags:
         Returns:
             float32[·, W], the gradient of the key of each number; and a key whose own is not finite, or -1.
         """
-        firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
+        firsts, offsets, weights = self.firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
         taking_part = list(self._taking_part(given))
 
@@ -193,7 +225,7 @@ class Bags:
             else:
                 yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in found)
 
-    def _firsts(self, batch: Batch) -> NDArray[np.int64]:
+    def firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""
         firsts = np.full(1 + int(self.group.features.max()), -1, np.int64)
         if batch.weights is None:

@@ -59,6 +59,14 @@ class Output:
         """Slice of the ids of a whole output's one feature in a batch."""
         return ids_within(batch, int(self.features[0]))
 
+    def rows_in(self, batch: Batch, examples: slice) -> slice:
+        """The rows of the tensor for a batch that are some examples'."""
+        if not self.whole:
+            return examples
+        first = int(self.features[0]) * batch.num_examples
+        begin, start, stop = (int(batch.offsets[first + b]) for b in (0, examples.start, examples.stop))
+        return slice(start - begin, stop - begin)
+
     def shape_in(self, batch: Batch) -> tuple[int, ...]:
         """The shape of the tensor for a batch."""
         if self.whole:

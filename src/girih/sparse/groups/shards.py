@@ -187,7 +187,13 @@ class Shards:
         return self.stores[0].spec.dim
 
     def lookup(
-        self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None
+        self,
+        of: Ids,
+        step: int,
+        *,
+        train: bool,
+        counts: NDArray[np.int32] | None = None,
+        found: GroupKeys | None = None,
     ) -> tuple[GroupKeys, Rows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
@@ -195,6 +201,7 @@ class Shards:
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
+            found: what :meth:`find` found, read once at most; None finds it now.
 
         Returns:
             The keys, and their rows.
@@ -202,14 +209,14 @@ class Shards:
         Raises:
             ConfigError: so many ids in so many shards that 32 bits do not number their keys.
         """
-        num_ids, inverse = of.sizes[0], self._inverse(of)
-        if counts is not None:
-            inverse.fill(-1)
+        num_ids = of.sizes[0]
+        inverse = self._inverse(of, marked=counts is not None) if found is None else found.inverse
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
         addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
-            store, mine = self.stores[s], self._unique(of, inverse, s)
+            store = self.stores[s]
+            mine = self._unique(of, inverse, s) if found is None else found.shards[s]
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
@@ -223,12 +230,16 @@ class Shards:
                 mine.rows = store.peek(mine.keys, mine.tables, out, where)
             return mine
 
-        found = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
-        return found, Rows(addresses, (values,))
+        keys = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
+        return keys, Rows(addresses, (values,))
 
-    def find(self, of: Ids) -> GroupKeys:
-        """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does."""
-        inverse = self._inverse(of)
+    def find(self, of: Ids, *, marked: bool = False) -> GroupKeys:
+        """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does.
+
+        Args:
+            marked: numbers of ids that belong elsewhere are -1.
+        """
+        inverse = self._inverse(of, marked=marked)
         find_shard = partial(self._unique, of, inverse)
         num_ids = of.sizes[0]
         return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
@@ -258,15 +269,18 @@ class Shards:
         num_ids = found.num_keys if terms_of is None else len(found.inverse)
         return sum(each(self.pool, len(found.shards), apply_shard, num_ids))
 
-    def _inverse(self, of: Ids) -> NDArray[np.int32]:
-        """Memory for the number of each id's key."""
+    def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
+        """Memory for the number of each id's key; ``marked`` fills it with -1."""
         num_ids, num_shards = of.sizes[0], len(self.stores)
         if num_ids * num_shards > kernels.MAX_NUMBER:
             raise ConfigError(
                 f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
                 f" most {kernels.MAX_NUMBER:,}: lower data.batch_size, or store.shards"
             )
-        return self._buffers.take(np.int32, len(of.ids))
+        inverse = self._buffers.take(np.int32, len(of.ids))
+        if marked:
+            inverse.fill(-1)
+        return inverse
 
     def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
         store = self.stores[s]
