@@ -39,11 +39,10 @@ class FeatureParallelSparse(LocalSparse):
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
         schema = placement.schema_of(ranks.rank, spec.schema)
-        own = placement.features_of(ranks.rank)
-        needs = {name: kinds for name, kinds in spec.needs.items() if name in own}
+        own = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
         super().__init__(
-            replace(spec, schema=schema, needs=needs, store=spec.resolved_store()),
+            replace(own, store=spec.resolved_store()),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
             micro_batches=micro_batches,
