@@ -16,8 +16,8 @@ FLOPS_PER_WEIGHT = 6
 """Of one example: a product forward, two backward, a multiplication and an addition each."""
 PASSES = 4
 """Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
-EXCHANGES = 4
-"""Messages to each other trainer that an interleaving group adds to a step: sizes, keys, rows and gradients."""
+EXCHANGES = 2
+"""Messages to each other trainer that an interleaving group adds to a step: rows, and their gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

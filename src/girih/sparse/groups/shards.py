@@ -166,24 +166,30 @@ class Dedup:
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
 
     def routed(
-        self, of: Ids, inverse: NDArray[np.int32], num_shards: int, shards_each: int, ends: NDArray[np.int64]
+        self,
+        of: Ids,
+        inverse: NDArray[np.int32],
+        num_shards: int,
+        shards_each: int,
+        behind: NDArray[np.int64],
+        ends: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The unique keys, and how often each occurs, routed to the places that own so many neighbours of all shards.
 
         Args:
             inverse: int32[N], written: the number of each id's key.
-            ends: int64[P, T], written: the number of the first key behind each place's of each table.
+            behind: int64[M], the first example behind each micro-batch.
+            ends: int64[P · M, T], written: the number of the first key behind those of each place, micro-batch and table.
         """
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
-        found, found_tables, found_counts, places, numbers, keys, counts = (
-            self._buffers.take(kind, num_ids)
-            for kind in (np.int64, np.int32, np.int32, np.int32, np.int32, np.int64, np.int32)
-        )
+        take = self._buffers.take
+        found, keys = take(np.int64, num_ids), take(np.int64, num_ids)
+        found_tables, found_counts, places, numbers, counts = (take(np.int32, num_ids) for _ in range(5))
         num_keys = routing.unique_and_partition(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, num_shards, shards_each,
             self._slots, self._base, self._hashes, self._own, self._ends, found, found_tables, found_counts,
-            np.empty(len(of.features), np.int64), places, numbers, ends, inverse, keys, counts,
+            np.empty(len(of.features), np.int64), places, numbers, behind, ends, inverse, keys, counts,
         )  # fmt: skip
         self._base += num_keys
         return keys[:num_keys], counts[:num_keys]
@@ -222,7 +228,13 @@ class Shards:
         return self.stores[0].spec.dim
 
     def lookup(
-        self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None
+        self,
+        of: Ids,
+        step: int,
+        *,
+        train: bool,
+        counts: NDArray[np.int32] | None = None,
+        found: GroupKeys | None = None,
     ) -> tuple[GroupKeys, Rows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
@@ -230,6 +242,7 @@ class Shards:
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
+            found: what :meth:`find` found, read once at most; None finds it now.
 
         Returns:
             The keys, and their rows.
@@ -237,14 +250,14 @@ class Shards:
         Raises:
             ConfigError: so many ids in so many shards that 32 bits do not number their keys.
         """
-        num_ids, inverse = of.sizes[0], self._inverse(of)
-        if counts is not None:
-            inverse.fill(-1)
+        num_ids = of.sizes[0]
+        inverse = self._inverse(of, marked=counts is not None) if found is None else found.inverse
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
         addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
-            store, mine = self.stores[s], self._unique(of, inverse, s, counts)
+            store = self.stores[s]
+            mine = self._unique(of, inverse, s, counts) if found is None else found.shards[s]
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
@@ -256,13 +269,13 @@ class Shards:
                 mine.rows = store.peek(mine.keys, mine.tables, out, where)
             return mine
 
-        found = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
-        return found, Rows(addresses, (values,))
+        keys = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
+        return keys, Rows(addresses, (values,))
 
-    def find(self, of: Ids) -> GroupKeys:
-        """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does."""
-        inverse = self._inverse(of)
-        find_shard = partial(self._unique, of, inverse)
+    def find(self, of: Ids, *, counts: NDArray[np.int32] | None = None) -> GroupKeys:
+        """The unique keys that belong here; no row is read, and none is known. Args, and errors, as of :meth:`lookup`."""
+        inverse = self._inverse(of, marked=counts is not None)
+        find_shard = partial(self._unique, of, inverse, counts=counts)
         num_ids = of.sizes[0]
         return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
@@ -291,15 +304,18 @@ class Shards:
         num_ids = found.num_keys if terms_of is None else len(found.inverse)
         return sum(each(self.pool, len(found.shards), apply_shard, num_ids))
 
-    def _inverse(self, of: Ids) -> NDArray[np.int32]:
-        """Memory for the number of each id's key."""
+    def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
+        """Memory for the number of each id's key; ``marked`` fills it with -1."""
         num_ids, num_shards = of.sizes[0], len(self.stores)
         if num_ids * num_shards > kernels.MAX_NUMBER:
             raise ConfigError(
                 f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
                 f" most {kernels.MAX_NUMBER:,}: lower data.batch_size, or store.shards"
             )
-        return self._buffers.take(np.int32, len(of.ids))
+        inverse = self._buffers.take(np.int32, len(of.ids))
+        if marked:
+            inverse.fill(-1)
+        return inverse
 
     def _unique(
         self, of: Ids, inverse: NDArray[np.int32], s: int, counts: NDArray[np.int32] | None = None

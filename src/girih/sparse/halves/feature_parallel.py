@@ -24,9 +24,18 @@ class FeatureParallelSparse(LocalSparse):
 
     Args:
         placement: which trainer owns which features.
+        micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
-    def __init__(self, spec: SparseSpec, ranks: TrainerGroup, placement: Placement) -> None:
+    def __init__(
+        self,
+        spec: SparseSpec,
+        ranks: TrainerGroup,
+        placement: Placement,
+        *,
+        micro_batches: int = 1,
+        ahead: bool = False,
+    ) -> None:
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
         schema = placement.schema_of(ranks.rank, spec.schema)
@@ -36,6 +45,8 @@ class FeatureParallelSparse(LocalSparse):
             replace(own, store=spec.resolved_store()),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
+            micro_batches=micro_batches,
+            ahead=ahead,
         )
 
     def update(

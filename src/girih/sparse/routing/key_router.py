@@ -3,11 +3,12 @@
     ids ─► unique keys ─► routed: those of place 0, of place 1, … ─► (elsewhere) ─► values ─► bags
     gradients of bags ─► gradients of routed keys ─► (elsewhere)
 
-Shapes: N ids in the batch, U unique keys, P processes, T tables, W columns of a row.
+Shapes: N ids in the batch, U unique keys, P processes, M micro-batches, T tables, W columns of a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,16 +22,18 @@ from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
 
 KeyRequest = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""A message to one place about one group: how many keys of each table, int64[T]; the keys; how often each occurs."""
+"""A message to one place about one group: how many keys of each table each micro-batch is the first to need, int64[M · T];
+the keys; how often each occurs."""
 
 
 @dataclass(frozen=True)
 class RoutedKeys:
-    """One group's unique keys in one batch, routed: those of place 0 first, each place's table by table.
+    """One group's unique keys in one batch, routed: those of place 0 first, each place's in the order in which micro-batches
+    first need them, table by table.
 
     Attributes:
         keys: as of one shard, numbered as they are routed; their tables are left out.
-        ends: int64[P, T], the number of the first key behind each place's of each table.
+        ends: int64[P, M, T], the number of the first key behind these.
     """
 
     keys: GroupKeys
@@ -38,13 +41,19 @@ class RoutedKeys:
 
     def bounds(self) -> list[int]:
         """The number of the first key of each place, and U."""
-        return [0, *self.ends[:, -1].tolist()]
+        return [0, *self.ends[:, -1, -1].tolist()]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """How many keys of each place each micro-batch is the first to need, int64[P, M]."""
+        ends = self.ends[:, :, -1]
+        sizes: NDArray[np.int64] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape)
+        return sizes
 
     def of_place(self, place: int) -> KeyRequest:
         """Keys that one place is asked for."""
         first, behind = self.bounds()[place : place + 2]
         (unique,) = self.keys.shards
-        lengths = np.diff(self.ends[place], prepend=first)
+        lengths = np.diff(self.ends[place].reshape(-1), prepend=first)
         return lengths, unique.keys[first:behind], unique.counts[first:behind]
 
 
@@ -62,13 +71,18 @@ class KeyRouter:
         self._buffers = Buffers()
         self._dedup = Dedup(self._buffers)
 
-    def ask(self, batch: Batch) -> RoutedKeys:
-        """The unique keys of a batch, routed."""
+    def ask(self, batch: Batch, parts: Sequence[slice] = (slice(0, 0),)) -> RoutedKeys:
+        """The unique keys of a batch, routed.
+
+        Args:
+            parts: the micro-batches that it is cut into, where there are several.
+        """
         group, ids = self.group, ids_of(batch, self.group)
         inverse = self._buffers.take(np.int32, len(batch.ids))
-        ends = np.empty((self._num_processes, len(group.spec.tables)), np.int64)
+        behind = np.array([part.stop for part in parts], np.int64)
+        ends = np.empty((self._num_processes * len(parts), len(group.spec.tables)), np.int64)
         num_shards = self._num_processes * self._shards_each
-        keys, counts = self._dedup.routed(ids, inverse, num_shards, self._shards_each, ends)
-        no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
-        routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse, ids.sizes[0])
-        return RoutedKeys(routed, ends)
+        keys, counts = self._dedup.routed(ids, inverse, num_shards, self._shards_each, behind, ends)
+        no_tables, all_keys = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
+        routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, all_keys)], inverse, ids.sizes[0])
+        return RoutedKeys(routed, ends.reshape(self._num_processes, len(parts), -1))
