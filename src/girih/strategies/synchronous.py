@@ -20,9 +20,11 @@ from girih.strategies.strategy import (
     TRAINER,
     Processes,
     StrategyOptions,
+    ahead_of,
     base_plan,
     predicted_bytes,
     predicted_times,
+    steps_of,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class Synchronous(StrategyOptions):
 
     name: ClassVar[str] = "synchronous"
     interleaves: ClassVar[bool] = True
+    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
+    prefetches: ClassVar[bool] = True
     trainers: Processes = 1
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
@@ -70,9 +74,10 @@ class Synchronous(StrategyOptions):
             float16_gradients=plan.wire["gradients"] == "float16",
             interleaving=plan.schedule.get("interleaving", ()),
             excluded=plan.schedule.get("excluded", ()),
+            **ahead_of(plan),
         )
-        feed = ExampleFeed(context.ranks)
-        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan))
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
 
 def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
