@@ -20,7 +20,7 @@ from girih.sparse.routing.key_router import KeyRouter
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.spec import SparseSpec
 
-NUM_TABLES, SIZE, SHARDS = 5, 6, 2
+NUM_TABLES, SIZE, SHARDS = 5, 40, 2
 KINDS = {"f0": {"embedding", "first_order", "sequence"}} | {
     f"f{n}": {"embedding", "first_order"} for n in range(1, NUM_TABLES)
 }
@@ -51,7 +51,7 @@ def batch_of(seed=0):
     rng = np.random.default_rng(seed)
     lengths = [*rng.integers(0, 4, SIZE), *([1] * SIZE * (NUM_TABLES - 1))]
     return Batch(
-        ids=rng.integers(0, 9, sum(lengths)),
+        ids=rng.integers(0, 60, sum(lengths)),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         numeric=np.empty((SIZE, 0), np.float32),
         labels=np.zeros((SIZE, 1), np.float32),
@@ -109,7 +109,8 @@ def test_a_group_takes_one_call_there_whatever_its_tables(called, packing):
     shard_calls = groups * SHARDS  # each shard's thread makes its own
     assert calls == {
         "dedup.dedup": shard_calls,  # Unique & Partition: each finds the keys that are its own
-        "lookup.read_known": shard_calls,
+        "lookup.read_known": shard_calls,  # the store's own: keys that have rows, and those that do not
+        "lookup.read_new": shard_calls,
         "pool.stitch": groups,  # Shuffle & Stitch: bags, first-order weights and the sequence alike
     }
     half.close()
@@ -126,6 +127,7 @@ def test_a_group_takes_one_call_of_each_kernel_between_trainers(called, packing)
         "routing.unique_and_partition": groups,
         "dedup.dedup": groups * SHARDS,  # at the owner: a key that several ask for is read once
         "lookup.read_known": groups * SHARDS,
+        "lookup.read_new": groups * SHARDS,
         "pool.spread": groups,  # into the message to the one trainer that there is
         "pool.stitch": groups,
     }
