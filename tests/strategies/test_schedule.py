@@ -18,7 +18,7 @@ UNPACKED = "schedule.packing=false"
 IN_TURN = "schedule.interleaving_groups=2"
 AHEAD = 'schedule.excluded=["tags"]'
 WHOLE = {"off": [OFF], "prefetch": [], "unpacked": [UNPACKED]}
-IN_PARTS = {"cut": [CUT, OFF], "cut-mlp": [CUT, FROM_MLP], "cut-all": [CUT, UNPACKED]}
+IN_PARTS = {"cut": [CUT, OFF], "cut-mlp": [CUT, FROM_MLP], "cut-unpacked": [CUT, UNPACKED]}
 WHOLE_IN_TURN = {"turns": [IN_TURN], "turns-ahead": [IN_TURN, AHEAD, OFF]}
 PARTS_IN_TURN = {"cut-turns": [CUT, UNPACKED, IN_TURN, AHEAD]}
 

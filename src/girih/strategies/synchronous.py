@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
+from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
 from girih.strategies.strategy import (
     TRAINER,
@@ -98,7 +99,14 @@ def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
     )
     predicted = predicted_bytes(sent)
     if facts.links is not None:
-        num_groups = len(arrange(facts).groups)
-        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=num_groups)
+        arranged = arrange(facts)
+        cut = facts.schedule.micro_batches_from == "embedding"
+        seconds = costs.synchronous_step(
+            sent,
+            facts.num_trainers,
+            facts.links,
+            num_sets=len(arranged.interleaving) + bool(arranged.excluded),
+            micro_batches=micro_batches(facts)[0] if cut else 1,
+        )
         predicted |= predicted_times(seconds)
     return predicted

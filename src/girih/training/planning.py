@@ -88,6 +88,10 @@ def decide(
         raise ConfigError(
             f"schedule: strategy {strategy.name!r} plans without it; have its plan made by base_plan, or drop [schedule]"
         )
+    if facts.schedule.micro_batches != 1 and "micro_batches" not in draft.schedule:
+        raise ConfigError(
+            f"schedule: micro_batches: strategy {strategy.name!r} plans a schedule without them; set micro_batches = 1"
+        )
     if pinned is not None:
         if not pinned.fits(draft):
             raise ConfigError(
