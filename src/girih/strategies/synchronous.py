@@ -93,7 +93,8 @@ def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
     )
     predicted = predicted_bytes(sent)
     if facts.links is not None:
-        num_groups = len(arrange(facts).groups)
-        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=num_groups)
+        arranged = arrange(facts)
+        num_turns = len(arranged.interleaving) + bool(arranged.excluded)
+        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_turns=num_turns)
         predicted |= predicted_times(seconds)
     return predicted
