@@ -107,7 +107,14 @@ class TrainingRun:
             evictions = (table.eviction for spec in specs for table in spec.tables)
             self._compile(ahead.training(optimizers, evictions))
             plan = decide(
-                self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
+                self.strategy,
+                self.facts,
+                self.ranks,
+                sparse,
+                dense=self.context.dense,
+                train=train,
+                earlier=earlier,
+                pinned=pinned,
             )
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
