@@ -1,10 +1,10 @@
 """Compilation of kernels: functions that Python calls, functions that those are made of, and a prefetch.
 
 Numba's on-disk cache looks at the file of the cached function only, not at those of the functions that it calls. Here
-the cache directory carries a digest of all sources of ``kernels``, of the processor and of numba's version, so that any
-change compiles afresh. It lies in the user's cache directory (or ``NUMBA_CACHE_DIR``), so that a read-only installation
-works, or else in one for temporary files; where none can be written, kernels compile anew in each process.
-:mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
+the cache directory carries a digest of all sources of ``kernels``, of their path (numba finds kernels by it), of the
+processor and of numba's version, so that any change compiles afresh. It lies in the user's cache directory (or
+``NUMBA_CACHE_DIR``), so that a read-only installation works, or else in one for temporary files; where none can be
+written, kernels compile anew in each process. :mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
 """
@@ -45,7 +45,8 @@ JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
 def _digest() -> str:
     root = Path(__file__).resolve().parents[1]
     machine = llvm.get_host_cpu_name(), codegen.get_host_cpu_features(), numba.__version__
-    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag)).encode())
+    place = os.path.abspath(__file__)
+    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag, place)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
         digest.update(source.read_bytes())
