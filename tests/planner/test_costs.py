@@ -77,6 +77,8 @@ def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_set_of_group
     assert found == {"ids": 6, "embeddings": 6, "gradients": 6 + 6, "dense": 18 + 6}
     found = costs.synchronous_step(sent, 4, MESSAGES, num_sets=2, micro_batches=3)
     assert (found["embeddings"], found["gradients"]) == (18, 6 + 6)
+    bare = traffic.synchronous(4, keys=1000, numbers=17_000, parameters=0)
+    assert costs.synchronous_step(bare, 4, MESSAGES, num_sets=2)["dense"] == 6  # the vote
     none = traffic.synchronous(1, keys=1000, numbers=17_000, parameters=600)
     assert sum(costs.synchronous_step(none, 1, MESSAGES, num_sets=2).values()) == 0
 

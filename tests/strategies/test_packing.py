@@ -4,10 +4,14 @@ Sums over a key's examples are formed in the same order whatever group the key's
 the model sees the same numbers. A model that adds up features block by block (DeepFM does) adds them in another order then.
 """
 
+from dataclasses import replace
+
 import pytest
 from scenes import play, play_all, write
 
+import girih
 from girih.config.file import RunConfig
+from girih.errors import ConfigError
 from runs import difference
 
 STEPS, HALF = 50, 25
@@ -102,8 +106,37 @@ def test_substitution_packs_the_tables_of_each_trainer_as_the_plan_says(director
     assert dense < DENSE
 
 
-def test_the_groups_of_a_pinned_plan_are_held(directory):
-    settings = RunConfig.load(directory / "din.toml", overrides=["train.max_steps=3"])
+def test_the_groups_of_a_pinned_plan_are_held_where_tables_can_be_packed_so(directory):
+    settings = RunConfig.load(directory / "din.toml", overrides=["train.max_steps=2"])
     plan = settings.planned()
-    (group,) = [each for each in plan.groups if len(each["tables"]) == 3]
-    assert group["tables"] == ["user", "item", "tags"]
+    (group,) = plan.groups
+    ours = {"two": ["tags", "item"], "one": ["user"]}
+
+    def pinned(groups):
+        edited = tuple({**group, "name": name, "tables": tables} for name, tables in groups.items())
+        return replace(settings, plan=replace(plan, groups=edited)).trainer()
+
+    with pinned(ours) as trainer:
+        trainer.fit(settings.dataset("train"))
+        found = {
+            each.spec.name: [table.name for table in each.spec.tables]
+            for each in trainer.sparse.groups_of_tables
+        }
+        assert found == ours
+    with (
+        pinned({"one": ["user"], "two": ["tags"]}) as trainer,
+        pytest.raises(ConfigError, match="table 'item' is in 0 groups, expected one"),
+    ):
+        trainer.fit(settings.dataset("train"))
+    plan = girih.Synchronous().plan(trainer._run.facts)
+    edited = replace(plan, schedule={**plan.schedule, "interleaving": [["two"]]})
+    with pytest.raises(ConfigError, match="expected each of the groups"):
+        edited.check_like(plan)
+
+
+def test_a_checkpoint_of_another_schedule_gets_a_new_plan(directory):
+    words = ["train.max_steps=2"]
+    packed = RunConfig.load(directory / "din.toml", overrides=words).planned()
+    unpacked = RunConfig.load(directory / "din.toml", overrides=[*words, UNPACKED]).planned()
+    assert not unpacked.fits(packed)
+    assert len(unpacked.groups) == 3
