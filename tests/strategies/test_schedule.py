@@ -21,7 +21,7 @@ WHOLE = {"off": [OFF], "prefetch": [], "unpacked": [UNPACKED]}
 IN_PARTS = {"cut": [CUT, OFF], "cut-mlp": [CUT, FROM_MLP], "cut-unpacked": [CUT, UNPACKED]}
 WHOLE_IN_TURN = {"turns": [IN_TURN], "turns-ahead": [IN_TURN, AHEAD, OFF]}
 PARTS_IN_TURN = {"cut-turns": [CUT, UNPACKED, IN_TURN, AHEAD]}
-SAME_BYTES = (("off", "prefetch", "cut", "cut-mlp"), ("unpacked", "cut-unpacked"), ("turns", "turns-ahead"))
+SAME_BYTES = (("off", "prefetch", "cut", "cut-mlp"), ("unpacked", "cut-unpacked"))
 """Runs that have the same groups, in which a table's number decides where its keys live."""
 
 
