@@ -189,9 +189,9 @@ def test_what_fails_in_reading_ahead_is_raised_after_the_step_before_it():
         raise OSError("of the disk")
 
     done = []
+    steps = steps_of(in_step(prefetch=True), failing(), FakeSparse(cases.spec()), FakeDense())
     with pytest.raises(OSError, match="of the disk"):
-        for step in steps_of(in_step(prefetch=True), failing(), FakeSparse(cases.spec()), FakeDense()):
-            done.append(step.token)
+        done.extend(step.token for step in steps)
     assert done == [0, 1]
 
 
