@@ -122,8 +122,8 @@ def say_differences(report: harness.Report) -> None:
         "girih's new rows take memory of rows that were evicted before; the first touch of fresh memory, which costs"
         " what the system takes for it, is in girih bench capacity",
         "girih asks for huge pages, the others live in malloc's memory; --huge-pages gives them huge pages too",
-        "girih (packed) and FBGEMM know 26 tables and give [B, F, D]; the drop-in module and nn.EmbeddingBag hold the"
-        " ids of all features in one table and give [F·B, D]",
+        "girih (packed), girih.nn.EmbeddingBagCollection and FBGEMM know 26 tables and give [B, F, D]; both EmbeddingBags hold"
+        " the ids of all features in one table and give [F·B, D]",
         "FBGEMM and TorchRec have only row-wise Adagrad, Adagrad and SGD on CPU; torch has no sparse row-wise Adagrad"
         " and no FTRL",
         "two threads are two shards in girih, and two OpenMP threads in the others",
@@ -141,6 +141,7 @@ def cases(
     """All kinds of ids and bags over one set of filled tables."""
     sides = {("girih packed", n): sparse_sides.Packed for n in options.threads}
     sides |= {("girih.nn.EmbeddingBag", n): sparse_sides.Module for n in options.threads}
+    sides |= {("girih.nn.EmbeddingBagCollection", n): sparse_sides.Collection for n in options.threads}
     per_row = OVERHEAD_BYTES + 4 * (dim + STATE_COLUMNS[optimizer](dim))
     bytes_a_row = len(sides) * per_row
     makers: dict[str, Callable[..., Side]] = {}
@@ -235,7 +236,7 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
         steps = best.setdefault(tuple(row[name] for name in columns), {})
         steps[row["what"]] = min(row["step ms"], steps.get(row["what"], float("inf")))
     for case, steps in best.items():
-        for what in ("girih packed", "girih.nn.EmbeddingBag"):
+        for what in ("girih packed", "girih.nn.EmbeddingBag", "girih.nn.EmbeddingBagCollection"):
             ratios = {p: steps[p] / steps[what] for p in ("FBGEMM TBE", "nn.EmbeddingBag") if p in steps}
             summary.row({**dict(zip(columns, case, strict=True)), "what": what, **ratios})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
@@ -28,6 +28,7 @@ from girih.optim import SparseOptimizer
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.store import Store
 from girih.testing.store_verbs import evict
 
 LR = 0.05
@@ -78,12 +79,15 @@ def fill_all(sides: Sequence[tuple[Side, int]]) -> None:
         list(pool.map(lambda each: each[0].fill(each[1]), sides))
 
 
+def _features(shape: Shape, dim: int) -> list[girih.Categorical]:
+    return [girih.Categorical(name=f"f{i}", dim=dim, pooling="sum") for i in range(shape.features)]
+
+
 class Packed:
     """girih as ``Trainer`` runs it: F tables packed into one group."""
 
     def __init__(self, shape: Shape, dim: int, optimizer: str, threads: int = 1) -> None:
-        features = [girih.Categorical(name=f"f{i}", dim=dim, pooling="sum") for i in range(shape.features)]
-        schema = girih.Schema(features, "y")
+        schema = girih.Schema(_features(shape, dim), "y")
         needs = {feature.name: frozenset({"embedding"}) for feature in schema.sparse}
         self.sparse = LocalSparse(
             SparseSpec(
@@ -102,7 +106,7 @@ class Packed:
             ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
             self.forward(self.prepare(np.tile(ids, self.features), 1))
         tables = np.repeat(np.arange(self.features, dtype=np.int32), SPARE_ROWS)
-        for _, store in self.sparse.stores():
+        for _, store in self.stores():
             evict(store, np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), tables)
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> Batch:
@@ -121,6 +125,9 @@ class Packed:
 
     def close(self) -> None:
         self.sparse.close()
+
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        return self.sparse.stores()
 
     def num_new(self) -> int:
         """Keys that got a row so far."""
@@ -142,7 +149,7 @@ class Module:
             ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
             self.bags(*self.prepare(np.tile(ids, self.features), 1))
         spare, _ = self.prepare(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), 1)
-        for store in self.bags.table.stores[0]:
+        for store in self.bags.tables.stores[0]:
             evict(store, spare.numpy(), np.zeros(len(spare), np.int32))
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
@@ -158,8 +165,34 @@ class Module:
         return
 
     def close(self) -> None:
-        for store in self.bags.table.stores[0]:
+        for store in self.bags.tables.stores[0]:
             store.close()
+
+
+class Collection(Packed):
+    """girih's drop-in module for many features: ``girih.nn.EmbeddingBagCollection``, of F tables."""
+
+    def __init__(self, shape: Shape, dim: int, optimizer: str, threads: int = 1) -> None:
+        self.bags = girih.nn.EmbeddingBagCollection(
+            _features(shape, dim), optimizer=OPTIMIZERS[optimizer], store=StoreOptions(shards=threads)
+        )
+        self.features = shape.features
+
+    def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(ids), torch.arange(0, len(ids) + 1, bag)
+
+    def forward(self, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        out: Tensor = self.bags(*prepared)
+        return out
+
+    def update(self) -> None:
+        return
+
+    def close(self) -> None:
+        self.bags.tables.close()
+
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        return self.bags.tables.files()
 
 
 class Static:
