@@ -112,7 +112,8 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
                 mine = self._part(each.asked)
                 alone = ~_asked_by_others(served, mine)
                 values[self._part(each.asks)][alone] = rows[mine][alone]
-            outputs += router.bags.pool(Rows.copied(values), own.keys, batch)
+            rows_here = Rows.received([values], [own.keys.end], reader.dim)
+            outputs += router.bags.pool(rows_here, own.keys, batch)
             traffic.append(each)
         return traffic, outputs
 
