@@ -15,10 +15,10 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedI32
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.vector import add_from, copy_from, prefetch_address, sum_from
+from girih.kernels.cpu.prefetch import LINE_BYTES, prefetch_words
+from girih.kernels.cpu.vector import add_from, copy_from, sum_from
 
 SUM, MEAN, SQRTN = 0, 1, 2
-_LINE = 64
 _LINES_AHEAD = 104
 
 
@@ -52,16 +52,8 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
-    lines = num_ids * max(1, 4 * num_columns // _LINE)
+    lines = num_ids * max(1, 4 * num_columns // LINE_BYTES)
     return 1 + _LINES_AHEAD * num_examples // max(1, lines)
-
-
-@njit_lean
-def prefetch_floats(address: Any, num_floats: Any) -> None:
-    """Asks for the cache lines of some floats."""
-    for byte in range(0, 4 * num_floats, _LINE):
-        prefetch_address(address + byte)
-    prefetch_address(address + 4 * num_floats - 1)
 
 
 @kernel()
@@ -103,7 +95,7 @@ def pool(
         for p in range(num_places):
             vector, first = b * num_places + p, firsts[p]
             if first >= 0:
-                prefetch_floats(addresses[inverse[first + later]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[first + later]] + start_byte, dim + num_tail)
                 address = addresses[inverse[first + b]]
                 copy_from(out, vector, 0, address + start_byte, dim)
                 if num_tail > 0:
@@ -111,7 +103,7 @@ def pool(
                 continue
             bag = features[p] * num_examples
             for i in range(offsets[bag + later], offsets[bag + later + 1]):
-                prefetch_floats(addresses[inverse[i]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[i]] + start_byte, dim + num_tail)
             start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             if weighted:
@@ -156,7 +148,7 @@ def weigh(
 def spread(addresses: I64, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
     dim, last = out.shape[1], len(out) - 1
-    ahead = _LINES_AHEAD // max(1, 4 * dim // _LINE)
+    ahead = _LINES_AHEAD // max(1, 4 * dim // LINE_BYTES)
     for i in range(len(out)):
-        prefetch_floats(addresses[inverse[start + min(i + ahead, last)]] + 4 * first_column, dim)
+        prefetch_words(addresses[inverse[start + min(i + ahead, last)]] + 4 * first_column, dim)
         copy_from(out, i, 0, addresses[inverse[start + i]] + 4 * first_column, dim)
