@@ -183,6 +183,18 @@ def test_the_next_batch_is_prepared_before_this_one_is_pushed():
     assert of(sparse.events, "push") == [0, 1, 2]
 
 
+def test_what_fails_in_reading_ahead_is_raised_after_the_step_before_it():
+    def failing():
+        yield from batches(2)
+        raise OSError("of the disk")
+
+    done = []
+    steps = steps_of(in_step(prefetch=True), failing(), FakeSparse(cases.spec()), FakeDense())
+    with pytest.raises(OSError, match="of the disk"):
+        done.extend(step.token for step in steps)
+    assert done == [0, 1]
+
+
 def test_closed_early_a_prepared_batch_was_not_pulled():
     sparse = FakeSparse(cases.spec())
     steps = steps_of(in_step(prefetch=True), batches(9), sparse, FakeDense())
