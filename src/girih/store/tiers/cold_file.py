@@ -17,7 +17,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from girih.store.tiers.write_behind import WriteBehind
 
 Bytes = NDArray[np.uint8]
 _MOST_VICTIMS = 2
+_MOST_READ_BYTES = 16 << 10
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class ColdCounters:
 
     Attributes:
         bytes_read, bytes_written: by the disk, all blocks in full.
-        device_reads: blocks that were asked for.
+        device_reads: of blocks, or of some that follow each other.
         records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
         records_appended: ``records_moved`` of them by collection.
         segments_collected: whose live records were moved.
@@ -57,6 +58,22 @@ class ColdCounters:
     records_appended: int = 0
     records_moved: int = 0
     segments_collected: int = 0
+
+
+class Owners(Protocol):
+    """Whoever refers to records, as collection asks."""
+
+    def alive(self, owners: Ints, places: Longs) -> Bytes:
+        """Whether the record at each place is what its owner refers to: uint8[n]; owners below 0 are nobody's.
+
+        Args:
+            owners: int32[n]. places: int64[n].
+        """
+        ...
+
+    def moved(self, owners: Ints, places: Longs) -> None:
+        """Owners, int32[n], refer to these places from now on, int64[n]."""
+        ...
 
 
 class PendingRead:
@@ -120,6 +137,7 @@ class ColdFile:
         direct: bool = True,
     ) -> None:
         self._blocks = blocks_of(record_bytes, segment_bytes)
+        self._write_behind = write_behind
         self._most_dead, self._too_dead = most_dead, (1 + most_dead) / 2
         self._file = DirectFile(directory, direct=direct)
         self.direct = self._file.direct
@@ -147,6 +165,12 @@ class ColdFile:
         return self._segments.num_bytes
 
     @property
+    def memory_bytes(self) -> int:
+        """Memory that it may come to hold: segments that are filled, written, read and moved, and reads on their way."""
+        segments = 1 + self._write_behind + _MOST_VICTIMS + 1
+        return segments * self._blocks.segment_bytes + self._reader.memory_bytes
+
+    @property
     def dead_share(self) -> float:
         """Which share of the records that were written, and whose space is not free, nobody refers to."""
         room = self._segments.num_used * self._blocks.per_segment
@@ -172,7 +196,9 @@ class ColdFile:
         return self._append(records, owners)
 
     def begin_read(self, places: Longs, out: Bytes) -> PendingRead:
-        """Asks the disk for records, for all at once; blocks with several of them are read once.
+        """Asks the disk for records, for all at once.
+
+        Blocks with several of them are read once, and blocks that follow each other together.
 
         Places may be given up before the read is done, and their records moved.
 
@@ -188,6 +214,7 @@ class ColdFile:
         count, counters = len(places), self.counters
         reads = Reads(
             np.empty(count, np.int64),
+            np.empty(count, np.int64),
             np.empty(count + 1, np.int64),
             np.empty(count, np.int64),
             np.empty(count, np.int64),
@@ -200,7 +227,7 @@ class ColdFile:
         counters.records_read += count
         counters.records_in_memory += count - int(reads.starts[num_reads])
         counters.device_reads += num_reads
-        counters.bytes_read += num_reads * self._blocks.block_bytes
+        counters.bytes_read += int(reads.sizes[:num_reads].sum())
         if num_reads == 0:
             return PendingRead(None)
         read = self._reading.submit(self._reader.read, reads, num_reads)
@@ -223,15 +250,22 @@ class ColdFile:
             if int(segment) not in busy:
                 self._segments.give_up(int(segment))
 
-    def collect(self, places: Longs, *, wait: bool = False) -> int:
+    def hold(self) -> int:
+        """Keeps all that is alive now readable, whatever is given up or moved, until the ticket is let go of."""
+        return self._segments.ticket()
+
+    def let_go(self, ticket: int) -> None:
+        """Ends what :meth:`hold` began; called by any thread."""
+        self._segments.give_back(ticket)
+
+    def collect(self, owners: Owners, *, wait: bool = False) -> int:
         """Moves live records out of the segments with the fewest, where dead ones take more than ``most_dead``.
 
         Segments are read in the background and moved by a later call, so that this is to be called often, at each
         step. It waits for the disk only where dead records take far more than that, half-way to all.
 
         Args:
-            places: int64[·] by owner: where its record is; anything else where it has none. New places are written
-                here.
+            owners: know which records are alive, and are told their new places.
             wait: until dead records take no more than ``most_dead``.
 
         Returns:
@@ -245,7 +279,7 @@ class ColdFile:
         moved = 0
         self._choose_victims()
         while self._victims and (wait or self._victims[0].read.done() or self.dead_share > self._too_dead):
-            moved += self._move(places)
+            moved += self._move(owners)
             self._choose_victims()
         return moved
 
@@ -334,7 +368,7 @@ class ColdFile:
             self.counters.bytes_read += len(memory)
             self._victims.append(_Victim(segment, memory, read))
 
-    def _move(self, places: Longs) -> int:
+    def _move(self, asked: Owners) -> int:
         segment, memory, read = self._victims[0]
         read.result()
         blocks, segments = self._blocks, self._segments
@@ -344,15 +378,17 @@ class ColdFile:
                 np.empty((blocks.per_segment, blocks.record_bytes), np.uint8),
             )
         owners, records = self._moved
+        owned = memory[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)
         first = segment * blocks.per_segment
-        count = disk.find_live(blocks, memory, first, sealed(places), owners, records)
+        alive = asked.alive(owned[: blocks.per_segment], np.arange(first, first + blocks.per_segment))
+        count = disk.take_live(blocks, memory, alive, owners, records)
         if count != segments.num_live[segment]:
             raise RuntimeError(
                 f"{self._file.where}: {segments.num_live[segment]} records of segment {segment} were not freed,"
                 f" but places name {count}"
             )
         self._reserve(count, spare=0)
-        places[owners[:count]] = self._append(records[:count], owners[:count])
+        asked.moved(owners[:count], self._append(records[:count], owners[:count]))
         self._victims.popleft()
         self._victim_memory.append(memory)
         segments.num_live[segment] = 0
@@ -382,7 +418,8 @@ def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
             f"segment_bytes = {segment_bytes}: expected a multiple of {BLOCK_BYTES} that holds a record of"
             f" {record_bytes} bytes"
         )
-    return Blocks(record_bytes, block_bytes, per_block, num_blocks * per_block, segment_bytes)
+    read_bytes = max(1, _MOST_READ_BYTES // block_bytes) * block_bytes
+    return Blocks(record_bytes, block_bytes, read_bytes, per_block, num_blocks * per_block, segment_bytes)
 
 
 def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:
