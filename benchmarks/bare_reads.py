@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER, Ring
 from girih.kernels.cpu.jit import numba
 from girih.kernels.cpu.system import System, call, load_acquire, store_release
@@ -20,7 +22,6 @@ from girih.kernels.cpu.vector import address_of
 from girih.store.tiers.block_reader import c_library
 from girih.store.tiers.direct_file import aligned_memory
 from girih.store.tiers.ring import open_ring
-from numpy.typing import NDArray
 
 Longs = NDArray[np.int64]
 _COUNTERS = 0xFFFFFFFF

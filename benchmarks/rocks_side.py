@@ -70,7 +70,9 @@ class RocksSide:
         found = pool.map(lambda part: self._database.get(part, read_opt=read_options), parts)
         return [value for part in found for value in part]
 
-    def _fill(self, options: Any, path: Path, sorted_file: Path, records: Iterator[NDArray[np.uint8]]) -> None:
+    def _fill(
+        self, options: Any, path: Path, sorted_file: Path, records: Iterator[NDArray[np.uint8]]
+    ) -> None:
         writer, first = self._rocksdict.SstFileWriter(options), 0
         writer.open(str(sorted_file))
         for part in records:

@@ -25,9 +25,10 @@ from typing import NamedTuple
 import harness
 import numpy as np
 from bare_reads import bare_ring, bare_threads
-from girih.store.tiers.cold_file import ColdFile, blocks_of
 from numpy.typing import NDArray
 from rocks_side import RocksSide, Way, keys_of
+
+from girih.store.tiers.cold_file import ColdFile, blocks_of
 
 WAYS = (Way(1, False), Way(16, False), Way(16, True), Way(64, False))
 PART = 50_000  # records made at a time
@@ -80,7 +81,9 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--reads {options.reads}: expected at most {options.num_blocks}, half of all blocks")
     needed = 3 * options.records * options.record_bytes * 9 // 8
     if (free := shutil.disk_usage(options.directory).free) < needed:
-        parser.error(f"{options.directory}: {needed:,} bytes are needed, {free:,} are free; --records takes fewer")
+        parser.error(
+            f"{options.directory}: {needed:,} bytes are needed, {free:,} are free; --records takes fewer"
+        )
     return options
 
 
@@ -110,7 +113,9 @@ def contestants(
         " cache for blocks, and gives Python's bytes; girih is told the place of each row, for which its tier keeps"
         " 8 bytes per row, with 21 MiB of buffers, and fills one array"
     )
-    report.not_identical("RocksDB's table is ingested sorted, its best state; girih's file is as it was appended")
+    report.not_identical(
+        "RocksDB's table is ingested sorted, its best state; girih's file is as it was appended"
+    )
     report.not_identical("bare reads check the number of bytes, and copy nothing")
 
     def close() -> None:
@@ -207,7 +212,8 @@ def show(
     cpu: dict[str, list[float]],
 ) -> None:
     table = report.table(
-        f"{options.reads:,} random reads, {options.records:,} records of {options.record_bytes} bytes", COLUMNS
+        f"{options.reads:,} random reads, {options.records:,} records of {options.record_bytes} bytes",
+        COLUMNS,
     )
 
     def best(prefix: str) -> list[tuple[float, ...]] | None:

@@ -143,7 +143,9 @@ def test_functions_of_the_library_are_called(tmp_path):
     words = [np.empty(1 + extra, np.int64) for extra in (0, 0, 1, 0, 0)]
     out, memory = np.zeros((1, BLOCKS.record_bytes), np.uint8), np.empty(BLOCKS.read_bytes, np.uint8)
     reads = Reads(*words, out)
-    plan_reads(BLOCKS, sealed(np.zeros(1, np.int64)), np.zeros(1, np.int64), np.zeros(SEGMENTS, np.int64), reads)
+    plan_reads(
+        BLOCKS, sealed(np.zeros(1, np.int64)), np.zeros(1, np.int64), np.zeros(SEGMENTS, np.int64), reads
+    )
     with (tmp_path / "file").open("rb") as file:
         descriptor = file.fileno()
         assert read_in_turn(c_library(), descriptor, BLOCKS, reads, 0, 1, memory) == 0

@@ -146,7 +146,9 @@ def read_at_once(
                 elif done < size:
                     error = _EIO
                 elif error == 0:
-                    take_records(blocks, reads, slots[slot, _NUMBER], address_of(memory) + slot * blocks.read_bytes)
+                    take_records(
+                        blocks, reads, slots[slot, _NUMBER], address_of(memory) + slot * blocks.read_bytes
+                    )
                 slots[num_free, _FREE] = slot
                 num_free += 1
                 num_flying -= 1
