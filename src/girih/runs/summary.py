@@ -112,7 +112,7 @@ def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[flo
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
-    """The most that one process has over the mean of all, of each load; and the same within steps.
+    """For each load, the most that one process has over the mean of all; and the same for keys, step by step.
 
     Args:
         paced_keys: counter of that name.
