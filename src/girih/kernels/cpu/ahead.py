@@ -30,6 +30,7 @@ from girih.kernels.cpu import (
     routing,
     strings,
     take,
+    tiers,
     transfer,
     update,
     wire_codecs,
@@ -41,7 +42,7 @@ from girih.optim import SparseOptimizer
 from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
-MODULES = (dedup, gradients, lookup, pool, routing, strings, take, transfer, update, wire_codecs)
+MODULES = (dedup, gradients, lookup, pool, routing, strings, take, tiers, transfer, update, wire_codecs)
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
@@ -63,7 +64,7 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", "wire_codecs."}
+    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", "tiers.", "wire_codecs."}
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]
