@@ -31,7 +31,9 @@ class OnTiers(StoreSuite):
             yield
 
     def make(self, spec, **where):
-        return self.made.enter_context(Store(spec, arena=Heap(reserve_rows=20_000), tiers=self.tiers, **where))
+        return self.made.enter_context(
+            Store(spec, arena=Heap(reserve_rows=20_000), tiers=self.tiers, **where)
+        )
 
 
 class TestNothingHot(OnTiers):
@@ -87,10 +89,18 @@ def tiered(spec, directory, hot_rows):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("hot_rows", "eviction"),
-    [(0, LRU(max_rows=50)), (20, LFU(max_rows=60)), (40, TTL(steps=2)), (40, None), (10**4, LRU(max_rows=70))],
+    [
+        (0, LRU(max_rows=50)),
+        (20, LFU(max_rows=60)),
+        (40, TTL(steps=2)),
+        (40, None),
+        (10**4, LRU(max_rows=70)),
+    ],
     ids=str,
 )
-def test_every_hot_size_gives_the_same_store_bit_for_bit(tmp_path, few_slots, small, hot_rows, eviction, dtype):
+def test_every_hot_size_gives_the_same_store_bit_for_bit(
+    tmp_path, few_slots, small, hot_rows, eviction, dtype
+):
     spec = spec_of(eviction, dtype, MinCount(count=2, cells=500))
     one, several = Store(spec, clock=lambda: 1.7e9), tiered(spec, tmp_path, hot_rows)
     for seed in range(12):

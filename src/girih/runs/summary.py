@@ -120,7 +120,11 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """
     reads = {tier: counters[f"{tier}_reads"] for tier in ("dram", "ssd") if f"{tier}_reads" in counters}
     total = sum(reads.values())
-    return {"hit_ratio": {tier: count / total if total else 0.0 for tier, count in reads.items()}} if reads else {}
+    return (
+        {"hit_ratio": {tier: count / total if total else 0.0 for tier, count in reads.items()}}
+        if reads
+        else {}
+    )
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:

@@ -75,13 +75,17 @@ class StoreOptions(Options):
     def _check_tiers(self) -> None:
         given = f"store: tiers = {list(self.tiers)}: "
         if "gpu" in self.tiers:
-            raise ConfigError(f"{given}rows in GPU memory are not implemented; use ['dram'] or ['dram', 'ssd']")
+            raise ConfigError(
+                f"{given}rows in GPU memory are not implemented; use ['dram'] or ['dram', 'ssd']"
+            )
         if self.tiers not in (("dram",), ("dram", "ssd")):
             raise ConfigError(f"{given}expected ['dram'] or ['dram', 'ssd'], hot to cold")
         if self.is_tiered and self.hot_rows is None:
             raise ConfigError(f"{given}hot_rows is missing: how many rows of all tables stay in memory")
         if self.is_tiered and self.arena not in (None, "heap"):
-            raise ConfigError(f"{given}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']")
+            raise ConfigError(
+                f"{given}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']"
+            )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
         """Number of shards that all these groups have in one process.

@@ -303,9 +303,12 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, found: I32, version: int
 
 @kernel()
 def alive(shard: Shard, slots: Slots, rows: I32, places: I64, found: U8) -> None:
-    """Writes whether the file's record at each place, int64[K], is still that of its row, int32[K]."""
+    """Writes whether the file's record at each place, int64[K], is still that of its row, int32[K]; not where it is -1."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
+        found[i] = 0
+        if row < 0:
+            continue
         place = shard.keys[row, PLACE]
         if place < 0:
             place = slots.places[-1 - place]

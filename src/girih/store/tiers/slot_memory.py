@@ -15,7 +15,17 @@ from numpy.typing import DTypeLike, NDArray
 from girih.errors import StorageFullError
 from girih.kernels.cpu import layout, tiers
 from girih.kernels.cpu.layout import Shard
-from girih.kernels.cpu.tiers import CALL, HAND, HOT, LEAST_COUNT, MOST_HOT, NUM_HOT, NUM_SLOTS, USED_SINCE, Slots
+from girih.kernels.cpu.tiers import (
+    CALL,
+    HAND,
+    HOT,
+    LEAST_COUNT,
+    MOST_HOT,
+    NUM_HOT,
+    NUM_SLOTS,
+    USED_SINCE,
+    Slots,
+)
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory import mapping
 from girih.store.memory.shard_memory import NO_SAVE

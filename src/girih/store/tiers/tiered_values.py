@@ -14,8 +14,17 @@ import numpy as np
 
 from girih.errors import CheckpointError
 from girih.kernels.cpu import layout, tiers
-from girih.kernels.cpu.arrays import sealed
-from girih.kernels.cpu.tiers import CHANGED, FETCHED, LOADING, MISSING, NUM_FREED, NUM_LEFT, NUM_LOADS, PLACE, Leaving
+from girih.kernels.cpu.tiers import (
+    CHANGED,
+    FETCHED,
+    LOADING,
+    MISSING,
+    NUM_FREED,
+    NUM_LEFT,
+    NUM_LOADS,
+    PLACE,
+    Leaving,
+)
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
@@ -103,7 +112,14 @@ class TieredValues:
             values = np.empty((len(part), self._num_columns), np.float32)
             none = np.zeros(len(part), np.uint8)
             tiers.read_slots(
-                shard, self._layout.kernel, ids[part], tables[part], numbers, none, self._layout.first_hyper, values
+                shard,
+                self._layout.kernel,
+                ids[part],
+                tables[part],
+                numbers,
+                none,
+                self._layout.first_hyper,
+                values,
             )
             out[part] = values
 
@@ -144,7 +160,9 @@ class TieredValues:
     def choose(self, step: int) -> None:
         """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
         options = self._options
-        due = options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
+        due = (
+            options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
+        )
         if step >= due and self._memory.num_rows:
             self._chosen_at = step
             arrays = self._memory.arrays
@@ -215,7 +233,9 @@ class TieredValues:
         places = records.view(np.int64)[:, PLACE].copy()
         with self._memory.lock:
             if self._frozen is None:
-                raise CheckpointError("a snapshot of a store with tiers: was closed before it was read to the end")
+                raise CheckpointError(
+                    "a snapshot of a store with tiers: was closed before it was read to the end"
+                )
             in_slots = np.flatnonzero(places < 0)
             places[in_slots] = self._frozen[-1 - places[in_slots]]
             stored = np.flatnonzero(places > 0)
@@ -230,7 +250,9 @@ class TieredValues:
             ids, tables = records.view(np.int64)[made, 0], records[made, layout.TABLE]
             out, fresh = np.empty((len(made), self._num_columns), np.float32), np.ones(len(made), np.uint8)
             own = self._layout
-            tiers.read_slots(self._shard_of(whole), own.kernel, ids, tables, made, fresh, own.first_hyper, out)
+            tiers.read_slots(
+                self._shard_of(whole), own.kernel, ids, tables, made, fresh, own.first_hyper, out
+            )
         whole[:, : layout.META_COLUMNS] = records[:, : layout.META_COLUMNS]
         return whole
 
@@ -289,7 +311,9 @@ class TieredValues:
 
     def _begin_read(self, loads: Ints) -> _Fetch:
         records = np.empty((len(loads), self._layout.num_words), np.int32)
-        return _Fetch(loads, records, self.cold.begin_read(self.memory.slots.places[loads] - 1, _bytes(records)))
+        return _Fetch(
+            loads, records, self.cold.begin_read(self.memory.slots.places[loads] - 1, _bytes(records))
+        )
 
     def _put(self, fetch: _Fetch) -> None:
         try:
