@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
-from test_live_snapshot import NUM_IDS, assert_equal, change, read, small, spec_of  # noqa: F401
+from test_live_snapshot import NUM_IDS, assert_equal, change, read, spec_of
 from test_store_machine import KEYS, StoreMachine
 
 from girih.kernels.cpu.jit import JIT_DISABLED
@@ -56,6 +56,13 @@ def few_slots(monkeypatch):
     monkeypatch.setattr("girih.store.tiers.tiered_values._MOST_CALLS_KEPT", 0)
 
 
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Snapshots in chunks of eight rows or so, with a log that is soon full."""
+    monkeypatch.setattr("girih.store.snapshot.snapshot._CHUNK_BYTES", 1200)
+    monkeypatch.setattr("girih.store.snapshot.snapshot._LOG_BYTES", 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_sequence_of_verbs_does_what_a_dictionary_does(dtype, small_index, few_slots, tmp_path):
     class Machine(StoreMachine):
@@ -99,7 +106,7 @@ def tiered(spec, directory, hot_rows):
     ids=str,
 )
 def test_every_hot_size_gives_the_same_store_bit_for_bit(
-    tmp_path, few_slots, small, hot_rows, eviction, dtype
+    tmp_path, few_slots, small_chunks, hot_rows, eviction, dtype
 ):
     spec = spec_of(eviction, dtype, MinCount(count=2, cells=500))
     one, several = Store(spec, clock=lambda: 1.7e9), tiered(spec, tmp_path, hot_rows)

@@ -53,8 +53,7 @@ def open_config(run: Path) -> RunConfig:
     settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
     if settings.store.arena == "shared":  # as embedding servers had it
         settings = replace(settings, store=replace(settings.store, arena="heap"))
-    settings = replace(settings, store=settings.store.within(run))
-    return settings
+    return replace(settings, store=settings.store.within(run))
 
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
