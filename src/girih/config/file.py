@@ -29,6 +29,7 @@ from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
 from girih.trainer import Trainer
 from girih.training.planning import facts_of
@@ -178,6 +179,11 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
+    def sparse(self, model: nn.Module | None = None) -> SparseSpec:
+        """Tables, what the model reads of them, and how they are kept."""
+        optimizers = self.sparse_optimizer, self.first_order_optimizer
+        return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
+
     def planned(self, links: Links | None = None) -> Plan:
         """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
 
@@ -185,9 +191,7 @@ class RunConfig:
             links: calibrated ones, by which times are predicted.
         """
         model = self.model()
-        sparse = sparse_spec(
-            model, self.schema, self.train, self.store, self.sparse_optimizer, self.first_order_optimizer
-        )
+        sparse = self.sparse(model)
         dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
         try:
             facts = facts_of(sparse, dense, self.strategy.trainers)

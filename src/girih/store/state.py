@@ -142,6 +142,10 @@ class ShardState:
         """Counts of what each tier did; empty where there is one."""
         return {}
 
+    def tier_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bytes of memory, used and reserved, that tiers take by part; empty where there is one."""
+        return {}
+
     def close(self) -> None:
         """Lets go of memory."""
         self.memory.close()

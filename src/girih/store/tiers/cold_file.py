@@ -135,6 +135,7 @@ class ColdFile:
         direct: bool = True,
     ) -> None:
         self._blocks = blocks_of(record_bytes, segment_bytes)
+        self._write_behind = write_behind
         self._most_dead, self._too_dead = most_dead, (1 + most_dead) / 2
         self._file = DirectFile(directory, direct=direct)
         self.direct = self._file.direct
@@ -160,6 +161,11 @@ class ColdFile:
     def num_bytes(self) -> int:
         """The space that the file takes on the disk."""
         return self._segments.num_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it may come to hold."""
+        return (self._write_behind + 1 + _MOST_VICTIMS) * self._blocks.segment_bytes
 
     @property
     def dead_share(self) -> float:

@@ -167,6 +167,11 @@ class TieredState(ShardState):
         """Reads that each tier answered, and bytes that the file's disk read and wrote."""
         return self.values.counters()
 
+    def tier_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bytes of slots, and of what is on its way to the file."""
+        slots, buffers = self.values.memory, self.values.cold.memory_bytes
+        return {"slots": (slots.used_bytes, slots.num_bytes), "ssd_buffers": (buffers, buffers)}
+
     def close(self) -> None:
         """Lets go of memory and file."""
         self.values.close()
