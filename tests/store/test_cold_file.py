@@ -12,7 +12,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store.tiers.cold_file import ColdFile, blocks_of
 
 SEGMENT = 16 << 10
-ENGINES = ["threads"]
+ENGINES = ["io_uring", "threads"]
 
 
 @pytest.fixture(params=ENGINES)

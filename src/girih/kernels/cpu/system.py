@@ -1,4 +1,5 @@
-"""What kernels need of the system below arrays: bytes at an address, and functions of the C library.
+"""What kernels need of the system below arrays: bytes at an address, functions of the C library, and memory that
+another party reads and writes meanwhile.
 
 A *function* is the address of a C function that takes up to seven whole numbers or addresses and gives one. Unlike
 one of ctypes, which numba does not keep on the disk, it is an argument like any other, and a test may give its own.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, types
 
@@ -34,6 +37,14 @@ if JIT_DISABLED:
     def errno_of(system: System) -> Any:
         """Why the function that was called last in this thread failed."""
         return ctypes.get_errno()
+
+    def load_acquire(array: Any) -> Any:
+        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
+        return int(array[0])  # the interpreter itself keeps the order on the processors that it is tested on
+
+    def store_release(array: Any, value: Any) -> None:
+        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+        array.view(np.uint32)[0] = value & 0xFFFFFFFF
 
 else:
     ir = cgutils.ir
@@ -74,3 +85,24 @@ else:
             return builder.sext(builder.load(place), _WORD)
 
         return types.int64(system), generate
+
+    @intrinsic
+    def load_acquire(typing_context: Any, array: Any) -> Any:
+        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            return builder.sext(builder.load_atomic(data, "acquire", 4), _WORD)
+
+        return types.int64(array), generate
+
+    @intrinsic
+    def store_release(typing_context: Any, array: Any, value: Any) -> Any:
+        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            builder.store_atomic(builder.trunc(arguments[1], ir.IntType(32)), data, "release", 4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), generate

@@ -29,6 +29,7 @@ from girih.kernels.cpu.disk import NOBODY, Blocks, Reads
 from girih.store.arrays import Ints, Longs
 from girih.store.tiers.block_reader import BlockReader, ThreadedReader
 from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile, aligned_memory
+from girih.store.tiers.ring import RingReader
 from girih.store.tiers.segments import Segments
 from girih.store.tiers.write_behind import WriteBehind
 
@@ -110,7 +111,7 @@ class ColdFile:
         segment_bytes: about how much is written at a time, a multiple of 4096.
         write_behind: segments that may be on their way to the disk.
         most_dead: the share of its space that dead records may take before :meth:`collect` moves live ones.
-        engine: ``"threads"``, or ``"auto"``, the best that the system offers.
+        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``: threads where the system does not offer io_uring.
         direct: False goes through the page cache.
 
     Attributes:
@@ -416,6 +417,14 @@ def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
 
 
 def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:
-    if engine not in ("auto", "threads"):
-        raise ConfigError(f"engine {engine!r}: expected 'auto' or 'threads'")
+    if engine not in ("auto", "io_uring", "threads"):
+        raise ConfigError(f"engine {engine!r}: expected 'auto', 'io_uring' or 'threads'")
+    if engine != "threads":
+        try:
+            return RingReader(file, blocks)
+        except OSError as error:  # forbidden in many containers, and unknown to old systems
+            if engine == "io_uring":
+                raise ConfigError(
+                    f"engine 'io_uring': this system does not offer it ({error.strerror}); use 'auto'"
+                ) from None
     return ThreadedReader(file, blocks)
