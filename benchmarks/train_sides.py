@@ -86,17 +86,17 @@ class Side(Protocol):
 class Girih:
     """Both halves and the schedule, as ``Trainer`` runs them."""
 
-    def __init__(self, task: Task, shards: int | None) -> None:
+    def __init__(self, task: Task, shards: int | None, store: StoreOptions | None = None) -> None:
         schema, module = task.schema(), task.network()
         self.sparse = LocalSparse(
             SparseSpec(
                 schema=schema,
                 needs=needs_of(module, schema),
                 optimizer=girih.optim.RowwiseAdagrad(lr=LR),
-                store=StoreOptions(shards=shards),
+                store=store or StoreOptions(shards=shards),
             )
         )
-        self._dense = replicas(module)
+        self.dense = replicas(module)
         self.precision = "float32"
         for start in range(0, task.shape.rows, FILL):
             ids = np.arange(start, min(start + FILL, task.shape.rows))
@@ -109,7 +109,7 @@ class Girih:
         return batch
 
     def step(self, prepared: Batch) -> None:
-        dense = self._dense[self.precision]
+        dense = self.dense[self.precision]
         for _ in in_step()(
             [(prepared, None)],
             self.sparse,

@@ -60,7 +60,6 @@ class TieredState(ShardState):
             rows = self._read_keys(ids, tables, counts, now, step)
             values.choose(step)
             values.memory.begin_call()
-            values.finish()
             for part in self.memory.stretches(len(ids), RECORDS_PER_KEY):
                 values.read(ids[part], tables[part], rows[part], out[part])
             values.collect()

@@ -74,7 +74,7 @@ class TieredValues:
         found = np.empty(len(rows), np.int32)
         num_missing, num_fetched, num_loading = self._find(rows, found)
         if num_loading:
-            self.finish()
+            self._finish(found[found >= 0])
         missing = int(np.count_nonzero(found == MISSING))
         if missing:
             fresh = np.zeros(len(rows), np.uint8)
@@ -100,7 +100,7 @@ class TieredValues:
         found = np.empty(len(rows), np.int32)
         *_, num_loading = self._find(rows, found)
         if num_loading:
-            self.finish()
+            self._finish(found[found >= 0])
         self._read(ids, tables, found, np.zeros(len(found), np.uint8), out)
         places = self._memory.arrays.keys[np.maximum(rows, 0), PLACE]
         missing = np.flatnonzero((found == MISSING) & (places > 0))
@@ -135,20 +135,17 @@ class TieredValues:
                 self.memory.slots.flags[loads] |= FETCHED | LOADING
                 self._fetches.append(self._begin_read(loads))
 
-    def finish(self) -> None:
-        """Returns when all that was fetched is there."""
-        while self._fetches:
-            self._put(self._fetches.pop(0))
-
     def mark_changed(self, rows: Ints, found: Ints, version: int) -> None:
         """Before rows change in the slots that :meth:`bring` found."""
         tiers.mark_changed(self._memory.arrays, self.memory.slots, rows, found, version)
 
     def forget(self, known: Ints, rows: Ints) -> None:
         """Rows that keys have got, where ``known`` is -1, begin anew: what their numbers had before is given up."""
-        if (known >= 0).all():
+        new = rows[(known < 0) & (rows >= 0)]
+        if not len(new):
             return
-        self.finish()
+        places = self._memory.arrays.keys[new, PLACE]
+        self._finish(-1 - places[places < 0])
         freed = np.empty(len(rows), np.int64)
         count = tiers.forget(self._memory.arrays, self.memory.slots, known, rows, freed)
         self.cold.free(freed[:count])
@@ -190,7 +187,7 @@ class TieredValues:
 
     def clear(self) -> None:
         """Forgets everything."""
-        self.finish()
+        self._finish()
         arrays, slots = self._memory.arrays, self.memory.slots
         of_rows = arrays.keys[: arrays.state[layout.ROWS_EVER], PLACE]
         for places in (of_rows, slots.places[: self.memory.num_slots]):
@@ -201,7 +198,7 @@ class TieredValues:
 
     def freeze(self) -> None:
         """Writes what only memory has, and from now on keeps what :meth:`whole` may be asked for."""
-        self.finish()
+        self._finish()
         slots, arrays = self.memory.slots, self._memory.arrays
         changed = np.flatnonzero(slots.flags[: self.memory.num_slots] & CHANGED)
         changed = changed[arrays.meta[slots.rows[changed], layout.TABLE] >= 0]
@@ -269,6 +266,12 @@ class TieredValues:
     def close(self) -> None:
         """Lets go of the file."""
         self.cold.close()
+
+    def _finish(self, wanted: Longs | Ints | None = None) -> None:
+        """Returns when what was fetched is in the slots that are ``wanted``; in all of them where None."""
+        flags = self.memory.slots.flags
+        while self._fetches and (wanted is None or (flags[wanted] & LOADING).any()):
+            self._put(self._fetches.pop(0))
 
     def _find(self, rows: Ints, found: Ints) -> tuple[int, int, int]:
         if self._error is not None:
