@@ -128,7 +128,7 @@ def test_collection_keeps_live_records_and_the_file_small(tmp_path, engine):
     records = random_records(rng, count)
     places = file.append(records, np.arange(count, dtype=np.int32))
     smallest = file.num_bytes
-    for _ in range(60):
+    for _ in range(12 if JIT_DISABLED else 60):
         rows = rng.choice(count, 600, replace=False)
         file.free(places[rows])
         records[rows] = random_records(rng, 600)
