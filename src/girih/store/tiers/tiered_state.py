@@ -57,7 +57,8 @@ class TieredState(ShardState):
         now, values = self.rows.now(step), self.values
         with self.memory.changing(step):
             self.rows.expire(now)
-            rows = self._read_keys(ids, tables, counts, now, step)
+            rows, num_known = self._read_keys(ids, tables, counts, now, step)
+            values.num_reads += num_known
             values.choose(step)
             values.memory.begin_call()
             for part in self.memory.stretches(len(ids), RECORDS_PER_KEY):
@@ -120,7 +121,7 @@ class TieredState(ShardState):
         reads = [layout.LOOKUPS, layout.HITS, layout.FULL]
         with memory.changing():
             before = memory.arrays.tables[:, reads]
-            rows = self._read_keys(ids, tables, ONCE, self.rows.now(step), step, forced=True)
+            rows, _ = self._read_keys(ids, tables, ONCE, self.rows.now(step), step, forced=True)
             memory.arrays.tables[:, reads] = before
             kernel, hyper = self.layout.kernel, self.layout.first_hyper
             for start in range(0, len(ids), _MOST_ASSIGNED):
@@ -178,8 +179,12 @@ class TieredState(ShardState):
 
     def _read_keys(
         self, ids: Longs, tables: Ints, counts: Ints, now: Longs, step: int, *, forced: bool = False
-    ) -> Ints:
-        """Finds or makes the rows of keys, int32[U]; those that were made begin anew, whatever had their numbers before."""
+    ) -> tuple[Ints, int]:
+        """Finds or makes the rows of keys; those that were made begin anew, whatever had their numbers before.
+
+        Returns:
+            int32[U], where the rows are; and how many were there before.
+        """
         rows, known = np.full(len(ids), layout.NO_ROW, np.int32), np.zeros(len(ids), np.int32)
         out = np.empty((len(ids), 0), np.float32)
         try:
@@ -187,7 +192,7 @@ class TieredState(ShardState):
         finally:
             for part in self.memory.stretches(len(ids), 1):
                 self.values.forget(known[part], rows[part])
-        return rows
+        return rows, int(np.count_nonzero(known >= 0))
 
 
 def open_tiered_state(

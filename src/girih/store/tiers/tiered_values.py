@@ -25,7 +25,7 @@ from girih.kernels.cpu.tiers import (
     PLACE,
     Leaving,
 )
-from girih.store.arrays import Floats, Ints, Longs
+from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 from girih.store.tiers.cold_file import ColdFile, PendingRead
@@ -49,8 +49,8 @@ class TieredValues:
     Methods are called while the shard's arrays may change (``ShardMemory.changing``), but for :meth:`whole`.
 
     Attributes:
-        num_reads: rows that training has read; ``num_cold`` of them came from the file, those that were fetched ahead
-            included.
+        num_reads: rows that training has read and that were there; ``num_cold`` of them came from the file, those that
+            were fetched ahead included.
     """
 
     def __init__(self, memory: ShardMemory, own: RowLayout, num_columns: int, options: Tiers) -> None:
@@ -64,6 +64,7 @@ class TieredValues:
         self._ticket = 0
         self._chosen_at: int | None = None
         self._error: Exception | None = None
+        self._is_closed = False
 
     def bring(self, ids: Longs, tables: Ints, rows: Ints) -> tuple[Ints, int]:
         """Has rows in slots; what is not there is read from the file, all at once.
@@ -90,7 +91,6 @@ class TieredValues:
     def read(self, ids: Longs, tables: Ints, rows: Ints, out: Floats) -> None:
         """Copies the columns of rows to ``out``, float32[U, W]; initial ones where there is no row."""
         found, num_cold = self.bring(ids, tables, rows)
-        self.num_reads += int(np.count_nonzero(rows >= 0))
         self.num_cold += num_cold
         self._read(ids, tables, found, np.zeros(len(found), np.uint8), out)
 
@@ -169,15 +169,15 @@ class TieredValues:
         """Makes room in the file, where too much of it is of nobody."""
         self.cold.collect(self)
 
-    def alive(self, rows: Ints, places: Longs) -> Ints:
+    def alive(self, owners: Ints, places: Longs) -> Bytes:
         """Whether the file's record at each place, int64[K], is still that of its row: uint8[K]."""
-        found = np.empty(len(rows), np.uint8)
-        tiers.alive(self._memory.arrays, self.memory.slots, rows, places, found)
+        found = np.empty(len(owners), np.uint8)
+        tiers.alive(self._memory.arrays, self.memory.slots, owners, places, found)
         return found
 
-    def moved(self, rows: Ints, places: Longs) -> None:
+    def moved(self, owners: Ints, places: Longs) -> None:
         """Remembers where the file has rows from now on."""
-        tiers.move_places(self._memory.arrays, self.memory.slots, rows, places)
+        tiers.move_places(self._memory.arrays, self.memory.slots, owners, places)
 
     def load(self, rows: Ints, records: Ints) -> None:
         """Gives rows, none of which is in a slot, their records."""
@@ -265,7 +265,9 @@ class TieredValues:
 
     def close(self) -> None:
         """Lets go of the file."""
-        self.cold.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self.cold.close()
 
     def _finish(self, wanted: Longs | Ints | None = None) -> None:
         """Returns when what was fetched is in the slots that are ``wanted``; in all of them where None."""
@@ -278,7 +280,7 @@ class TieredValues:
             raise self._error
         return tiers.find_slots(self._memory.arrays, self.memory.slots, rows, found)  # type: ignore[no-any-return]
 
-    def _take(self, rows: Ints, found: Ints, fresh: Ints, most: int) -> Ints:
+    def _take(self, rows: Ints, found: Ints, fresh: Bytes, most: int) -> Ints:
         """Gives slots to rows that miss one; returns those that are to be loaded."""
         leaving = Leaving(
             rows=np.empty(most, np.int32),
@@ -345,7 +347,7 @@ class TieredValues:
             " the disk is damaged: --resume from the last checkpoint, on another one"
         )
 
-    def _read(self, ids: Longs, tables: Ints, found: Ints, fresh: Ints, out: Floats) -> None:
+    def _read(self, ids: Longs, tables: Ints, found: Ints, fresh: Bytes, out: Floats) -> None:
         own = self._layout
         tiers.read_slots(self.memory.shard, own.kernel, ids, tables, found, fresh, own.first_hyper, out)
 
@@ -353,6 +355,6 @@ class TieredValues:
         return shard_of_records(records.view(np.float32), self._memory.arrays.tables, self._num_columns)
 
 
-def _bytes(records: Ints) -> Ints:
+def _bytes(records: Ints) -> Bytes:
     """Records as uint8[K, 4 V]."""
     return records.view(np.uint8)
