@@ -3,8 +3,9 @@
 Both train the same DLRM (26 categorical and 13 numeric features, row-wise Adagrad for rows, Adam for the network) on the
 same Zipf batches, in turns; tables are filled first, so that no id is new. ``["dram", "ssd"]`` keeps the values of
 1/``--times`` of all rows in memory, chosen by HybridHash (PICASSO Alg. 1), and reads the others from a file past the page
-cache, asked for a batch ahead. A hit is a row that memory had when its batch asked for it; the best possible share of
-hits is that of the rows which the measured batches read most, known beforehand.
+cache, asked for a batch ahead. Memory has room for more rows than hot ones: for those
+of the last few batches. A hit is a row that memory had when its batch asked for it; the best possible share of hits is that of
+as many rows as memory has room for, those which the measured batches read most, known beforehand.
 
     girih bench tiers                             a small table: what it costs when all is quick
     girih bench tiers --rows 2_000_000 --directory /mnt/nvme --steps 50
@@ -28,6 +29,7 @@ from train_sides import Girih, Task
 from girih.data import Batch
 from girih.sparse.groups.group import CpuGroup, ids_of
 from girih.sparse.options import StoreOptions
+from girih.store.tiers.tiered_state import TieredState
 
 
 def main() -> None:
@@ -90,11 +92,11 @@ def measure(report: harness.Report, options: argparse.Namespace, directory: str)
         return turn
 
     measured = harness.alternate({name: contestant(name) for name in sides}, options.rounds, options.warmup)
-    row_bytes = 4 * sides['["dram"]'].sparse.groups[0]._keys.stores[0].state.layout.num_words  # type: ignore[attr-defined]
+    row_bytes = 4 * next(store for _, store in sides['["dram"]'].sparse.stores()).state.layout.num_words
     table = report.table(
         f"{FEATURES * options.rows:,} rows of {row_bytes} bytes, {hot_rows:,} of them hot",
         {
-            "tiers": "{}", "samples/s": "{:,.0f}", "of all in memory": "{:.2f}×", "hits": "{:.1%}", "best possible": "{:.1%}",
+            "tiers": "{}", "samples/s": "{:,.0f}", "of all in memory": "{:.2f}×", "rows in memory": "{:,}", "hits": "{:.1%}", "best possible": "{:.1%}",
             "bytes read from the device": "{:,}", "per step": "{:,.0f}",
         },
     )  # fmt: skip
@@ -110,14 +112,16 @@ def measure(report: harness.Report, options: argparse.Namespace, directory: str)
         after = side.sparse.stats().store
         if "ssd_reads" in after:
             hits, misses = (after[f"{t}_reads"] - before[name][f"{t}_reads"] for t in ("dram", "ssd"))
-            row |= {"hits": hits / (hits + misses), "best possible": best_ratio(batches[warmup:], hot_rows)}
+            rows = num_slots(side)
+            row |= {"rows in memory": rows, "hits": hits / (hits + misses)}
+            row["best possible"] = best_ratio(batches[warmup:], rows)
         table.row(row)
         side.close()
 
 
 def train(side: Girih, batches: list[Batch]) -> None:
     """Steps as a trainer takes them; the rows of the next batch are asked for before this one is computed."""
-    dense = side.dense[side.precision]
+    dense = side._dense[side.precision]
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
         pulled = side.sparse.pull(batch)
         if after is not None:
@@ -135,13 +139,19 @@ def fetch(side: Girih, batch: Batch) -> None:
                 store.fetch(part.keys, part.tables)
 
 
-def best_ratio(batches: list[Batch], hot_rows: int) -> float:
-    """The share of reads, one for each key of a batch, of the ``hot_rows`` keys that are read most."""
+def num_slots(side: Girih) -> int:
+    """Rows that memory has room for, of a side with tiers."""
+    states = [store.state for _, store in side.sparse.stores()]
+    return sum(state.values.memory.num_slots for state in states if isinstance(state, TieredState))
+
+
+def best_ratio(batches: list[Batch], num_rows: int) -> float:
+    """The share of reads, one for each key of a batch, of the ``num_rows`` keys that are read most."""
     reads: Counter[tuple[int, int]] = Counter()
     for batch in batches:
         for feature, ids in enumerate(batch.ids.reshape(FEATURES, -1)):
             reads.update((feature, key) for key in np.unique(ids).tolist())
-    return sum(count for _, count in reads.most_common(hot_rows)) / max(1, reads.total())
+    return sum(count for _, count in reads.most_common(num_rows)) / max(1, reads.total())
 
 
 def device_bytes() -> int:

@@ -96,7 +96,7 @@ class Girih:
                 store=store or StoreOptions(shards=shards),
             )
         )
-        self.dense = replicas(module)
+        self._dense = replicas(module)
         self.precision = "float32"
         for start in range(0, task.shape.rows, FILL):
             ids = np.arange(start, min(start + FILL, task.shape.rows))
@@ -109,7 +109,7 @@ class Girih:
         return batch
 
     def step(self, prepared: Batch) -> None:
-        dense = self.dense[self.precision]
+        dense = self._dense[self.precision]
         for _ in in_step()(
             [(prepared, None)],
             self.sparse,

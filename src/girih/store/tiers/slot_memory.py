@@ -32,6 +32,7 @@ from girih.store.memory.shard_memory import NO_SAVE
 
 _FIRST_STAGED = 1 << 10
 _CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
+_MOST_STAGED = 1 << 15  # where fewer rows than that are hot
 _MOST_SLOTS = (1 << 31) - 2
 _NEVER = 1 << 31
 _SAMPLE = 1 << 20
@@ -94,6 +95,19 @@ class SlotMemory:
         """Counts a call: what it uses stays for the next few."""
         self.state[CALL] += 1
         self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
+
+    def make_room(self, count: int) -> None:
+        """Where a call finds no slot: gives up what earlier calls used, if there are as many slots as hot rows, or adds some.
+
+        Raises:
+            StorageFullError: see :meth:`add`.
+        """
+        staged = self.num_slots - self.most_hot
+        if staged + count > max(self.most_hot, _MOST_STAGED) and self.state[USED_SINCE] < self.state[CALL]:
+            self.num_calls_kept //= 2
+            self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
+        else:
+            self.add(count)
 
     def add(self, count: int) -> None:
         """Makes more slots, at least ``count``, for rows that are not hot.

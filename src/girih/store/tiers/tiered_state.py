@@ -28,9 +28,7 @@ from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, LoadedColumn, ShardState, write_columns
 from girih.store.tiers.options import Tiers
 from girih.store.tiers.slot_memory import shard_of_records
-from girih.store.tiers.tiered_values import RECORDS_PER_KEY, TieredValues
-
-_MOST_ASSIGNED = 1 << 14
+from girih.store.tiers.tiered_values import TieredValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,7 @@ class TieredState(ShardState):
             rows, num_known = self._read_keys(ids, tables, counts, now, step)
             values.num_reads += num_known
             values.choose(step)
-            values.memory.begin_call()
-            for part in self.memory.stretches(len(ids), RECORDS_PER_KEY):
+            for part in values.parts(len(ids)):
                 values.read(ids[part], tables[part], rows[part], out[part])
             values.collect()
         _tell_addresses(out, addresses)
@@ -94,16 +91,15 @@ class TieredState(ShardState):
         kernel, values = self.layout.kernel, self.values
         hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
         with self.memory.changing(step):
-            values.memory.begin_call()
             found_now = np.empty(len(ids), np.int32)
             if rows is None:
                 index.find_all(self.memory.arrays, ids, tables, found_now)
             else:
                 tiers.check_rows(self.memory.arrays, ids, tables, rows, found_now)
-            for part in self.memory.stretches(len(ids), RECORDS_PER_KEY):
+            num_missed = 0
+            for part in values.parts(len(ids)):
                 slots, num_cold = values.bring(ids[part], tables[part], found_now[part])
-                if num_cold:
-                    values.keep_longer()
+                num_missed += num_cold
                 values.mark_changed(found_now[part], slots, step)
                 own = (
                     None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
@@ -112,6 +108,8 @@ class TieredState(ShardState):
                     values.memory.shard, kernel, ids[part], tables[part], slots,
                     gradients[part] if terms is None else gradients, hyper, step, own,
                 )  # fmt: skip
+            if num_missed:
+                values.keep_longer()
         return dropped
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
@@ -124,13 +122,10 @@ class TieredState(ShardState):
             rows, _ = self._read_keys(ids, tables, ONCE, self.rows.now(step), step, forced=True)
             memory.arrays.tables[:, reads] = before
             kernel, hyper = self.layout.kernel, self.layout.first_hyper
-            for start in range(0, len(ids), _MOST_ASSIGNED):
-                for within in memory.stretches(len(ids[start : start + _MOST_ASSIGNED]), RECORDS_PER_KEY):
-                    part = slice(start + within.start, start + within.stop)
-                    own.memory.begin_call()
-                    slots, _ = own.bring(ids[part], tables[part], rows[part])
-                    own.mark_changed(rows[part], slots, step)
-                    update.assign(own.memory.shard, kernel, slots, values[part], hyper, step)
+            for part in own.parts(len(ids)):
+                slots, _ = own.bring(ids[part], tables[part], rows[part])
+                own.mark_changed(rows[part], slots, step)
+                update.assign(own.memory.shard, kernel, slots, values[part], hyper, step)
             own.collect()
         return rows
 

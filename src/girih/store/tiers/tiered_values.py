@@ -8,6 +8,7 @@ Shapes: U keys, K rows on their way, W columns of a row that training sees, V 32
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +33,9 @@ from girih.store.tiers.cold_file import ColdFile, PendingRead
 from girih.store.tiers.options import Tiers
 from girih.store.tiers.slot_memory import SlotMemory, shard_of_records
 
-_MOST_AT_ONCE = 1 << 14  # rows that are copied together
-_MOST_CALLS_KEPT = 1 << 12
-RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to spare
+_MOST_AT_ONCE = 1 << 12  # keys that need slots together, and rows that are copied together
+_MOST_CALLS_KEPT = 1 << 8
+_RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to spare
 
 
 class _Fetch(NamedTuple):
@@ -65,6 +66,13 @@ class TieredValues:
         self._chosen_at: int | None = None
         self._error: Exception | None = None
         self._is_closed = False
+
+    def parts(self, num_keys: int) -> Iterator[slice]:
+        """The keys of a verb, as many at a time as are to have slots together; each part is a call of its own."""
+        for start in range(0, num_keys, _MOST_AT_ONCE):
+            for part in self._memory.stretches(min(_MOST_AT_ONCE, num_keys - start), _RECORDS_PER_KEY):
+                self.memory.begin_call()
+                yield slice(start + part.start, start + part.stop)
 
     def bring(self, ids: Longs, tables: Ints, rows: Ints) -> tuple[Ints, int]:
         """Has rows in slots; what is not there is read from the file, all at once.
@@ -125,10 +133,9 @@ class TieredValues:
 
     def fetch(self, rows: Ints) -> None:
         """Begins to read those of some rows that only the file has."""
-        self.memory.begin_call()
         rows = rows[rows >= 0]
         rows = rows[self._memory.arrays.keys[rows, PLACE] > 0]
-        for part in self._memory.stretches(len(rows), RECORDS_PER_KEY):
+        for part in self.parts(len(rows)):
             own, fresh = rows[part], np.zeros(part.stop - part.start, np.uint8)
             loads = self._take(own, np.full(len(own), MISSING, np.int32), fresh, len(own))
             if len(loads):
@@ -295,7 +302,7 @@ class TieredValues:
             start = tiers.take_slots(arrays, slots, rows, start, found, fresh, leaving)
             if start == len(rows):
                 break
-            self.memory.add(most)
+            self.memory.make_room(most)
         num_left, num_freed, num_loads = (int(leaving.ends[n]) for n in (NUM_LEFT, NUM_FREED, NUM_LOADS))
         self.cold.free(leaving.freed[:num_freed])
         if num_left:
