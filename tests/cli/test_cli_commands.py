@@ -373,6 +373,14 @@ def test_report_draws_each_run(log_directory, trained, capsys):
     assert (trained / "report.html").is_file()
 
 
+def test_a_plan_says_what_tiers_take(log_directory, capsys):
+    tiers = ["--set", 'store.tiers=["dram", "ssd"]', "--set", "store.hot_rows=200000"]
+    assert run("plan", log_directory / "config.toml", *tiers) == 0
+    said = capsys.readouterr().err
+    assert "tiers: dram above ssd, in tiers/ of the run directory" in said
+    assert "200,000 hot rows of 96 bytes, 18.3 MiB of memory; 40 bytes for each row" in said
+
+
 def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
     words = ["--strategy", "substitution", "--set", "model.name=dnn"]
     assert run("plan", log_directory / "config.toml", *words, "--out", log_directory / "plan.json") == 0

@@ -138,3 +138,15 @@ def test_every_hot_size_gives_the_same_store_bit_for_bit(
             for store in (again, other):
                 change(store, seed)
         assert_equal(contents(other), contents(again))
+
+
+def test_memory_is_counted_by_part(tmp_path):
+    with tiered(spec_of(), tmp_path, 10) as store:
+        for seed in range(4):
+            change(store, seed)
+        parts = store.memory()
+        assert sum(
+            part["used"] for name, part in parts.items() if name in ("ids", "neighbours", "place")
+        ) == (24 * store.num_rows)
+        assert parts["padding"]["used"] == 0 < parts["slots"]["used"] <= parts["slots"]["reserved"]
+        assert parts["slots"]["used"] >= 4 * store.state.layout.num_words * min(store.num_rows, 10)

@@ -82,6 +82,7 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(
     assert os.listdir(runs["several"] / "tiers") == []
 
 
+@pytest.mark.timeout(300 + 60 * NUM_KILLS)
 def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_holds(log_directory):
     words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
     whole, killed = log_directory / "whole", log_directory / "killed"

@@ -36,7 +36,7 @@ def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
 
 def tiered_row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of one row in the memory of a shard with tiers, by column, its values left out."""
-    return {**row_bytes({**description, "segments": []}), "place": _PLACE}
+    return {**row_bytes({**description, "segments": []}), "padding": 0, "place": _PLACE}
 
 
 def loaded_bytes(description: Mapping[str, Any], num_rows: int) -> dict[str, int]:
