@@ -13,6 +13,7 @@ from girih.dense.accel import openmp
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
     from girih.checkpoint import CheckpointOptions
+    from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
     from girih.data import Dataset, read_criteo, read_csv, read_libsvm, read_parquet
     from girih.metrics import Metrics
@@ -39,6 +40,7 @@ __all__ = [
     "Local",
     "Metrics",
     "Numeric",
+    "ScheduleOptions",
     "Schema",
     "Sequence",
     "StoreOptions",
@@ -64,6 +66,7 @@ _HOMES = {
     "girih.checkpoint": ("CheckpointOptions",),
     "girih.data": ("Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
+    "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),

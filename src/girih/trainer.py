@@ -16,6 +16,7 @@ from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster.cluster import Cluster
+from girih.config.schedule import ScheduleOptions
 from girih.config.train import Steps, TrainOptions
 from girih.data import Batch, Dataset
 from girih.dense.half import DenseHalf
@@ -52,6 +53,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
         first_order_optimizer: for first-order weights; the sparse optimizer where None.
         strategy: how training is interlaced: one of girih's, or any object with ``plan`` and ``build``.
+        schedule: packing, interleaving and prefetching.
         schema: taken from the model, where it has one.
         options: epochs, seed, precision and the like.
         store: where rows live. checkpoints: how often to save, when a ``run`` is given.
@@ -74,6 +76,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         dense_optimizer: OptimizerFactory | None = None,
         first_order_optimizer: SparseOptimizer | None = None,
         strategy: Strategy | None = None,
+        schedule: ScheduleOptions | None = None,
         schema: Schema | None = None,
         options: TrainOptions | None = None,
         store: StoreOptions | None = None,
@@ -91,6 +94,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("dense_optimizer", dense_optimizer, Callable | None, factory)
         interface = "a strategy, as girih.Local(), or an object with name, trainers, plan and build"
         expect("strategy", strategy, Strategy | None, interface)
+        expect("schedule", schedule, ScheduleOptions | None, "girih.ScheduleOptions(...)")
         expect("schema", schema, Schema | None, "a girih.Schema")
         expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
@@ -118,7 +122,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 processes=self._cluster,
                 stats=stats,
             )
-            facts = facts_of(context.sparse, context.dense, self._ranks.size)
+            facts = facts_of(context.sparse, context.dense, self._ranks.size, schedule)
             self.strategy.plan(facts)  # what it refuses, it refuses now
             if not self._ranks.first:
                 run, callbacks = None, ()

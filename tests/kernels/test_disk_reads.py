@@ -14,7 +14,7 @@ from girih.store.tiers.block_reader import c_library
 from girih.store.tiers.cold_file import blocks_of
 
 BLOCKS = blocks_of(100, 64 << 10)
-ENTRIES, RESULTS, DEPTH = 16, 32, 16
+SEGMENTS, ENTRIES, RESULTS, DEPTH = 16, 16, 32, 16
 FILE, RING = 7, 8
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7, use_errno=True)
 
@@ -27,7 +27,7 @@ class Disk:
 
     def __init__(self, seed, fault=lambda rng, size: size):
         self.rng, self.fault = np.random.default_rng(seed), fault
-        self.file = self.rng.integers(0, 256, 4 * BLOCKS.segment_bytes, np.uint8)
+        self.file = self.rng.integers(0, 256, SEGMENTS * BLOCKS.segment_bytes, np.uint8)
         self.ring = Ring(
             RING,
             np.full(1, -3, np.int32),  # counters that run over soon
@@ -81,12 +81,12 @@ class Disk:
 
 def read(disk, in_turn):
     """Some records, two hundred of them, and the error that reading them gave."""
-    places = disk.rng.integers(0, 4 * BLOCKS.per_segment, 200)
-    words = [np.empty(200 + extra, np.int64) for extra in (0, 1, 0, 0)]
+    places = disk.rng.integers(0, SEGMENTS * BLOCKS.per_segment, 200)
+    words = [np.empty(200 + extra, np.int64) for extra in (0, 0, 1, 0, 0)]
     out = np.zeros((200, BLOCKS.record_bytes), np.uint8)
     reads = Reads(*words, out)
-    count = plan_reads(BLOCKS, sealed(places), np.argsort(places), np.zeros(4, np.int64), reads)
-    memory = np.empty((DEPTH, BLOCKS.block_bytes), np.uint8)
+    count = plan_reads(BLOCKS, sealed(places), np.argsort(places), np.zeros(SEGMENTS, np.int64), reads)
+    memory = np.empty((DEPTH, BLOCKS.read_bytes), np.uint8)
     if in_turn:
         error = read_in_turn(disk.system, FILE, BLOCKS, reads, 0, count, memory[0])
     else:
@@ -140,10 +140,12 @@ def test_functions_of_the_library_are_called(tmp_path):
     """The real ``pread``, and the real ``errno``."""
     disk = Disk(11)
     (tmp_path / "file").write_bytes(disk.file.tobytes())
-    words = [np.empty(1 + extra, np.int64) for extra in (0, 1, 0, 0)]
-    out, memory = np.zeros((1, BLOCKS.record_bytes), np.uint8), np.empty(BLOCKS.block_bytes, np.uint8)
+    words = [np.empty(1 + extra, np.int64) for extra in (0, 0, 1, 0, 0)]
+    out, memory = np.zeros((1, BLOCKS.record_bytes), np.uint8), np.empty(BLOCKS.read_bytes, np.uint8)
     reads = Reads(*words, out)
-    plan_reads(BLOCKS, sealed(np.zeros(1, np.int64)), np.zeros(1, np.int64), np.zeros(4, np.int64), reads)
+    plan_reads(
+        BLOCKS, sealed(np.zeros(1, np.int64)), np.zeros(1, np.int64), np.zeros(SEGMENTS, np.int64), reads
+    )
     with (tmp_path / "file").open("rb") as file:
         descriptor = file.fileno()
         assert read_in_turn(c_library(), descriptor, BLOCKS, reads, 0, 1, memory) == 0

@@ -3,13 +3,16 @@
 import os
 import resource
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from girih.errors import ConfigError, StorageFullError
+from girih.kernels.cpu.disk_reads import IO_URING_ENTER
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store.tiers.cold_file import ColdFile, blocks_of
+from girih.store.tiers.ring import IO_URING_SETUP
 
 SEGMENT = 16 << 10
 ENGINES = ["io_uring", "threads"]
@@ -101,23 +104,24 @@ def test_several_reads_are_in_flight_while_records_are_appended_and_freed(tmp_pa
     file.close()
 
 
-def test_records_of_one_block_are_read_once_and_those_in_memory_not_at_all(tmp_path, engine):
-    file, blocks = cold(tmp_path, engine), blocks_of(96, SEGMENT)
+def test_blocks_are_read_once_neighbours_together_and_records_in_memory_not_at_all(tmp_path, engine):
+    file, blocks = cold(tmp_path, engine, segment_bytes=4 * SEGMENT), blocks_of(96, 4 * SEGMENT)
     count = 4 * blocks.per_segment
     records = random_records(np.random.default_rng(1), count)
     places = file.append(records, np.arange(count, dtype=np.int32))
     np.testing.assert_array_equal(read(file, places[-2:]), records[-2:])
     assert file.counters.device_reads == 0
     file._settle(wait=True)
-    some = np.concatenate(
-        [places[: blocks.per_block], places[:1], places[blocks.per_block : blocks.per_block + 1]]
-    )
-    np.testing.assert_array_equal(
-        read(file, some)[:-1], np.concatenate([records[: blocks.per_block], records[:1]])
-    )
-    assert file.counters.device_reads == 2
-    assert file.counters.bytes_read == 2 * blocks.block_bytes
-    assert file.counters.bytes_written == 3 * SEGMENT
+    for wanted, num_reads, num_blocks in (
+        (np.arange(blocks.per_block), 1, 1),
+        (np.array([2 * blocks.per_block, 0, blocks.per_block, 0, 4 * blocks.per_block]), 2, 4),
+        (np.arange(blocks.per_segment), 4, 15),  # the last block of a segment has the owners
+    ):
+        before = file.counters.device_reads, file.counters.bytes_read
+        np.testing.assert_array_equal(read(file, places[wanted]), records[wanted])
+        assert file.counters.device_reads - before[0] == num_reads
+        assert file.counters.bytes_read - before[1] == num_blocks * blocks.block_bytes
+    assert file.counters.bytes_written == 3 * 4 * SEGMENT
     file.close()
 
 
@@ -148,6 +152,29 @@ def test_collection_keeps_live_records_and_the_file_small(tmp_path, engine):
     assert file.num_bytes < most / 2
     assert os.fstat(descriptor).st_blocks * 512 < most / 2
     np.testing.assert_array_equal(read(file, places[:100]), records[:100])
+    file.close()
+
+
+def test_what_is_held_can_be_read_until_it_is_let_go_of(tmp_path, engine):
+    """As a checkpoint reads: records that were given up and moved since are still where they were."""
+    rng, count = np.random.default_rng(7), 2000
+    file, owners = cold(tmp_path, engine), np.arange(2000, dtype=np.int32)
+    records = random_records(rng, count)
+    now = file.append(records, owners)
+    then, ticket = now.copy(), file.hold()
+    for _ in range(20):
+        rows = rng.choice(count, 900, replace=False)
+        file.free(now[rows])
+        now[rows] = file.append(random_records(rng, 900), owners[rows])
+        file.collect(Owners(now))
+    np.testing.assert_array_equal(read(file, then), records)
+    held = file.num_bytes
+    file.let_go(ticket)
+    for _ in range(20):
+        file.free(now)
+        now = file.append(records, owners)
+    assert file.num_bytes < held / 2
+    np.testing.assert_array_equal(read(file, now), records)
     file.close()
 
 
@@ -280,3 +307,44 @@ def test_a_disk_that_refuses_what_was_claimed_ahead_is_told_by_the_next_verb(tmp
     with pytest.raises(StorageFullError, match="no space left"):
         file.begin_read(np.zeros(1, np.int64), np.zeros((1, 96), np.uint8))
     file.close()
+
+
+FORBIDDEN = """
+import ctypes, struct, sys
+import numpy as np
+from girih.errors import ConfigError
+from girih.store.tiers.cold_file import ColdFile
+
+words = (0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in words))
+filtered = struct.pack("H6xQ", len(words), ctypes.addressof(program))
+prctl = ctypes.CDLL(None).prctl
+prctl.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 4
+assert prctl(38, 1, None, None, None) == 0
+assert prctl(22, 2, ctypes.cast(filtered, ctypes.c_void_p), None, None) == 0
+file = ColdFile(sys.argv[2], 96)
+records = np.random.default_rng(8).integers(0, 256, (100_000, 96), np.uint8)
+places, out = file.append(records, np.arange(100_000, dtype=np.int32)), np.zeros((1000, 96), np.uint8)
+file._settle(wait=True)
+file.begin_read(places[:1000], out).wait()
+assert (out == records[:1000]).all() and file.counters.device_reads > 0
+print(file.engine)
+try:
+    ColdFile(sys.argv[2], 96, engine="io_uring")
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("call", [IO_URING_SETUP, IO_URING_ENTER])
+def test_where_io_uring_is_forbidden_threads_read(tmp_path, call):
+    """As in many containers: the system itself refuses the call."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("seccomp is Linux'")
+    words = [sys.executable, "-c", FORBIDDEN, str(call), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "threads",
+        "engine 'io_uring': this system does not offer it (Operation not permitted); use 'auto'",
+    ]

@@ -15,6 +15,7 @@ from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
+from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
 from girih.data.options import Split
@@ -37,7 +38,7 @@ from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
     "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
-    "dense_optimizer", "checkpoint", "train", "strategy", "store", "cluster",
+    "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster",
 )  # fmt: skip
 
 
@@ -60,6 +61,7 @@ class RunConfig:
     data: DataOptions
     train: TrainOptions
     checkpoint: CheckpointOptions
+    schedule: ScheduleOptions
     store: StoreOptions
     strategy: Strategy
     cluster: ClusterOptions
@@ -116,6 +118,7 @@ class RunConfig:
             data=section("data", DataOptions, None),
             train=section("train", TrainOptions, TrainOptions()),
             checkpoint=saves,
+            schedule=section("schedule", ScheduleOptions, ScheduleOptions()),
             store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             cluster=section("cluster", ClusterOptions, ClusterOptions()),
@@ -194,7 +197,7 @@ class RunConfig:
         sparse = self.sparse(model)
         dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
         try:
-            facts = facts_of(sparse, dense, self.strategy.trainers)
+            facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
             facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
@@ -219,6 +222,7 @@ class RunConfig:
                 first_order_optimizer=self.first_order_optimizer,
                 strategy=self.strategy,
                 schema=self.schema,
+                schedule=self.schedule,
                 options=self.train if run is not None else replace(self.train, tensorboard=False),
                 store=self.store,
                 checkpoints=self.checkpoint if run is not None else replace(self.checkpoint, dir=None),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from girih.config.schedule import ScheduleOptions
 from girih.planner.calibration import Links
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
@@ -106,6 +107,7 @@ class Facts:
         hosts: where each trainer listens, by rank, the same for those of one host; empty where that is not known.
         batch_size: examples per step over all trainers; None where no training data is known yet.
         device: device of the dense half.
+        schedule: how a step is to be packed and laid out in time.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
@@ -121,6 +123,7 @@ class Facts:
     batch_size: int | None = None
     device: str = "cpu"
     global_batch_norm: bool = False
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
     links: Links | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_ch
 
 from girih.config.bounds import Bounds
 from girih.config.options import Options
+from girih.config.schedule import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -85,6 +86,13 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         raise ConfigError(
             f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
         )
+    unsupported = [
+        name
+        for name in ("packing", "micro_batches", "interleaving_groups", "excluded")
+        if getattr(facts.schedule, name) != getattr(ScheduleOptions(), name)
+    ]
+    if unsupported:
+        raise ConfigError(f"schedule: {unsupported[0]}: not supported by strategy {strategy.name!r} yet")
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
     measured = {"profile": facts.profile, "speeds": facts.speeds}

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
+from girih.config.schedule import ScheduleOptions
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
@@ -25,7 +26,9 @@ def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster
     return Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers, options=options)
 
 
-def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
+def facts_of(
+    sparse: SparseSpec, dense: DenseSpec, num_trainers: int, schedule: ScheduleOptions | None = None
+) -> Facts:
     """Facts that are known without data.
 
     Raises:
@@ -49,6 +52,7 @@ def facts_of(sparse: SparseSpec, dense: DenseSpec, num_trainers: int) -> Facts:
         seed=sparse.seed,
         device=dense.device.type,
         global_batch_norm=dense.global_batch_norm,
+        schedule=schedule or ScheduleOptions(),
     )
 
 

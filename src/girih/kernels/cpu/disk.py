@@ -23,27 +23,29 @@ NOBODY = -1
 
 
 class Blocks(NamedTuple):
-    """How records lie; sizes in bytes."""
+    """How records lie, and the most that is read at once; sizes in bytes."""
 
     record_bytes: int
     block_bytes: int
+    read_bytes: int
     per_block: int
     per_segment: int
     segment_bytes: int
 
 
 class Reads(NamedTuple):
-    """Blocks to read for a list of records, and what is wanted of each; made by :func:`plan_reads`.
+    """What to read for a list of records, each time a block or some that follow each other; made by :func:`plan_reads`.
 
     Attributes:
-        offsets: int64[n], where each block lies in the file; the first m count.
-        starts: int64[n + 1], for each block the first of its records; they end where those of the next one begin.
+        offsets, sizes: int64[n], where each read lies in the file, and its bytes; the first m count.
+        starts: int64[n + 1], for each read the first of its records; they end where those of the next one begin.
         rows: int64[n], for each record its row of ``out``.
-        inside: int64[n], for each record where in its block it begins.
+        inside: int64[n], for each record where in its read it begins.
         out: uint8[n, R].
     """
 
     offsets: I64
+    sizes: I64
     starts: I64
     rows: I64
     inside: I64
@@ -63,16 +65,16 @@ def _byte_of(blocks: Blocks, place: Any) -> Any:
 
 
 @njit_lean
-def take_records(blocks: Blocks, reads: Reads, number: Any, block: Any) -> None:
-    """Copies the records that are wanted of a block, which lies at an address, to where they are wanted."""
+def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None:
+    """Copies the records that are wanted of a read, whose bytes lie at an address, to where they are wanted."""
     out, size = address_of(reads.out), blocks.record_bytes
     for i in range(reads.starts[number], reads.starts[number + 1]):
-        copy_bytes(out + reads.rows[i] * size, block + reads.inside[i], size)
+        copy_bytes(out + reads.rows[i] * size, memory + reads.inside[i], size)
 
 
 @kernel()
 def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, reads: Reads) -> int:
-    """Copies records of segments in memory and lists the blocks of all others, each once.
+    """Copies records of segments in memory and lists reads of the blocks of all others, each block once.
 
     Args:
         places: int64[n], one for each row of ``out``.
@@ -80,10 +82,10 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
         in_memory: int64[S], by segment the address of its memory, 0 where it is on the disk alone.
 
     Returns:
-        m, the number of blocks; -1 if a place is in no segment.
+        m, the number of reads; -1 if a place is in no segment.
     """
     out, size = address_of(reads.out), blocks.record_bytes
-    num_reads, num_rows, last = 0, 0, np.int64(-1)
+    num_reads, num_rows, start, end = 0, 0, np.int64(0), np.int64(0)
     for i in range(len(order)):
         row = order[i]
         place = places[row]
@@ -94,15 +96,18 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
         if memory != 0:
             copy_bytes(out + row * size, memory + _byte_of(blocks, place), size)
             continue
-        block = _block_of(blocks, place)
-        offset = segment * blocks.segment_bytes + block
-        if offset != last:
-            last = offset
-            reads.offsets[num_reads] = offset
-            reads.starts[num_reads] = num_rows
-            num_reads += 1
+        base = segment * blocks.segment_bytes
+        offset = base + _block_of(blocks, place)
+        if offset >= end:  # places are in order: it lies in the blocks that were read last, or behind them
+            if offset > end or num_reads == 0 or offset - start == blocks.read_bytes:
+                start = offset
+                reads.offsets[num_reads] = start
+                reads.starts[num_reads] = num_rows
+                num_reads += 1
+            end = offset + blocks.block_bytes
+            reads.sizes[num_reads - 1] = end - start
         reads.rows[num_rows] = row
-        reads.inside[num_rows] = _byte_of(blocks, place) - block
+        reads.inside[num_rows] = base + _byte_of(blocks, place) - start
         num_rows += 1
     reads.starts[num_reads] = num_rows
     return num_reads

@@ -1,9 +1,9 @@
-"""Blocks read from a file with direct I/O: one after the other by ``pread``, or many at once by ``io_uring``.
+"""Blocks read from a file with direct I/O: read after read by ``pread``, or many at once by ``io_uring``.
 
 A ring is memory shared with the system: requests are written to one queue, results come in another, each by its own
 order. One call hands over what was written and waits for a result, so that a thread keeps a whole disk busy.
 
-Shapes: m blocks to read, Q of them on their way at once, E entries of requests, C of results, both powers of two.
+Shapes: m reads of a list, Q of them on their way at once, E entries of requests, C of results, both powers of two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from girih.kernels.cpu.vector import address_of
 IO_URING_ENTER = 426  # the same number on all processors
 _GET_EVENTS = 1
 _READ = 22
-_SECTOR = 512  # what is left of a block after a short read begins at a whole sector
+_SECTOR = 512  # what is left after a short read begins at a whole sector
 _EINTR, _EAGAIN, _EBUSY, _EIO = errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO
 _COUNTERS = 0xFFFFFFFF  # counters of the ring run over
 _NUMBER, _DONE, _FREE = range(3)
@@ -51,19 +51,19 @@ class Ring(NamedTuple):
 def read_in_turn(
     system: System, file: int, blocks: Blocks, reads: Reads, first: int, last: int, memory: U8
 ) -> Any:
-    """Reads blocks ``first`` to ``last`` of the list, one at a time, and takes the records that are wanted of each.
+    """Does reads ``first`` to ``last`` of the list, one at a time, and takes the records that are wanted of each.
 
     Args:
-        memory: uint8[block_bytes], aligned.
+        memory: uint8[read_bytes], aligned.
 
     Returns:
         0, or the number of the error; EIO too where the file ends.
     """
-    block, size = address_of(memory), blocks.block_bytes
+    target = address_of(memory)
     for number in range(first, last):
-        done = 0
+        done, size = 0, reads.sizes[number]
         while done < size:
-            got = call(system.pread, file, block + done, size - done, reads.offsets[number] + done, 0, 0, 0)
+            got = call(system.pread, file, target + done, size - done, reads.offsets[number] + done, 0, 0, 0)
             if got < 0:
                 error = errno_of(system)
                 if error != _EINTR and error != _EAGAIN:
@@ -74,7 +74,7 @@ def read_in_turn(
                 return _EIO
             else:
                 done += got // _SECTOR * _SECTOR
-        take_records(blocks, reads, number, block)
+        take_records(blocks, reads, number, target)
     return 0
 
 
@@ -89,19 +89,19 @@ def read_at_once(
     memory: U8x2,
     slots: I64x2,
 ) -> Any:
-    """Reads all blocks of the list, Q at a time in any order, and takes the records that are wanted of each.
+    """Does all reads of the list, Q at a time in any order, and takes the records that are wanted of each.
 
     After an error nothing more is asked for, and what is on its way is waited for.
 
     Args:
         num_reads: m.
-        memory: uint8[Q, block_bytes], aligned; Q is at most E.
+        memory: uint8[Q, read_bytes], aligned; Q is at most E.
         slots: int64[Q, 3], for what is known of each; overwritten.
 
     Returns:
         0, or the number of the error; EIO too where the file ends.
     """
-    size, error = blocks.block_bytes, 0
+    error = 0
     asked, taken = load_acquire(ring.asked), load_acquire(ring.taken)
     next_read, num_flying, num_waiting, is_refused = 0, 0, 0, False
     num_free = len(memory)
@@ -135,7 +135,7 @@ def read_at_once(
             slot = ring.results[result, 0]
             found = _signed(ring.results[result, 1])
             taken += 1
-            done = slots[slot, _DONE] + found
+            done, size = slots[slot, _DONE] + found, reads.sizes[slots[slot, _NUMBER]]
             if found >= 0 and done < size and found >= _SECTOR:
                 slots[slot, _DONE] += found // _SECTOR * _SECTOR
             elif found < 0 and (found == -_EINTR or found == -_EAGAIN):
@@ -146,7 +146,9 @@ def read_at_once(
                 elif done < size:
                     error = _EIO
                 elif error == 0:
-                    take_records(blocks, reads, slots[slot, _NUMBER], address_of(memory) + slot * size)
+                    take_records(
+                        blocks, reads, slots[slot, _NUMBER], address_of(memory) + slot * blocks.read_bytes
+                    )
                 slots[num_free, _FREE] = slot
                 num_free += 1
                 num_flying -= 1
@@ -168,13 +170,13 @@ def _write_request(
     slots: I64,
     slot: Any,
 ) -> None:
-    """Asks for what is not there yet of a slot's block."""
-    request, done = number & (len(ring.requests) - 1), slots[slot, _DONE]
+    """Asks for what is not there yet of a slot's read."""
+    request, read, done = number & (len(ring.requests) - 1), slots[slot, _NUMBER], slots[slot, _DONE]
     words = ring.requests[request]
     words[0] = _READ | (file << 32)
-    words[1] = reads.offsets[slots[slot, _NUMBER]] + done
-    words[2] = address_of(memory) + slot * blocks.block_bytes + done
-    words[3] = blocks.block_bytes - done
+    words[1] = reads.offsets[read] + done
+    words[2] = address_of(memory) + slot * blocks.read_bytes + done
+    words[3] = reads.sizes[read] - done
     words[4] = slot
     words[5] = 0
     words[6] = 0

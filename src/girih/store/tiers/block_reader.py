@@ -18,12 +18,14 @@ class BlockReader(Protocol):
 
     Attributes:
         name: of the way, for statistics.
+        memory_bytes: for what is on its way.
     """
 
     name: str
+    memory_bytes: int
 
     def read(self, reads: Reads, num_reads: int) -> None:
-        """Reads the first ``num_reads`` blocks of a list and copies from them what is wanted.
+        """Does the first ``num_reads`` reads of a list and copies from them what is wanted.
 
         Raises:
             OSError: a block could not be read.
@@ -41,13 +43,14 @@ def c_library() -> System:
 
 
 class ThreadedReader:
-    """Threads, each of which waits for one block at a time."""
+    """Threads, each of which waits for one read at a time."""
 
     name = "threads"
 
     def __init__(self, file: DirectFile, blocks: Blocks, num_threads: int = 16) -> None:
         self._file, self._blocks, self._system = file, blocks, c_library()
-        self._memory = [aligned_memory(blocks.block_bytes) for _ in range(num_threads)]
+        self._memory = [aligned_memory(blocks.read_bytes) for _ in range(num_threads)]
+        self.memory_bytes = num_threads * blocks.read_bytes
         self._threads = ThreadPoolExecutor(num_threads, "girih-cold-read")
 
     def read(self, reads: Reads, num_reads: int) -> None:

@@ -35,6 +35,7 @@ from girih.store.tiers.write_behind import WriteBehind
 
 Bytes = NDArray[np.uint8]
 _MOST_VICTIMS = 2
+_MOST_READ_BYTES = 16 << 10
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class ColdCounters:
 
     Attributes:
         bytes_read, bytes_written: by the disk, all blocks in full.
-        device_reads: blocks that were asked for.
+        device_reads: of blocks, or of some that follow each other.
         records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
         records_appended: ``records_moved`` of them by collection.
         segments_collected: whose live records were moved.
@@ -165,8 +166,9 @@ class ColdFile:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that it may come to hold."""
-        return (self._write_behind + 1 + _MOST_VICTIMS) * self._blocks.segment_bytes
+        """Memory that it may come to hold: segments that are filled, written, read and moved, and reads on their way."""
+        segments = 1 + self._write_behind + _MOST_VICTIMS + 1
+        return segments * self._blocks.segment_bytes + self._reader.memory_bytes
 
     @property
     def dead_share(self) -> float:
@@ -194,7 +196,9 @@ class ColdFile:
         return self._append(records, owners)
 
     def begin_read(self, places: Longs, out: Bytes) -> PendingRead:
-        """Asks the disk for records, for all at once; blocks with several of them are read once.
+        """Asks the disk for records, for all at once.
+
+        Blocks with several of them are read once, and blocks that follow each other together.
 
         Places may be given up before the read is done, and their records moved.
 
@@ -210,6 +214,7 @@ class ColdFile:
         count, counters = len(places), self.counters
         reads = Reads(
             np.empty(count, np.int64),
+            np.empty(count, np.int64),
             np.empty(count + 1, np.int64),
             np.empty(count, np.int64),
             np.empty(count, np.int64),
@@ -222,7 +227,7 @@ class ColdFile:
         counters.records_read += count
         counters.records_in_memory += count - int(reads.starts[num_reads])
         counters.device_reads += num_reads
-        counters.bytes_read += num_reads * self._blocks.block_bytes
+        counters.bytes_read += int(reads.sizes[:num_reads].sum())
         if num_reads == 0:
             return PendingRead(None)
         read = self._reading.submit(self._reader.read, reads, num_reads)
@@ -413,7 +418,8 @@ def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
             f"segment_bytes = {segment_bytes}: expected a multiple of {BLOCK_BYTES} that holds a record of"
             f" {record_bytes} bytes"
         )
-    return Blocks(record_bytes, block_bytes, per_block, num_blocks * per_block, segment_bytes)
+    read_bytes = max(1, _MOST_READ_BYTES // block_bytes) * block_bytes
+    return Blocks(record_bytes, block_bytes, read_bytes, per_block, num_blocks * per_block, segment_bytes)
 
 
 def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:

@@ -16,7 +16,7 @@ from girih.store.tiers.block_reader import c_library
 from girih.store.tiers.direct_file import DirectFile, aligned_memory, unreadable
 
 DEPTH = 256
-_SETUP = 425  # the same number on all processors
+IO_URING_SETUP = 425  # the same number on all processors
 _REQUESTS_OFFSET = 0x10000000  # at which a ring's requests are mapped
 _ONE_MAPPING, _KNOWS_READ = 1 << 0, 1 << 3  # features; the second came with the request to read, in Linux 5.6
 _PARAMETER_WORDS = 30
@@ -35,7 +35,8 @@ class RingReader:
     def __init__(self, file: DirectFile, blocks: Blocks, depth: int = DEPTH) -> None:
         self._file, self._blocks, self._system = file, blocks, c_library()
         self._ring = open_ring(depth)
-        self._memory = aligned_memory(depth * blocks.block_bytes).reshape(depth, blocks.block_bytes)
+        self._memory = aligned_memory(depth * blocks.read_bytes).reshape(depth, blocks.read_bytes)
+        self.memory_bytes = self._memory.nbytes
         self._slots = np.empty((depth, SLOT_WORDS), np.int64)
 
     def read(self, reads: Reads, num_reads: int) -> None:
@@ -65,7 +66,7 @@ def open_ring(depth: int) -> Ring:
         OSError: the system has none, or does not let this process use it.
     """
     words = np.zeros(_PARAMETER_WORDS, np.uint32)
-    descriptor = _system_call(_SETUP, depth, words.ctypes.data)
+    descriptor = _system_call(IO_URING_SETUP, depth, words.ctypes.data)
     try:
         os.set_inheritable(descriptor, False)
         num_requests, num_results, features = int(words[0]), int(words[1]), int(words[5])
