@@ -27,7 +27,6 @@ from train import FEATURES, make_batches
 from train_sides import Girih, Task
 
 from girih.data import Batch
-from girih.sparse.groups.group import CpuGroup, ids_of
 from girih.sparse.options import StoreOptions
 from girih.store.tiers.tiered_state import TieredState
 
@@ -121,22 +120,15 @@ def measure(report: harness.Report, options: argparse.Namespace, directory: str)
 
 def train(side: Girih, batches: list[Batch]) -> None:
     """Steps as a trainer takes them; the rows of the next batch are asked for before this one is computed."""
-    dense = side._dense[side.precision]
+    dense, sparse = side._dense[side.precision], side.sparse
+    prepared = sparse.prepare(batches[0])
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
-        pulled = side.sparse.pull(batch)
+        pulled = sparse.pull(batch, prepared)
         if after is not None:
-            fetch(side, after)
+            prepared = sparse.prepare(after)
         computed = dense.compute(batch, pulled.wait())
-        pulled.push(side.sparse.last_step + 1, 1.0)
+        pulled.push(sparse.last_step + 1, 1.0)
         computed.apply()
-
-
-def fetch(side: Girih, batch: Batch) -> None:
-    for group in side.sparse.groups:
-        if isinstance(group, CpuGroup):
-            keys = group._keys.find(ids_of(batch, group.group))
-            for store, part in zip(group._keys.stores, keys.shards, strict=True):
-                store.fetch(part.keys, part.tables)
 
 
 def num_slots(side: Girih) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +109,18 @@ class TrainingRun:
             if sparse.store.is_tiered:
                 self._compile(ahead.on_disk())
             plan = decide(
-                self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
+                self.strategy,
+                self.facts,
+                self.ranks,
+                sparse,
+                dense=self.context.dense,
+                train=train,
+                earlier=earlier,
+                pinned=pinned,
             )
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
+            self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
             warm_up()  # else the first step takes a third of a second more than others, and counts
         except ConfigError as error:
