@@ -28,7 +28,7 @@ test: setup
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
 
 test-all: setup
-	$(PYTEST)
+	GIRIH_KILLS=50 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
 
 bench: setup
