@@ -34,10 +34,10 @@ import wide
 from experiments import RUNNING_PARTS, Results, Run, add_options, results
 
 ROOT = Path("runs", "picasso")
-ZIPF, CARDINALITY, LENGTH, NUMERIC = 1.2, 100_000, 50, 10
+ZIPF, CARDINALITY, LENGTH, NUMERIC, DOMAINS = 1.2, 100_000, 50, 10, 4
 DISTINCT, MORE_FILES = 8, 4
 TRAINERS = 2
-QUICK = {"batch": 32, "length": 4, "scale": 0.05, "rounds": 1, "warmup": 4, "steps": 2, "windows": 2}
+QUICK = {"batch": 32, "length": 3, "scale": 0.03, "rounds": 1, "warmup": 2, "steps": 2, "windows": 2}
 SUMMARY = ("wire_bytes", "num_examples", "steps", "num_rows", "hit_ratio", "phases_s")
 
 Key = TypeVar("Key")
@@ -145,6 +145,7 @@ def config(workload: Workload, train: str, batch: int) -> dict[str, Any]:
             own = behaviours[copy * workload.sequences : (copy + 1) * workload.sequences]
             model["co_action"][item["name"]] = own
     features += [{"name": f"x{place}", "kind": "numeric"} for place in range(NUMERIC)]
+    features += [{"name": "domain", "kind": "numeric"}] if model["name"] == "star" else []
     return {
         "data": {"train": train, "batch_size": batch, "shuffle": False},
         "features": features,
@@ -183,6 +184,7 @@ def _write(file: Path, workload: Workload, rows: int, seed: int) -> dict[str, in
         columns[f"s{place}"] = pa.ListArray.from_arrays(bounds, ids(rows * workload.length))
     for place in range(NUMERIC):
         columns[f"x{place}"] = rng.normal(size=rows).astype(np.float32)
+    columns["domain"] = rng.integers(0, DOMAINS, rows)
     for label in workload.labels:
         columns[label] = (rng.random(rows) < 0.25).astype(np.int8)
     pq.write_table(pa.table(columns), file, row_group_size=min(rows, 4096))
@@ -347,3 +349,16 @@ def columns(runs: Sequence[Found]) -> dict[str, str]:
         per_s = middle(runs, lambda window: max(max(both) for both in window["link_bytes"]) / window["step_s"])
         found["Mbit/s"] = f"{8 * per_s / 1e6:,.0f}"
     return found
+
+
+def planned(run: Found) -> dict[str, str]:
+    """What the plan decided: embedding groups, interleaving groups, micro-batches."""
+    plan = run["plan"]
+    sets, parts = plan["schedule"].get("interleaving", ()), plan["schedule"].get("micro_batches", 1)
+    return {"groups": str(plan["num_groups"]), "interleaving groups": str(len(sets) or 1), "micro-batches": str(parts)}
+
+
+def hot_ratio(run: Found) -> float | None:
+    """The hit ratio of the first tier; None where there is one alone."""
+    ratios = list((run["summary"].get("hit_ratio") or {}).values())
+    return ratios[0] if len(ratios) > 1 else None

@@ -27,7 +27,7 @@ PAPER = {
     "MMoE": {"all": 2_546, "without packing": 2_270, "without interleaving": 1_319, "without caching": 2_401},
 }  # fmt: skip
 """Samples/s of a node."""
-QUICK_MS = 10.0
+SAMPLE_MS = 10.0
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         words = f"--{name.replace('_', '-')}"
         parser.add_argument(words, type=picasso.number_or_auto, default=default, metavar="N", help="a number, or auto")
     parser.add_argument("--arms", nargs="+", help="of: all, without packing, …; default: each of them")
-    parser.add_argument("--sample-ms", type=float, default=QUICK_MS)
+    parser.add_argument("--sample-ms", type=float, default=SAMPLE_MS)
     options = picasso.parsed(parser)
     arms = picasso.arms(options)
     chosen = options.arms or list(arms)
@@ -93,14 +93,12 @@ def _show(report: harness.Report, found: Mapping[tuple[str, str], Sequence[Found
 
 
 def _kept(runs: Sequence[Found]) -> dict[str, str]:
-    summary, plan = runs[0]["summary"], runs[0]["plan"]
-    hot = list((summary.get("hit_ratio") or {}).values())
+    summary, hot = runs[0]["summary"], picasso.hot_ratio(runs[0])
     sent = sum(summary["wire_bytes"].values()) / summary["num_examples"]
     return {
         "bytes sent an example": f"{sent:,.0f}",
-        "hit ratio of the hot tier": f"{hot[0]:.1%}" if hot else "",
-        "groups": str(plan["num_groups"]),
-        "schedule": ", ".join(f"{key} {value}" for key, value in plan["schedule"].items()),
+        "hit ratio": "" if hot is None else f"{hot:.1%}",
+        **picasso.planned(runs[0]),
     }
 
 

@@ -1,0 +1,163 @@
+"""PICASSO's Table VI: hit ratio and samples/s against the size of the hot tier, beside the best ratio that the trace allows.
+
+``zipf`` is the paper's W&D workload (``picasso.py``), all batches distinct; ``kuairand`` are KuaiRand's ids. One process;
+the hot tier is chosen once the warm-up has counted, and then after each window.
+
+A hit is a unique key of a batch whose row the hot tier has, of all that are read. The best possible ratio is that of a hot set which
+never changes and knows the whole trace: the keys that most batches read (the true top-k). What changes its set may be
+better; what has to learn it from the past may not.
+
+    girih bench picasso_table6 [--data zipf] [--quick]         # kuairand needs GIRIH_DATA
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import picasso
+import tomli_w
+from experiments import ROOT, Run, find_data, pictures, show
+from numpy.typing import NDArray
+from picasso import Found
+from pictures import Chart, write_picture
+
+from girih.config.file import RunConfig
+
+DATA = ("zipf", "kuairand")
+PAPER = {"256 MB": 0.09, "512 MB": 0.18, "1 GB": 0.24, "2 GB": 0.28, "4 GB": 0.31}
+"""Hot storage → hit ratio of W&D."""
+QUICK = {"shares": [0.1, 1.0]}
+
+
+def main() -> None:
+    parser = picasso.parser("picasso_table6", __doc__, batch=1024)
+    parser.set_defaults(warmup=40)
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.3, 1.0], help="of the trace's keys that are hot"
+    )
+    options = picasso.parsed(parser, QUICK)
+    report = harness.Report("picasso_table6", options)
+    bench = picasso.Bench.of(options, "picasso-table6", trainers=1)
+    counts: dict[str, NDArray[np.int64]] = {}
+    cases: dict[tuple[str, float | None], Run] = {}
+    for data in options.data:
+        if data == "kuairand" and "GIRIH_DATA" not in os.environ and "KUAIRAND" not in os.environ:
+            report.skip(data, "set GIRIH_DATA to the directory of the public data sets")
+            continue
+        made = _kuairand(parser, options) if data == "kuairand" else _zipf(bench)
+        counts[data] = key_reads(made, options.warmup, options.warmup + options.steps * options.windows)
+        for share in (None, *options.shares):
+            rows = hot_rows(counts[data], share or 1.0)
+            tiers = options.tiers if share else options.tiers[-1:]
+            sections = {"store": picasso.store(tiers, rows, options)}
+            cases[data, share] = bench.run(f"{data}/{'no hot tier' if share is None else share}", made | sections)
+    found = bench.measured(cases)
+    _show(report, counts, found)
+    _draw(options, counts, found)
+    report.not_identical(
+        "the paper's hot storage takes GPU memory from the batch, which makes large ones slower again; here it takes memory that"
+        " nothing else wants"
+    )
+    report.not_identical("the paper sizes by bytes of a trillion parameters; here sizes are shares of the keys that the trace has")
+    print(bench.kept.told())
+    report.finish()
+
+
+def _zipf(bench: picasso.Bench) -> dict[str, Any]:
+    options, workload = bench.options, bench.workload(picasso.WIDE_DEEP)
+    files = options.warmup + options.steps * options.windows + picasso.MORE_FILES
+    train = picasso.write_epoch(workload, options.batch, files, distinct=files)
+    return picasso.config(workload, train, options.batch)
+
+
+def _kuairand(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:
+    find_data(parser)
+    os.environ["PICASSO"] = str(picasso.ROOT.resolve())
+    made = tomllib.loads((ROOT / "recipes" / "kuairand" / "kuairand.toml").read_text())
+    made["data"] = {"train": made["data"]["train"], "batch_size": options.batch, "shuffle": False}
+    made["model"] = {"name": "din", "hidden": [128, 64]}
+    return made | {"train": {"seed": 1, "epochs": 1000}}
+
+
+def key_reads(config: Mapping[str, Any], begin: int, end: int) -> NDArray[np.int64]:
+    """For each key that batches ``begin`` to ``end - 1`` have, how many of them do: int64[keys], most first."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.toml")
+        file.write_text(tomli_w.dumps(config))
+        settings = RunConfig.load(file)
+    data, features = settings.dataset("train"), settings.schema.sparse
+    read: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in features}
+    epochs = itertools.chain.from_iterable(iter(data) for _ in itertools.count())
+    for batch in itertools.islice(epochs, begin, end):
+        of_table: dict[str, list[NDArray[np.int64]]] = {}
+        for place, feature in enumerate(features):
+            first, last = (int(batch.offsets[n * batch.num_examples]) for n in (place, place + 1))
+            of_table.setdefault(feature.table_name, []).append(batch.ids[first:last])
+        for table, parts in of_table.items():
+            read[table].append(np.unique(np.concatenate(parts)))
+    found = [np.unique(np.concatenate(parts), return_counts=True)[1] for parts in read.values()]
+    return -np.sort(-np.concatenate(found))
+
+
+def hot_rows(counts: NDArray[np.int64], share: float) -> int:
+    """Rows of a hot tier for this share of the keys."""
+    return max(1, round(share * len(counts)))
+
+
+def best_ratio(counts: NDArray[np.int64], rows: int) -> float:
+    """The hit ratio of the so many keys that are read most."""
+    return float(counts[:rows].sum() / counts.sum())
+
+
+def hit_ratio(runs: Sequence[Found]) -> float:
+    """Of the hot tier, after the warm-up."""
+    return float(np.mean([picasso.hot_ratio(run) for run in runs]))
+
+
+Counts = Mapping[str, NDArray[np.int64]]
+Cases = Mapping[tuple[str, float | None], Sequence[Found]]
+
+
+def _show(report: harness.Report, counts: Counts, found: Cases) -> None:
+    rows = []
+    for (data, share), runs in found.items():
+        row = {"data": data, "hot": "no hot tier" if share is None else f"{share:.0%} of the keys"}
+        row |= {"hot rows": "", "hit ratio": "", "best possible": "", "of it": ""}
+        if share is not None:
+            size = hot_rows(counts[data], share)
+            ours, best = hit_ratio(runs), best_ratio(counts[data], size)
+            row |= {"hot rows": f"{size:,}", "hit ratio": f"{ours:.1%}", "best possible": f"{best:.1%}"}
+            row["of it"] = f"{ours / best:.2f}"
+        row |= picasso.columns(runs)
+        row["of no hot tier"] = f"{picasso.beside(runs, found[data, None]):.2f}"
+        rows.append(row)
+    show(report, "hit ratio and samples/s by the size of the hot tier", list(rows[0]), [list(r.values()) for r in rows])
+    paper = ", ".join(f"{size} {ratio:.0%}" for size, ratio in PAPER.items())
+    print(f"the paper, W&D: {paper}\n")
+
+
+def _draw(options: argparse.Namespace, counts: Counts, found: Cases) -> None:
+    charts = []
+    for data, of in counts.items():
+        shares = [share for share in options.shares if (data, share) in found]
+        series = {
+            "hot tier": [(share, hit_ratio(found[data, share])) for share in shares],
+            "best possible": [(share, best_ratio(of, hot_rows(of, share))) for share in shares],
+        }
+        charts.append(Chart(data, "share of the keys that is hot", "hit ratio", series))
+    if charts:
+        write_picture(pictures(options) / "picasso-table6.svg", charts)
+
+
+if __name__ == "__main__":
+    main()
