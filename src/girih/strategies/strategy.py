@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from girih.config.bounds import Bounds
@@ -11,6 +11,7 @@ from girih.config.options import Options
 from girih.config.schedule import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
+from girih.planner.interleaving import arrange
 from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
 
@@ -59,9 +60,22 @@ class StrategyOptions(Options):
         return "strategy: "
 
 
-def measures_of(strategy: Strategy) -> frozenset[str]:
-    """Facts that a strategy needs measured before it plans: of "profile" and "speeds"; its attribute ``measures``."""
-    return frozenset(getattr(strategy, "measures", ()))
+def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
+    """Facts that are to be measured before a strategy plans: of "profile" and "speeds"; its attribute ``measures``.
+
+    Args:
+        schedule: adds those that it rests on.
+    """
+    return frozenset(getattr(strategy, "measures", ())) | (
+        measures_for(schedule) if schedule else frozenset()
+    )
+
+
+def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
+    """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
+    wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
+    wanted |= {"speeds"} if schedule.interleaving_groups == "auto" else set()
+    return frozenset(wanted)
 
 
 def roles_of(strategy: Strategy) -> Mapping[str, int]:
@@ -76,23 +90,30 @@ def runs_alone(strategy: Strategy) -> bool:
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
-    """A plan with what every strategy says alike.
+    """A plan with what every strategy says alike: groups, and what ``[schedule]`` says of them, added to ``schedule``.
+
+    Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them.
 
     Raises:
-        ConfigError: the model's own loss does not support this strategy.
+        ConfigError: the model's own loss does not support this strategy, or the strategy what ``[schedule]`` asks for.
     """
     supported = facts.model.loss_strategies
     if supported is not None and strategy.name not in supported:
         raise ConfigError(
             f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
         )
-    unsupported = [
-        name
-        for name in ("packing", "micro_batches", "interleaving_groups", "excluded")
-        if getattr(facts.schedule, name) != getattr(ScheduleOptions(), name)
-    ]
-    if unsupported:
-        raise ConfigError(f"schedule: {unsupported[0]}: not supported by strategy {strategy.name!r} yet")
+    asked = facts.schedule
+    for name in ("micro_batches",):
+        if getattr(asked, name) != getattr(ScheduleOptions(), name):
+            raise ConfigError(f"schedule: {name}: not supported by strategy {strategy.name!r} yet")
+    interleaves = getattr(strategy, "interleaves", False)
+    if (asked.interleaving_groups != 1 or asked.excluded) and not interleaves:
+        name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
+        raise ConfigError(
+            f"schedule: {name}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
+            f" groups helps; leave it out, or use 'synchronous'"
+        )
+    arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
     measured = {"profile": facts.profile, "speeds": facts.speeds}
@@ -102,14 +123,18 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         "hosts": hosts if len(set(facts.hosts)) > 1 else {},
         "groups": tuple(
             {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
-            for group in facts.groups
+            for group in arranged.groups
         ),
+        "asked": asdict(asked),
         "schedule": {"name": "in_step"},
         "feed": {"name": "examples"},
         "seeds": {"run": facts.seed, "dropout": "per_rank"},
         "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
     }
-    return Plan(strategy=strategy.name, options=options, **(defaults | decided))
+    plan = Plan(strategy=strategy.name, options=options, **(defaults | decided))
+    schedule = arranged.schedule() if interleaves else {}
+    predicted = {} if facts.profile is None else arranged.predicted()
+    return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
 
 
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:

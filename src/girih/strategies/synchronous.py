@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts
+from girih.planner.interleaving import arrange
 from girih.planner.plan import Plan
 from girih.strategies.strategy import (
     TRAINER,
@@ -40,6 +41,7 @@ class Synchronous(StrategyOptions):
     """
 
     name: ClassVar[str] = "synchronous"
+    interleaves: ClassVar[bool] = True
     trainers: Processes = 1
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
@@ -89,6 +91,7 @@ def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
     )
     predicted = predicted_bytes(sent)
     if facts.links is not None:
-        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=len(facts.groups))
+        num_groups = len(arrange(facts).groups)
+        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=num_groups)
         predicted |= predicted_times(seconds)
     return predicted

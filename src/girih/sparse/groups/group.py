@@ -20,6 +20,9 @@ from girih.sparse.groups.pack import Group, ids_within
 from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
 
+Fill = Callable[[slice], None]
+"""Fills in, of a group's outputs, what is some examples'."""
+
 
 @dataclass(frozen=True)
 class GroupRead:
@@ -58,8 +61,21 @@ class EmbeddingGroup(Protocol):
 
     group: Group
 
-    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
-        """Reads and pools the rows of a batch; ``train`` gives new keys rows and marks rows as used."""
+    def find(self, batch: Batch) -> GroupKeys:
+        """The unique keys of a batch, which depend on its ids alone."""
+        ...
+
+    def lookup(
+        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupRead, Fill]:
+        """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
+
+        Args:
+            found: what :meth:`find` found; None finds it now.
+
+        Returns:
+            The rows, of which no output is filled in, and what does that; all of it before another verb.
+        """
         ...
 
     def gradients(self, read: GroupRead, given: Sequence[Any], batch: Batch) -> GroupGradients | None:
@@ -88,10 +104,23 @@ class CpuGroup:
         self._keys = Shards(shards, pool)
         self._bags = Bags(group, len(shards), pool)
 
-    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
+    def find(self, batch: Batch) -> GroupKeys:
         """See :class:`EmbeddingGroup`."""
-        found, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train)
-        return GroupRead(self._bags.pool(rows, found, batch), found)
+        return self._keys.find(ids_of(batch, self.group))
+
+    def lookup(
+        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupRead, Fill]:
+        """See :class:`EmbeddingGroup`."""
+        keys, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train, found=found)
+        pooling = self._bags.pooling(rows, keys, batch)
+        return GroupRead(pooling.outputs, keys), pooling.fill
+
+    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
+        """:meth:`lookup` with all outputs filled in."""
+        read, fill = self.lookup(batch, step, train=train)
+        fill(slice(0, batch.num_examples))
+        return read
 
     def gradients(
         self, read: GroupRead, given: Sequence[NDArray[np.float32] | None], batch: Batch

@@ -177,15 +177,13 @@ class _Work(Service):
                 for read, gradient in given
             ]
             if len(given) == 1:
-                (read, _), (joined,) = given[0], gradients
-                found = read.found
+                found = given[0][0].found
             else:
-                joined = np.concatenate(gradients)
                 found = reader.join(
                     np.concatenate([read.keys for read, _ in given]),
                     np.stack([read.lengths for read, _ in given]),
                 )
-            totals, table = reader.sum_gradients(found, joined)
+            totals, table = reader.sum_gradients(found, gradients)
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
             sums.append((reader, found, totals))
