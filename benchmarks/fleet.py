@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -253,6 +253,7 @@ class Meter:
         note["links"] = {link: link_counts(link, "bytes") for link in self._links}
         note["packets"] = {link: link_counts(link, "packets") for link in self._links}
         note["phases_s"] = {} if self._trainer is None else dict(self._trainer.spans.totals_s)
+        note["tiers"] = _tier_counters(self._trainer)
         self.notes.append(note)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
@@ -328,6 +329,15 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         answer(reply)
 
 
+def _tier_counters(trainer: Trainer | None) -> Counter[str]:
+    """Of the shards that this process holds, if any."""
+    found: Counter[str] = Counter()
+    sparse: Any = None if trainer is None else trainer.sparse
+    for _, store in sparse.stores() if hasattr(sparse, "stores") else ():
+        found.update(store.tier_counters())
+    return found
+
+
 def _pids_of(cluster: Cluster) -> dict[str, int]:
     """All processes of a run by title, once they are there."""
     known = {rank: find(cluster.registry, RoleName.TRAINER, rank) for rank in range(cluster.ranks.size)}
@@ -354,6 +364,7 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         found.append(
             {
                 "phases_s": {name: spent / steps for name, spent in phases.items()},
+                "tiers": {name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()},
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
                 "step_s": seconds / steps,
                 "cpu_s": sum(each.values()),

@@ -14,8 +14,10 @@ Shapes: R examples of a file, L ids of a sequence.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +40,7 @@ ZIPF, CARDINALITY, LENGTH, NUMERIC, DOMAINS = 1.2, 100_000, 50, 10, 4
 DISTINCT, MORE_FILES = 8, 4
 TRAINERS = 2
 QUICK = {"batch": 32, "length": 3, "scale": 0.03, "rounds": 1, "warmup": 2, "steps": 2, "windows": 2}
-SUMMARY = ("wire_bytes", "num_examples", "steps", "num_rows", "hit_ratio", "phases_s")
+SUMMARY = ("wire_bytes", "num_examples", "steps", "num_rows", "hit_ratio")
 
 Key = TypeVar("Key")
 Found = Mapping[str, Any]
@@ -81,8 +83,12 @@ class Workload:
 
     def scaled(self, scale: float, length: int) -> Workload:
         """A smaller one for a quick look, with the same kinds of features."""
-        fewer = {name: -int(-getattr(self, name) * scale // 1) for name in ("categorical", "sequences")}
-        return replace(self, **fewer, length=length)
+        least, most, number = self.dims
+        categorical, sequences, sizes = (
+            math.ceil(count * scale) for count in (self.categorical, self.sequences, number)
+        )
+        dims = (least, most, sizes)
+        return replace(self, categorical=categorical, sequences=sequences, dims=dims, length=length)
 
 
 FEED_DIM = 16
@@ -105,8 +111,8 @@ def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Name → ``[schedule]`` and ``[store]``: PICASSO, each of its parts left out alone, and none of them."""
     parts = {"packing": True, "prefetch": True, **INTERLEAVED}
     parts |= {name: getattr(options, name) for name in INTERLEAVED if getattr(options, name, None) is not None}
-    hot, cold = (store(tiers, options.hot_rows, options) for tiers in (options.tiers, options.tiers[-1:]))
-    return {
+    hot, cold = store(options, options.hot_rows), store(options, 0)
+    found = {
         "all": {"schedule": parts, "store": hot},
         "without packing": {"schedule": parts | {"packing": False}, "store": hot},
         "without interleaving": {"schedule": parts | ALONE, "store": hot},
@@ -114,16 +120,20 @@ def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "without prefetch": {"schedule": parts | {"prefetch": False}, "store": hot},
         "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": cold},
     }
+    return {name: arm for name, arm in found.items() if len(options.tiers) > 1 or name != "without caching"}
 
 
-def store(tiers: Sequence[str], hot_rows: int, options: argparse.Namespace) -> dict[str, Any]:
-    """``[store]`` of some tiers; a hot set is chosen once the warm-up has counted, and then after each window."""
-    if tiers == ["dram"]:
-        return {}
-    made: dict[str, Any] = {"tiers": list(tiers)}
-    if len(tiers) > 1:
-        made |= {"hot_rows": hot_rows, "warm_up_steps": options.warmup, "flush_every_steps": options.steps}
-    return made | ({"ssd_dir": "${PICASSO}/tiers"} if "ssd" in tiers else {})
+def store(options: argparse.Namespace, hot_rows: int) -> dict[str, Any]:
+    """``[store]``; its hot set is chosen once the warm-up has counted, and then after each window.
+
+    Without hot rows all are in the cold tier, but for those that the step in progress reads.
+    """
+    tiers = options.tiers
+    if len(tiers) == 1:
+        return {} if tiers == ["dram"] else {"tiers": tiers}
+    steps = {"warm_up_steps": options.warmup, "flush_every_steps": options.steps}
+    where = {"ssd_dir": "${PICASSO}/tiers"} if "ssd" in tiers else {}
+    return {"tiers": tiers, "hot_rows": hot_rows, **steps, **where}
 
 
 def config(workload: Workload, train: str, batch: int) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def parser(name: str, doc: str | None, *, batch: int, workloads: Sequence[str] =
     made.add_argument("--length", type=int, default=LENGTH, help="ids of a sequence")
     made.add_argument("--scale", type=float, default=1.0, help="of the paper's numbers of features")
     made.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing")
-    made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="hot to cold; without caching, the last")
+    made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="hot to cold; one alone has no cache")
     made.add_argument("--hot-rows", type=int, default=100_000)
     made.add_argument("--rounds", type=int, default=2, help="runs of each case, by turns")
     made.add_argument("--warmup", type=int, default=100, help="steps that do not count, whole windows")
@@ -295,7 +305,7 @@ class Bench:
 
 def short(found: Mapping[str, Any], link_bytes_per_s: float | None) -> dict[str, Any]:
     """What is kept of a run: of links, (bytes sent, bytes got) a step by trainer."""
-    kept = ("samples_per_s", "step_s", "cpu_s", "machine_cpu_s", "phases_s")
+    kept = ("samples_per_s", "step_s", "cpu_s", "machine_cpu_s", "phases_s", "tiers")
     windows = [
         {key: window[key] for key in kept} | {"link_bytes": list(window["link_bytes"].values())}
         for window in found["windows"]
@@ -359,6 +369,10 @@ def planned(run: Found) -> dict[str, str]:
 
 
 def hot_ratio(run: Found) -> float | None:
-    """The hit ratio of the first tier; None where there is one alone."""
-    ratios = list((run["summary"].get("hit_ratio") or {}).values())
-    return ratios[0] if len(ratios) > 1 else None
+    """The share of the reads that the hot tier answered, after the warm-up; None where there is one tier."""
+    counts: Counter[str] = Counter()
+    for window in run["windows"]:
+        counts.update(window["tiers"])
+    reads = {name: count for name, count in counts.items() if name.endswith("_reads")}
+    hot = reads.get(f"{run['asked']['store'].get('tiers', ['dram'])[0]}_reads", 0)
+    return hot / sum(reads.values()) if sum(reads.values()) else None

@@ -3,7 +3,7 @@
 ``zipf`` is the paper's W&D workload (``picasso.py``), all batches distinct; ``kuairand`` are KuaiRand's ids. One process;
 the hot tier is chosen once the warm-up has counted, and then after each window.
 
-A hit is a unique key of a batch whose row the hot tier has, of all that are read. The best possible ratio is that of a hot set which
+A hit is a unique key of a batch whose row is there and in the hot tier, of all whose row is there. The best possible ratio is that of a hot set which
 never changes and knows the whole trace: the keys that most batches read (the true top-k). What changes its set may be
 better; what has to learn it from the past may not.
 
@@ -57,10 +57,9 @@ def main() -> None:
         made = _kuairand(parser, options) if data == "kuairand" else _zipf(bench)
         counts[data] = key_reads(made, options.warmup, options.warmup + options.steps * options.windows)
         for share in (None, *options.shares):
-            rows = hot_rows(counts[data], share or 1.0)
-            tiers = options.tiers if share else options.tiers[-1:]
-            sections = {"store": picasso.store(tiers, rows, options)}
-            cases[data, share] = bench.run(f"{data}/{'no hot tier' if share is None else share}", made | sections)
+            rows = 0 if share is None else hot_rows(counts[data], share)
+            sections = {"store": picasso.store(options, rows)}
+            cases[data, share] = bench.run(f"{data}/{rows}", made | sections)
     found = bench.measured(cases)
     _show(report, counts, found)
     _draw(options, counts, found)
@@ -90,23 +89,31 @@ def _kuairand(parser: argparse.ArgumentParser, options: argparse.Namespace) -> d
 
 
 def key_reads(config: Mapping[str, Any], begin: int, end: int) -> NDArray[np.int64]:
-    """For each key that batches ``begin`` to ``end - 1`` have, how many of them do: int64[keys], most first."""
+    """For each key that batches ``begin`` to ``end - 1`` read, how many of them do: int64[keys], most first.
+
+    The first read of a key finds no row, and so does not count, as tiers do not count it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.toml")
         file.write_text(tomli_w.dumps(config))
         settings = RunConfig.load(file)
     data, features = settings.dataset("train"), settings.schema.sparse
     read: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in features}
+    known: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in features}
     epochs = itertools.chain.from_iterable(iter(data) for _ in itertools.count())
-    for batch in itertools.islice(epochs, begin, end):
+    for number, batch in enumerate(itertools.islice(epochs, end)):
         of_table: dict[str, list[NDArray[np.int64]]] = {}
         for place, feature in enumerate(features):
             first, last = (int(batch.offsets[n * batch.num_examples]) for n in (place, place + 1))
             of_table.setdefault(feature.table_name, []).append(batch.ids[first:last])
         for table, parts in of_table.items():
-            read[table].append(np.unique(np.concatenate(parts)))
-    found = [np.unique(np.concatenate(parts), return_counts=True)[1] for parts in read.values()]
-    return -np.sort(-np.concatenate(found))
+            (known if number < begin else read)[table].append(np.unique(np.concatenate(parts)))
+    found = []
+    for table, parts in read.items():
+        keys, counts = np.unique(np.concatenate(parts), return_counts=True)
+        found.append(counts - ~np.isin(keys, np.concatenate([keys[:0], *known[table]])))
+    reads = np.concatenate(found)
+    return -np.sort(-reads[reads > 0])
 
 
 def hot_rows(counts: NDArray[np.int64], share: float) -> int:
@@ -121,7 +128,7 @@ def best_ratio(counts: NDArray[np.int64], rows: int) -> float:
 
 def hit_ratio(runs: Sequence[Found]) -> float:
     """Of the hot tier, after the warm-up."""
-    return float(np.mean([picasso.hot_ratio(run) for run in runs]))
+    return float(np.mean([picasso.hot_ratio(run) or 0.0 for run in runs]))
 
 
 Counts = Mapping[str, NDArray[np.int64]]
@@ -138,6 +145,8 @@ def _show(report: harness.Report, counts: Counts, found: Cases) -> None:
             ours, best = hit_ratio(runs), best_ratio(counts[data], size)
             row |= {"hot rows": f"{size:,}", "hit ratio": f"{ours:.1%}", "best possible": f"{best:.1%}"}
             row["of it"] = f"{ours / best:.2f}"
+        else:
+            row["hit ratio"] = f"{hit_ratio(runs):.1%}"
         row |= picasso.columns(runs)
         row["of no hot tier"] = f"{picasso.beside(runs, found[data, None]):.2f}"
         rows.append(row)
