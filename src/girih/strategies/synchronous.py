@@ -68,6 +68,8 @@ class Synchronous(StrategyOptions):
             hosts=plan.hosts_of(TRAINER),
             float16_embeddings=plan.wire["embeddings"] == "float16",
             float16_gradients=plan.wire["gradients"] == "float16",
+            interleaving=plan.schedule.get("interleaving", ()),
+            excluded=plan.schedule.get("excluded", ()),
         )
         feed = ExampleFeed(context.ranks)
         return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
