@@ -103,6 +103,8 @@ class RunConfig:
         store = section("store", StoreOptions, StoreOptions())
         if store.directory is not None:
             store = replace(store, directory=relative_to(directory, store.directory))
+        if store.ssd_dir is not None:
+            store = replace(store, ssd_dir=relative_to(directory, store.ssd_dir))
         saves = section("checkpoint", CheckpointOptions, CheckpointOptions())
         if saves.dir is not None:
             saves = replace(saves, dir=relative_to(directory, saves.dir))
@@ -143,6 +145,8 @@ class RunConfig:
             mapping["strategy"] = strategy | {"name": self._absolute(strategy["name"])}
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
+        if self.store.ssd_dir is not None:
+            mapping["store"]["ssd_dir"] = self._absolute(mapping["store"]["ssd_dir"])
         if self.checkpoint.dir is not None:
             mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
         return mapping
