@@ -219,7 +219,13 @@ class Meter:
     """
 
     def __init__(
-        self, cluster: Cluster, links: Sequence[str], *, every: int, warmup: int, sample_ms: float | None = None
+        self,
+        cluster: Cluster,
+        links: Sequence[str],
+        *,
+        every: int,
+        warmup: int,
+        sample_ms: float | None = None,
     ) -> None:
         self._cluster, self._links = cluster, links
         self._every, self._warmup = every, warmup
@@ -279,9 +285,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     try:
         ranks = cluster.ranks
         ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
-        meter = Meter(
-            cluster, plan.links, every=plan.steps, warmup=plan.warmup, sample_ms=plan.sample_ms
-        )
+        meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup, sample_ms=plan.sample_ms)
         curve = Curve()
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter, curve], cluster=cluster) as trainer:
@@ -364,7 +368,9 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         found.append(
             {
                 "phases_s": {name: spent / steps for name, spent in phases.items()},
-                "tiers": {name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()},
+                "tiers": {
+                    name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()
+                },
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
                 "step_s": seconds / steps,
                 "cpu_s": sum(each.values()),

@@ -110,7 +110,9 @@ ALONE = {"micro_batches": 1, "interleaving_groups": 1}
 def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Name → ``[schedule]`` and ``[store]``: PICASSO, each of its parts left out alone, and none of them."""
     parts = {"packing": True, "prefetch": True, **INTERLEAVED}
-    parts |= {name: getattr(options, name) for name in INTERLEAVED if getattr(options, name, None) is not None}
+    parts |= {
+        name: getattr(options, name) for name in INTERLEAVED if getattr(options, name, None) is not None
+    }
     hot, cold = store(options, options.hot_rows), store(options, 0)
     found = {
         "all": {"schedule": parts, "store": hot},
@@ -140,7 +142,8 @@ def config(workload: Workload, train: str, batch: int) -> dict[str, Any]:
     """The config of a workload's files, as :func:`write_epoch` wrote them."""
     sizes, names = workload.sizes(), [f"f{place}" for place in range(workload.categorical * workload.copies)]
     features: list[dict[str, Any]] = [
-        {"name": name, "kind": "categorical", "dim": sizes[place % len(sizes)]} for place, name in enumerate(names)
+        {"name": name, "kind": "categorical", "dim": sizes[place % len(sizes)]}
+        for place, name in enumerate(names)
     ]
     model = dict(workload.model)
     behaviours = [f"s{place}" for place in range(workload.sequences * workload.copies)]
@@ -175,7 +178,9 @@ def write_epoch(workload: Workload, rows: int, num_files: int, distinct: int = D
     """
     os.environ["PICASSO"] = str(ROOT.resolve())
     name = f"{workload.folder}-{num_files}x{rows}-{distinct}"
-    wide.link_epoch(ROOT / name, num_files, distinct, lambda file, number: _write(file, workload, rows, number))
+    wide.link_epoch(
+        ROOT / name, num_files, distinct, lambda file, number: _write(file, workload, rows, number)
+    )
     (ROOT / "tiers").mkdir(exist_ok=True)
     return f"${{PICASSO}}/{name}/train-*.parquet"
 
@@ -201,7 +206,9 @@ def _write(file: Path, workload: Workload, rows: int, seed: int) -> dict[str, in
     return {}
 
 
-def parser(name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = ()) -> argparse.ArgumentParser:
+def parser(
+    name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = ()
+) -> argparse.ArgumentParser:
     """Options that the benchmarks of runs share."""
     made = harness.parser(name, doc)
     add_options(made)
@@ -210,8 +217,12 @@ def parser(name: str, doc: str | None, *, batch: int, workloads: Sequence[str] =
     made.add_argument("--batch", type=int, default=batch, help="examples of a step, of all trainers")
     made.add_argument("--length", type=int, default=LENGTH, help="ids of a sequence")
     made.add_argument("--scale", type=float, default=1.0, help="of the paper's numbers of features")
-    made.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing")
-    made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="hot to cold; one alone has no cache")
+    made.add_argument(
+        "--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing"
+    )
+    made.add_argument(
+        "--tiers", nargs="+", default=["dram", "ssd"], help="hot to cold; one alone has no cache"
+    )
     made.add_argument("--hot-rows", type=int, default=100_000)
     made.add_argument("--rounds", type=int, default=2, help="runs of each case, by turns")
     made.add_argument("--warmup", type=int, default=100, help="steps that do not count, whole windows")
@@ -262,16 +273,20 @@ class Bench:
         """As the options want it."""
         return workload.scaled(self.options.scale, self.options.length)
 
-    def case(self, name: str, workload: Workload, sections: Mapping[str, Any], batch: int | None = None) -> Run:
+    def case(
+        self, name: str, workload: Workload, sections: Mapping[str, Any], batch: int | None = None
+    ) -> Run:
         """One run; writes its data."""
         options, size = self.options, batch or self.options.batch
         train = write_epoch(workload, size, options.warmup + options.steps * options.windows + MORE_FILES)
-        return self.run(name, config(workload, train, size) | sections)
+        return self.run(name, {**config(workload, train, size), **sections})
 
     def run(self, name: str, made: Mapping[str, Any]) -> Run:
         """One run of a config."""
         options = self.options
-        strategy = {"name": "local"} if self.trainers == 1 else {"name": "synchronous", "trainers": self.trainers}
+        strategy = (
+            {"name": "local"} if self.trainers == 1 else {"name": "synchronous", "trainers": self.trainers}
+        )
         conditions = {key: getattr(options, key) for key in ("warmup", "steps", "windows")}
         conditions |= {"rate": options.rate} if self.trainers > 1 else {}
         conditions |= {"sample_ms": self.sample_ms} if self.sample_ms else {}
@@ -356,7 +371,9 @@ def columns(runs: Sequence[Found]) -> dict[str, str]:
     if runs[0]["windows"][0]["link_bytes"]:
         busiest = middle(runs, lambda window: max(max(both) for both in window["link_bytes"]))
         found["MB a step, busiest direction"] = f"{busiest / 1e6:.2f}"
-        per_s = middle(runs, lambda window: max(max(both) for both in window["link_bytes"]) / window["step_s"])
+        per_s = middle(
+            runs, lambda window: max(max(both) for both in window["link_bytes"]) / window["step_s"]
+        )
         found["Mbit/s"] = f"{8 * per_s / 1e6:,.0f}"
     return found
 
@@ -365,7 +382,11 @@ def planned(run: Found) -> dict[str, str]:
     """What the plan decided: embedding groups, interleaving groups, micro-batches."""
     plan = run["plan"]
     sets, parts = plan["schedule"].get("interleaving", ()), plan["schedule"].get("micro_batches", 1)
-    return {"groups": str(plan["num_groups"]), "interleaving groups": str(len(sets) or 1), "micro-batches": str(parts)}
+    return {
+        "groups": str(plan["num_groups"]),
+        "interleaving groups": str(len(sets) or 1),
+        "micro-batches": str(parts),
+    }
 
 
 def hot_ratio(run: Found) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import harness
 import picasso
-from experiments import pictures, show
+from experiments import Run, pictures, show
 from picasso import Found
 from pictures import Chart, write_picture
 
@@ -28,7 +28,7 @@ Case = tuple[str, str, int | str]
 
 def main() -> None:
     parser = picasso.parser("picasso_fig15", __doc__, batch=1024, workloads=list(picasso.WORKLOADS))
-    kind = {"type": picasso.number_or_auto, "nargs": "+", "metavar": "N"}
+    kind: dict[str, Any] = {"type": picasso.number_or_auto, "nargs": "+", "metavar": "N"}
     parser.add_argument("--interleaving-groups", **kind, default=[1, 2, 3, 5, 8, 11, "auto"])
     parser.add_argument("--micro-batches", **kind, default=[1, 2, 4, 8, "auto"])
     options = picasso.parsed(parser, QUICK)
@@ -54,7 +54,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     return found
 
 
-def _run(bench: picasso.Bench, name: str, what: str, number: int | str) -> picasso.Run:
+def _run(bench: picasso.Bench, name: str, what: str, number: int | str) -> Run:
     sections = {"schedule": {**picasso.ALONE, what: number}}
     return bench.case(f"{name}/{what} {number}", bench.workload(picasso.WORKLOADS[name]), sections)
 

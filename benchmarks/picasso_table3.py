@@ -89,7 +89,12 @@ def main() -> None:
         rows += [_row(model, arm, found, runs["1×"], factors[arm]) for arm, found in runs.items()]
         rates += [[model, arm, _tried(kept, f"{model}/{arm}")] for arm in runs if ARMS[arm].like is None]
     show(report, "AUC by batch", list(rows[0]), [list(row.values()) for row in rows])
-    show(report, f"how rates were chosen, seed {TUNED}", ["model", "arm", "rates ×: best validation AUC"], rates)
+    show(
+        report,
+        f"how rates were chosen, seed {TUNED}",
+        ["model", "arm", "rates ×: best validation AUC"],
+        rates,
+    )
     report.not_identical(
         "the paper's rows compare systems, each at the batch that is fastest on it, on Criteo's 4 billion examples and Alibaba's"
         " 13 million; here one system trains at three batches, on KuaiRand's 154 thousand"
@@ -129,7 +134,9 @@ def _trained(model: str, kept: Results, *, quick: bool) -> tuple[dict[str, Found
 
     def run(name: str, factor: float, seed: int) -> Run:
         arm = ARMS[name]
-        strategy = {"name": "local"} if arm.trainers == 1 else {"name": "synchronous", "trainers": arm.trainers}
+        strategy = (
+            {"name": "local"} if arm.trainers == 1 else {"name": "synchronous", "trainers": arm.trainers}
+        )
         made = config(model, arm, factor, seed, quick=quick)
         return Run(f"{model}/{name}/x{factor:g}/{seed}", made, strategy)
 

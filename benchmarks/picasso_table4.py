@@ -34,7 +34,9 @@ def main() -> None:
     parser = picasso.parser("picasso_table4", __doc__, batch=1024, workloads=list(picasso.WORKLOADS))
     for name, default in picasso.INTERLEAVED.items():
         words = f"--{name.replace('_', '-')}"
-        parser.add_argument(words, type=picasso.number_or_auto, default=default, metavar="N", help="a number, or auto")
+        parser.add_argument(
+            words, type=picasso.number_or_auto, default=default, metavar="N", help="a number, or auto"
+        )
     parser.add_argument("--arms", nargs="+", help="of: all, without packing, …; default: each of them")
     parser.add_argument("--sample-ms", type=float, default=SAMPLE_MS)
     options = picasso.parsed(parser)

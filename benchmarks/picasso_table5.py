@@ -36,7 +36,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from girih.comm.group import TrainerGroup
 from girih.config.file import RunConfig
-from girih.data import Batch
 from girih.kernels.cpu.jit import KERNELS
 from girih.runs.stats import Spans
 
@@ -63,8 +62,12 @@ MODULES = "girih."
 
 def main() -> None:
     parser = harness.parser("picasso_table5", __doc__)
-    parser.add_argument("--quick", action="store_true", help="a twentieth of the features: shows that it runs")
-    parser.add_argument("--workloads", nargs="+", default=list(picasso.WORKLOADS), choices=list(picasso.WORKLOADS))
+    parser.add_argument(
+        "--quick", action="store_true", help="a twentieth of the features: shows that it runs"
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", default=list(picasso.WORKLOADS), choices=list(picasso.WORKLOADS)
+    )
     parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=5, help="ids of a sequence")
@@ -97,7 +100,9 @@ def _rows(name: str, options: argparse.Namespace) -> Iterator[dict[str, str]]:
             of = found.get(base)
             row[f"of {base}"] = f"{whole / (of['operators'] + of['kernels']):.1%}" if of else ""
         own = found.get("unpacked")
-        row["kernels, of unpacked"] = f"{counts['kernels'] / own['kernels']:.1%}" if own and counts["kernels"] else ""
+        row["kernels, of unpacked"] = (
+            f"{counts['kernels'] / own['kernels']:.1%}" if own and counts["kernels"] else ""
+        )
         row |= {"collectives": f"{counts['collectives']:,}", "groups": f"{counts['groups'] or ''}"}
         row |= {"views and the like": f"{counts['views']:,}"}
         yield row | {"paper: operations": paper.get(step, ""), "paper: groups": paper_groups.get(step, "")}
@@ -105,52 +110,35 @@ def _rows(name: str, options: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 def counted(config: Mapping[str, Any]) -> Counter[str]:
     """Operations of one step of girih, in this process: ``operators``, ``views``, ``kernels``, ``collectives``, ``groups``."""
-    made = {**config, "strategy": {"name": "synchronous"}}
-    made["store"] = {**made.get("store", {}), "shards": 1}
+    with _stepping(config) as (_, step):
+        step()  # from here on all kernels are compiled
+    calls: Counter[str] = Counter()
+    with calls_counted(calls), _stepping(config) as (num_groups, step):
+        calls.clear()
+        found = operators_of(step)
+        return found + calls + Counter(groups=num_groups)
+
+
+@contextmanager
+def _stepping(config: Mapping[str, Any]) -> Iterator[tuple[int, Callable[[], object]]]:
+    """The number of embedding groups, and a step that some others came before and one comes after."""
+    store = {**config.get("store", {}), "shards": 1}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.toml")
-        file.write_text(tomli_w.dumps(made))
+        file.write_text(tomli_w.dumps({**config, "store": store, "strategy": {"name": "synchronous"}}))
         settings = RunConfig.load(file)
         data = settings.dataset("train")
-        batches = list(itertools.islice(data, BATCHES))
-        _step_of(settings, data, batches, lambda step: step())  # compiles what is not compiled
-        counts: Counter[str] = Counter()
-
-        def count(step: Callable[[], None]) -> None:
-            counts.update(operators_of(step))
-
-        with calls_counted(counts):
-            counts["groups"] = _step_of(settings, data, batches, count, counts)
-    return counts
-
-
-def _step_of(
-    settings: RunConfig,
-    data: Any,
-    batches: list[Batch],
-    do: Callable[[Callable[[], None]], None],
-    counts: Counter[str] | None = None,
-) -> int:
-    """Has a step done that some others came before and one comes after; returns how many groups there are."""
-    with settings.trainer() as trainer:
-        trainer.fit(data, epochs=0)
-        session = trainer._run.session
-        steps = session.schedule(
-            [(batch, None) for batch in batches], session.sparse, session.dense,
-            num_updates=0, lr_scale=lambda: 1.0, spans=Spans(),
-        )  # fmt: skip
-        for _ in range(WARM):
-            next(steps)
-        if counts is not None:
-            counts.clear()
-        do(lambda: next(steps) and None)
-        kept = Counter(counts or {})
-        for _ in steps:
-            pass
-        if counts is not None:
-            counts.clear()
-            counts.update(kept)
-        return len(trainer.plan.groups)
+        batches = [(batch, None) for batch in itertools.islice(data, BATCHES)]
+        with settings.trainer() as trainer:
+            trainer.fit(data, epochs=0)
+            plan, session = trainer._run.opened()
+            halves = session.sparse, session.dense
+            steps = session.schedule(batches, *halves, num_updates=0, lr_scale=lambda: 1.0, spans=Spans())
+            for _ in range(WARM):
+                next(steps)
+            yield len(plan.groups), lambda: next(steps)
+            for _ in steps:
+                pass
 
 
 def _counted_plain(config: Mapping[str, Any]) -> Counter[str]:
@@ -165,7 +153,7 @@ def _counted_plain(config: Mapping[str, Any]) -> Counter[str]:
     return operators_of(lambda: plain.step(last))
 
 
-def operators_of(step: Callable[[], None]) -> Counter[str]:
+def operators_of(step: Callable[[], object]) -> Counter[str]:
     """``operators`` that do work, and ``views`` that do none, of all that no other operator calls."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()

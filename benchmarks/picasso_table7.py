@@ -47,7 +47,9 @@ def main() -> None:
     parser.set_defaults(length=LENGTH)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     for name, default in picasso.INTERLEAVED.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=picasso.number_or_auto, default=default, metavar="N")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=picasso.number_or_auto, default=default, metavar="N"
+        )
     options = picasso.parsed(parser, {"scale": 1.0})
     report = harness.Report("picasso_table7", options)
     bench = picasso.Bench.of(options, "picasso-table7")
@@ -63,11 +65,15 @@ def main() -> None:
         for (model, arm), runs in found.items():
             row = {"model": model, "optimised": "yes" if arm == "all" else "no", **picasso.columns(runs)}
             before, after = PAPER[model]
-            row["of unoptimised"] = f"{picasso.beside(runs, found[model, 'none']):.2f}" if arm == "all" else ""
+            row["of unoptimised"] = (
+                f"{picasso.beside(runs, found[model, 'none']):.2f}" if arm == "all" else ""
+            )
             row["paper"] = f"{after / before:.2f}" if arm == "all" else ""
             rows.append(row)
         show(report, "twelve models", list(rows[0]), [list(row.values()) for row in rows])
-        report.not_identical("the paper's other side is XDL, a system of its own, at smaller batches; here the options are off")
+        report.not_identical(
+            "the paper's other side is XDL, a system of its own, at smaller batches; here the options are off"
+        )
         print(bench.kept.told())
     else:
         report.skip("all", reason)

@@ -33,7 +33,9 @@ def main() -> None:
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     for name, default in picasso.ALONE.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=picasso.number_or_auto, default=default, metavar="N")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=picasso.number_or_auto, default=default, metavar="N"
+        )
     options = picasso.parsed(parser, {"copies": [1, 2]})
     report = harness.Report("picasso_table8", options)
     bench, arms = picasso.Bench.of(options, "picasso-table8", trainers=1), picasso.arms(options)

@@ -39,14 +39,20 @@ class Plain:
         model, dims = config["model"], {f["name"]: f["dim"] for f in features if "dim" in f}
         networks = {"wide_deep": _WideDeep, "mmoe": _MMoE, "can": _CAN}
         self.network = networks[model["name"]](dims, numeric, len(config["labels"]["names"]), model)
-        tables = [p for module in self.network.modules() if hasattr(module, "sparse") for p in module.parameters()]
+        tables = [
+            p for module in self.network.modules() if hasattr(module, "sparse") for p in module.parameters()
+        ]
         others = {id(p) for p in tables}
         dense = [p for p in self.network.parameters() if id(p) not in others]
         self.optimizers = [torch.optim.Adagrad(tables, lr=0.01), torch.optim.Adam(dense, lr=1e-3, fused=True)]
 
     def prepare(self, batch: Batch) -> tuple[Ids, Tensor, Tensor]:
         """A batch in the form that a data loader would give it."""
-        size, offsets, ids = batch.num_examples, torch.from_numpy(batch.offsets).long(), torch.from_numpy(batch.ids)
+        size, offsets, ids = (
+            batch.num_examples,
+            torch.from_numpy(batch.offsets).long(),
+            torch.from_numpy(batch.ids),
+        )
         found: Ids = {}
         for place, name in enumerate(self.names):
             begins = offsets[place * size : (place + 1) * size]
@@ -115,7 +121,9 @@ class _CAN(nn.Module):
         self.co_action: Mapping[str, Sequence[str]] = model["co_action"]
         in_units = {name for item, feeds in self.co_action.items() for name in (item, *feeds)}
         self.bags = _Bags({name: dim for name, dim in dims.items() if name not in in_units}, numeric)
-        self.own = nn.ModuleDict({name: nn.Embedding(TABLE_ROWS, dims[name], sparse=True) for name in sorted(in_units)})
+        self.own = nn.ModuleDict(
+            {name: nn.Embedding(TABLE_ROWS, dims[name], sparse=True) for name in sorted(in_units)}
+        )
         layers, width = tuple(model["unit_layers"]), self.bags.width
         self.units = nn.ModuleDict()
         for item, feeds in self.co_action.items():

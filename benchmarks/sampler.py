@@ -91,7 +91,12 @@ def _main() -> None:
     resident = [Path(f"/proc/{pid}/statm") for pid in asked["pids"]]
     statistics = {link: Path("/sys/class/net", link, "statistics") for link in asked["links"]}
     page = resource.getpagesize()
-    found: dict[str, Any] = {"time_s": [], "cpu_s": [], "rss_bytes": [], "bytes": {link: [] for link in statistics}}
+    found: dict[str, Any] = {
+        "time_s": [],
+        "cpu_s": [],
+        "rss_bytes": [],
+        "bytes": {link: [] for link in statistics},
+    }
     due = time.perf_counter()
     while not select.select([sys.stdin], [], [], max(0.0, due - time.perf_counter()))[0]:
         try:
@@ -107,8 +112,6 @@ def _main() -> None:
             found["bytes"][link].append(ways)
         due = max(due + asked["every_s"], now)
     print(json.dumps(found))
-
-
 
 
 if __name__ == "__main__":
