@@ -91,12 +91,12 @@ class Workload:
         return replace(self, categorical=categorical, sequences=sequences, dims=dims, length=length)
 
 
-FEED_DIM = 16
+FEED_DIM = 12
 UNIT_LAYERS = (8, 4)
 UNIT_DIM = FEED_DIM * UNIT_LAYERS[0] + UNIT_LAYERS[0] + UNIT_LAYERS[0] * UNIT_LAYERS[1] + UNIT_LAYERS[1]
-"""Parameters of a micro-MLP: the dim of an item whose row they are."""
+"""Parameters of a micro-MLP: the dim of an item whose row they are, CAN's nineteenth."""
 WIDE_DEEP = Workload("W&D", {"name": "wide_deep", "hidden": [256, 128]}, 204, (8, 32, 16))
-CAN = Workload("CAN", {"name": "can", "hidden": [128, 64]}, 334, (8, 200, 19), sequences=30)
+CAN = Workload("CAN", {"name": "can", "hidden": [128, 64]}, 334, (8, 200, 18), sequences=30)
 MMOE = Workload(
     "MMoE", {"name": "mmoe", "num_experts": 71, "expert_hidden": [32, 16], "tower_hidden": [16]}, 84, (12, 128, 11),
     sequences=10, labels=("click", "buy"),
