@@ -269,6 +269,11 @@ class Bench:
         """Why it cannot run here, if so."""
         return network.missing() if self.trainers > 1 else None
 
+    def name(self, *words: str) -> str:
+        """Of a run; runs with other tiers lie beside it."""
+        first, *others = words
+        return "/".join([first, "+".join(self.options.tiers), *others])
+
     def workload(self, workload: Workload) -> Workload:
         """As the options want it."""
         return workload.scaled(self.options.scale, self.options.length)

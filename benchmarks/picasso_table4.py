@@ -49,7 +49,7 @@ def main() -> None:
     reason = bench.missing()
     if reason is None:
         cases = {
-            (name, arm): bench.case(f"{name}/{arm}", bench.workload(picasso.WORKLOADS[name]), arms[arm])
+            (name, arm): bench.case(bench.name(name, arm), bench.workload(picasso.WORKLOADS[name]), arms[arm])
             for name in options.workloads
             for arm in chosen
         }

@@ -18,6 +18,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,21 @@ def main() -> None:
     options = picasso.parsed(parser, QUICK)
     report = harness.Report("picasso_table6", options)
     bench = picasso.Bench.of(options, "picasso-table6", trainers=1)
-    counts: dict[str, NDArray[np.int64]] = {}
+    traces: dict[str, Trace] = {}
     cases: dict[tuple[str, float | None], Run] = {}
     for data in options.data:
         if data == "kuairand" and "GIRIH_DATA" not in os.environ and "KUAIRAND" not in os.environ:
             report.skip(data, "set GIRIH_DATA to the directory of the public data sets")
             continue
         made = _kuairand(parser, options) if data == "kuairand" else _zipf(bench)
-        counts[data] = key_reads(made, options.warmup, options.warmup + options.steps * options.windows)
+        traces[data] = trace_of(made, options.warmup, options.warmup + options.steps * options.windows)
         for share in (None, *options.shares):
-            rows = 0 if share is None else hot_rows(counts[data], share)
+            rows = 0 if share is None else hot_rows(traces[data], share)
             sections = {"store": picasso.store(options, rows)}
             cases[data, share] = bench.run(f"{data}/{rows}", {**made, **sections})
     found = bench.measured(cases)
-    _show(report, counts, found)
-    _draw(options, counts, found)
+    _show(report, traces, found)
+    _draw(options, traces, found)
     report.not_identical(
         "the paper's hot storage takes GPU memory from the batch, which makes large ones slower again; here it takes memory that"
         " nothing else wants"
@@ -98,18 +99,37 @@ def _kuairand(parser: argparse.ArgumentParser, options: argparse.Namespace) -> d
     return made | {"train": {"seed": 1, "epochs": 1000}}
 
 
-def key_reads(config: Mapping[str, Any], begin: int, end: int) -> NDArray[np.int64]:
-    """For each key that batches ``begin`` to ``end - 1`` read, how many of them do: int64[keys], most first.
+@dataclass(frozen=True)
+class Trace:
+    """What some batches read of each key, most reads first.
 
-    The first read of a key finds no row, and so does not count, as tiers do not count it.
+    Attributes:
+        reads: int64[keys], batches that read its row; the first read of a key finds none, and so does not count, as tiers
+            do not count it.
+        ids: int64[keys], ids of these batches that are it.
     """
+
+    reads: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+    def best_ratio(self, rows: int) -> float:
+        """The hit ratio of the so many keys that most batches read: no set that never changes has a better one."""
+        return float(self.reads[:rows].sum() / self.reads.sum())
+
+    def most_ids_ratio(self, rows: int) -> float:
+        """The hit ratio of the so many keys that have most ids, as Algorithm 1 counts."""
+        return float(self.reads[np.argsort(-self.ids, kind="stable")[:rows]].sum() / self.reads.sum())
+
+
+def trace_of(config: Mapping[str, Any], begin: int, end: int) -> Trace:
+    """What batches ``begin`` to ``end - 1`` read."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.toml")
         file.write_text(tomli_w.dumps(config))
         settings = RunConfig.load(file)
     data, features = settings.dataset("train"), settings.schema.sparse
-    read: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in features}
     known: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in features}
+    keys, counts = ({table: [] for table in known} for _ in range(2))
     epochs = itertools.chain.from_iterable(iter(data) for _ in itertools.count())
     for number, batch in enumerate(itertools.islice(epochs, end)):
         of_table: dict[str, list[NDArray[np.int64]]] = {}
@@ -117,23 +137,25 @@ def key_reads(config: Mapping[str, Any], begin: int, end: int) -> NDArray[np.int
             first, last = (int(batch.offsets[n * batch.num_examples]) for n in (place, place + 1))
             of_table.setdefault(feature.table_name, []).append(batch.ids[first:last])
         for table, parts in of_table.items():
-            (known if number < begin else read)[table].append(np.unique(np.concatenate(parts)))
-    found = []
-    for table, parts in read.items():
-        keys, counts = np.unique(np.concatenate(parts), return_counts=True)
-        found.append(counts - ~np.isin(keys, np.concatenate([keys[:0], *known[table]])))
-    reads = np.concatenate(found)
-    return -np.sort(-reads[reads > 0])
+            here, times = np.unique(np.concatenate(parts), return_counts=True)
+            if number < begin:
+                known[table].append(here)
+            else:
+                keys[table].append(here)
+                counts[table].append(times)
+    reads, ids = [], []
+    for table, parts in keys.items():
+        unique, inverse, batches = np.unique(np.concatenate(parts), return_inverse=True, return_counts=True)
+        reads.append(batches - ~np.isin(unique, np.concatenate([unique[:0], *known[table]])))
+        ids.append(np.bincount(inverse, np.concatenate(counts[table])).astype(np.int64))
+    all_reads, all_ids = np.concatenate(reads), np.concatenate(ids)
+    order = np.argsort(-all_reads, kind="stable")[: int((all_reads > 0).sum())]
+    return Trace(all_reads[order], all_ids[order])
 
 
-def hot_rows(counts: NDArray[np.int64], share: float) -> int:
+def hot_rows(trace: Trace, share: float) -> int:
     """Rows of a hot tier for this share of the keys."""
-    return max(1, round(share * len(counts)))
-
-
-def best_ratio(counts: NDArray[np.int64], rows: int) -> float:
-    """The hit ratio of the so many keys that are read most."""
-    return float(counts[:rows].sum() / counts.sum())
+    return max(1, round(share * len(trace.reads)))
 
 
 def hit_ratio(runs: Sequence[Found]) -> float:
@@ -141,20 +163,21 @@ def hit_ratio(runs: Sequence[Found]) -> float:
     return float(np.mean([picasso.hot_ratio(run) or 0.0 for run in runs]))
 
 
-Counts = Mapping[str, NDArray[np.int64]]
+Traces = Mapping[str, Trace]
 Cases = Mapping[tuple[str, float | None], Sequence[Found]]
 
 
-def _show(report: harness.Report, counts: Counts, found: Cases) -> None:
+def _show(report: harness.Report, traces: Traces, found: Cases) -> None:
     rows = []
     for (data, share), runs in found.items():
         row = {"data": data, "hot": "no hot tier" if share is None else f"{share:.0%} of the keys"}
-        row |= {"hot rows": "", "hit ratio": "", "best possible": "", "of it": ""}
+        row |= {"hot rows": "", "hit ratio": "", "best possible": "", "of it": "", "of most ids": ""}
         if share is not None:
-            size = hot_rows(counts[data], share)
-            ours, best = hit_ratio(runs), best_ratio(counts[data], size)
+            size = hot_rows(traces[data], share)
+            ours, best = hit_ratio(runs), traces[data].best_ratio(size)
             row |= {"hot rows": f"{size:,}", "hit ratio": f"{ours:.1%}", "best possible": f"{best:.1%}"}
             row["of it"] = f"{ours / best:.2f}"
+            row["of most ids"] = f"{traces[data].most_ids_ratio(size):.1%}"
         else:
             row["hit ratio"] = f"{hit_ratio(runs):.1%}"
         row |= picasso.columns(runs)
@@ -170,13 +193,13 @@ def _show(report: harness.Report, counts: Counts, found: Cases) -> None:
     print(f"the paper, W&D: {paper}\n")
 
 
-def _draw(options: argparse.Namespace, counts: Counts, found: Cases) -> None:
+def _draw(options: argparse.Namespace, traces: Traces, found: Cases) -> None:
     charts = []
-    for data, of in counts.items():
+    for data, trace in traces.items():
         shares = [share for share in options.shares if (data, share) in found]
         series = {
             "hot tier": [(share, hit_ratio(found[data, share])) for share in shares],
-            "best possible": [(share, best_ratio(of, hot_rows(of, share))) for share in shares],
+            "best possible": [(share, trace.best_ratio(hot_rows(trace, share))) for share in shares],
         }
         charts.append(Chart(data, "share of the keys that is hot", "hit ratio", series))
     if charts:

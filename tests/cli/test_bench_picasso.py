@@ -92,17 +92,21 @@ def test_the_best_ratio_is_that_of_the_keys_that_most_batches_read(tmp_path, mon
     monkeypatch.setenv("PICASSO", "")
     workload = picasso.WIDE_DEEP.scaled(0.02, 3)
     made = picasso.config(workload, picasso.write_epoch(workload, 16, 6, distinct=6), 16)
-    counts = picasso_table6.key_reads(made, 2, 8)  # the last two are of the next epoch
+    trace = picasso_table6.trace_of(made, 2, 8)  # the last two are of the next epoch
+    times: Counter = Counter()
     data, reads, known = loaded(tmp_path, made).dataset("train"), Counter(), set()
     for number, batch in enumerate([*data, *islice(data, 2)]):
         of_feature = batch.ids.reshape(workload.num_features, -1)
-        keys = {(place, int(each)) for place, ids in enumerate(of_feature) for each in ids}
+        every = [(place, int(each)) for place, ids in enumerate(of_feature) for each in ids]
+        keys = set(every)
         reads.update(keys & known if number >= 2 else ())
+        times.update(every if number >= 2 else ())
         known |= keys
-    assert counts.tolist() == sorted(reads.values(), reverse=True)
+    assert trace.reads.tolist() == sorted(reads.values(), reverse=True)
+    assert Counter(zip(trace.reads, trace.ids, strict=True)) == Counter((reads[k], times[k]) for k in reads)
     best = sum(count for _, count in reads.most_common(5)) / reads.total()
-    assert picasso_table6.best_ratio(counts, 5) == pytest.approx(best)
-    assert picasso_table6.best_ratio(counts, len(counts)) == 1
+    assert trace.best_ratio(5) == pytest.approx(best)
+    assert trace.most_ids_ratio(5) <= trace.best_ratio(5) < trace.best_ratio(len(reads)) == 1
 
 
 def test_samples_tell_what_a_process_used_and_when():
