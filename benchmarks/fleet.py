@@ -247,11 +247,12 @@ class Meter:
         return self._sampler.take(self.notes[0]["time_s"], self.notes[-1]["time_s"])
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
+        if self._sample_ms is not None and self._sampler is None:  # it takes a moment to begin
+            self._pids = _pids_of(self._cluster)
+            self._sampler = Sampler(self._pids.values(), self._links, self._sample_ms)
         if record["step"] < self._warmup or record["step"] % self._every:
             return  # the last one may come when loaders have ended
         self._pids = self._pids or _pids_of(self._cluster)
-        if self._sample_ms is not None and self._sampler is None:
-            self._sampler = Sampler(self._pids.values(), self._links, self._sample_ms)
         note: dict[str, Any] = {"time_s": time.perf_counter(), "machine_cpu_s": machine_cpu_s()}
         note |= {key: record[key] for key in ("step", "examples", "rows", "rss_bytes")}
         note["cpu_s"] = {title: cpu_s(pid) for title, pid in self._pids.items()}
@@ -259,7 +260,7 @@ class Meter:
         note["links"] = {link: link_counts(link, "bytes") for link in self._links}
         note["packets"] = {link: link_counts(link, "packets") for link in self._links}
         note["phases_s"] = {} if self._trainer is None else dict(self._trainer.spans.totals_s)
-        note["tiers"] = _tier_counters(self._trainer)
+        note["tiers"] = _tiers(self._trainer)
         self.notes.append(note)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
@@ -333,12 +334,13 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         answer(reply)
 
 
-def _tier_counters(trainer: Trainer | None) -> Counter[str]:
-    """Of the shards that this process holds, if any."""
+def _tiers(trainer: Trainer | None) -> Counter[str]:
+    """Counters of tiers of the shards that this process holds, and ``room_rows``, whose values memory has room for."""
     found: Counter[str] = Counter()
     sparse: Any = None if trainer is None else trainer.sparse
     for _, store in sparse.stores() if hasattr(sparse, "stores") else ():
-        found.update(store.tier_counters())
+        if counters := store.tier_counters():
+            found.update({**counters, "room_rows": store.state.values.memory.num_slots})
     return found
 
 
@@ -371,6 +373,7 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "tiers": {
                     name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()
                 },
+                "room_rows": after["tiers"].get("room_rows", 0),
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
                 "step_s": seconds / steps,
                 "cpu_s": sum(each.values()),

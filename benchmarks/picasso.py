@@ -325,7 +325,7 @@ class Bench:
 
 def short(found: Mapping[str, Any], link_bytes_per_s: float | None) -> dict[str, Any]:
     """What is kept of a run: of links, (bytes sent, bytes got) a step by trainer."""
-    kept = ("samples_per_s", "step_s", "cpu_s", "machine_cpu_s", "phases_s", "tiers")
+    kept = ("samples_per_s", "step_s", "cpu_s", "machine_cpu_s", "phases_s", "tiers", "room_rows")
     windows = [
         {key: window[key] for key in kept} | {"link_bytes": list(window["link_bytes"].values())}
         for window in found["windows"]
@@ -337,7 +337,7 @@ def short(found: Mapping[str, Any], link_bytes_per_s: float | None) -> dict[str,
         "summary": {key: summary[key] for key in SUMMARY if key in summary},
         "plan": {"num_groups": len(plan["groups"]), "schedule": plan["schedule"]},
     }
-    if found["samples"]:
+    if found["samples"] and len(found["samples"]["time_s"]) > 1:
         made["samples"] = sampler.reduced(found["samples"], fleet.CORES, link_bytes_per_s)
     return made
 
