@@ -20,7 +20,7 @@ from girih.dense.halves.replica import Replica
 from girih.dense.halves.substituted import SubstitutedReplica
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
-from girih.models import DeepFM
+from girih.models import STAR, DeepFM
 from girih.models.embeddings import Block, Embeddings
 from girih.models.layers.mlp import BatchNorm
 from girih.planner.facts import Facts, ModelFacts
@@ -102,6 +102,7 @@ def of_trainers(ranks):
     told["refused"] = bool(computed.refused)
     computed.discard()
     told["end"] = numbers_of(replica)
+    told["domains"] = of_domains(lambda spec: AllReducedReplica(spec, ranks), global_batch_norm=True)
     return told | directly(ranks) | {"split": split(ranks)}
 
 
@@ -131,6 +132,23 @@ def split(ranks):
     spec = deepfm(global_batch_norm=True)
     half = SubstitutedReplica(spec, ranks, schema=schema, placement=placement, split=True)
     return moved(half, lambda one: one.of_features(placement.features_of(ranks.rank)))
+
+
+DOMAINS = [0, 0, 1, 0, 1, 1, 0, 1, 0]  # of each trainer one or two examples in each
+
+
+def of_domains(part, **more):
+    """A step of STAR: its moments by domain, and the embeddings' gradient."""
+    torch.manual_seed(0)
+    schema = girih.Schema(
+        [girih.Categorical(name="user", dim=2), girih.Numeric(name="domain")], labels="click"
+    )
+    model = STAR(schema, domain="domain", num_domains=2, auxiliary_hidden=(), hidden=(4,))
+    batch = replace(batch_of(len(DOMAINS), 3), numeric=np.array(DOMAINS, np.float32)[:, None])
+    replica = part(DenseSpec(module=model, optimizer=sgd, **more))
+    computed, given = step(replica, batch if not more else share_of(batch, replica.ranks.rank, RANKS))
+    computed.apply()
+    return [given, numbers_of(replica)]
 
 
 def values():
@@ -184,6 +202,14 @@ def test_trainers_of_a_split_network_move_as_one_process(told):
         assert each["split"][1] == told[0]["split"][1]
     for name, expected in numbers.items():
         assert told[0]["split"][1][name] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
+
+
+def test_trainers_that_have_few_examples_of_a_domain_move_as_one_that_has_all(told):
+    given, numbers = of_domains(Replica)
+    found = chain.from_iterable(each["domains"][0] for each in told)
+    assert list(found) == pytest.approx(given, rel=1e-4, abs=1e-6)
+    for name, expected in numbers.items():
+        assert told[0]["domains"][1][name] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
 
 
 def test_a_step_that_one_trainer_spoils_moves_no_running_moment(told):

@@ -75,6 +75,8 @@ def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_group():
     # 2 AllToAlls of keys, one for each group's rows and gradients, a small AllReduce; 3 buckets of 1 MiB, and the vote
     found = costs.synchronous_step(sent, 4, MESSAGES, num_groups=2)
     assert found == {"ids": 6, "embeddings": 6, "gradients": 6 + 6, "dense": 18 + 6}
+    bare = traffic.synchronous(4, keys=1000, numbers=17_000, parameters=0)
+    assert costs.synchronous_step(bare, 4, MESSAGES, num_groups=2)["dense"] == 6  # the vote
     none = traffic.synchronous(1, keys=1000, numbers=17_000, parameters=600)
     assert sum(costs.synchronous_step(none, 1, MESSAGES, num_groups=2).values()) == 0
 

@@ -18,7 +18,7 @@ from girih.errors import nearest
 
 Names = tuple[str, ...]
 MOST_SLICES = 2
-"""Slices of blocks from which on one copy costs less: the gradient of each slice is as large as its whole block."""
+"""More slices of blocks than these cost more than one copy: the gradient of each is as large as its whole block."""
 
 
 class Jagged(NamedTuple):
@@ -104,9 +104,9 @@ class Embeddings:
     def views(self, features: Sequence[str]) -> list[Tensor]:
         """The pooled embeddings of some features in this order, mostly without a copy.
 
-        Neighbours that are neighbours in a block come as one tensor float32[B, n, D]: a single one where one
-        block holds exactly these features. Features of one width that stand in many places are put in order by
-        one copy.
+        Those that stand side by side in a block, in this order, come as one tensor float32[B, n, D]; where a block
+        holds exactly these features, it is the only one. Features of one width that stand in many places are put in
+        order by one copy.
 
         Raises:
             KeyError: the model did not ask for one of them.
@@ -235,7 +235,7 @@ class Embeddings:
 
 
 class _Run(NamedTuple):
-    """Neighbours in a block: its number, the place of the first of them and that behind the last."""
+    """Features side by side in a block: its number, the place of the first of them and that behind the last."""
 
     block: int
     begin: int

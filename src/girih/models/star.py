@@ -18,7 +18,7 @@ from girih.errors import ConfigError, DataError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import MLP, lacks_variance
 from girih.models.model import Model
 from girih.schema import Schema
 
@@ -29,7 +29,7 @@ Parts = Sequence[Tensor]
 class PartitionedNorm(nn.Module):
     """z' = (γ γ_p) (z − μ_p) / √(σ²_p + ε) + (β + β_p) ("Partitioned Normalization"): batch norm by domain.
 
-    Where a training batch has one example of a domain, the running moments serve, as in ``BatchNorm``.
+    Where a training batch has one example of a domain, or none, the running moments serve, as in ``BatchNorm``.
     """
 
     __call__: Callable[..., Parts]
@@ -48,14 +48,17 @@ class PartitionedNorm(nn.Module):
         """The same shapes."""
         scales = (self.scale * self.domain_scale).unbind()
         shifts = (self.shift + self.domain_shift).unbind()
-        return [
-            F.batch_norm(z, mean, variance, scale, shift, training=self.training and len(z) > 1)
-            if len(z)
-            else z
-            for z, mean, variance, scale, shift in zip(
-                parts, self.running_mean, self.running_var, scales, shifts, strict=True
-            )
+        # of its own for each domain: what one has saved for its gradient, another one's moments must not overwrite
+        means, variances = ([row.clone() for row in each] for each in (self.running_mean, self.running_var))
+        # all domains in turn, whichever have examples here: trainers may add their moments up
+        found = [
+            F.batch_norm(*each, training=self.training and not lacks_variance(each[0]))
+            for each in zip(parts, means, variances, scales, shifts, strict=True)
         ]
+        if self.training:
+            self.running_mean.copy_(torch.stack(means))
+            self.running_var.copy_(torch.stack(variances))
+        return found
 
 
 class StarLinear(nn.Module):

@@ -1,4 +1,4 @@
-"""What ``girih calibrate`` measured: each link's latency and bandwidth. Frozen, JSON both ways.
+"""Links as ``girih calibrate`` measured them: latency and bandwidth of each. Frozen, JSON both ways.
 
 A link is what messages go over: a collective of trainers, or a transport between two processes.
 """

@@ -188,7 +188,7 @@ def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
         return 0.0
     size = sent_bytes * num_trainers / (2 * (num_trainers - 1))
     num_rings = math.ceil(size / BUCKET_BYTES)
-    sizes = [size / num_rings] * num_rings
+    sizes = [size / max(1, num_rings)] * num_rings
     return des_s([*sizes, _VOTE_BYTES], num_trainers, links[ALL_REDUCE])
 
 

@@ -15,9 +15,10 @@ WIRE = "wire."
 UPDATES_SINCE_READ = "updates since read"
 """Histogram of an embedding server, over batches: updates of all trainers between the read of rows and their own."""
 ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
-"""Counters of a trainer that holds rows, of its training steps: keys that all trainers asked it for; unique ones of each step."""
+"""Counters of a trainer that holds rows, in training steps: keys that all trainers asked it for, and those without
+repeats within a step."""
 PACED_KEYS = "paced_keys"
-"""Counter, the same on all trainers: keys asked for, had each been asked in every step for as many as the one with most."""
+"""Counter, the same on all trainers: over steps, the most keys that any trainer was asked for, times the number of trainers."""
 EXCHANGE_NS = "exchange_ns"
 """Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
 

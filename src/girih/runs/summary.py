@@ -128,7 +128,7 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
-    """The most that one process has over the mean of all, of each load; and the same within steps.
+    """For each load, the most that one process has over the mean of all; and the same for keys, step by step.
 
     Args:
         paced_keys: counter of that name.

@@ -5,9 +5,9 @@ Two hosts have one rank each, their relay, through which goes all that their ran
     host A   rank ─┐                             ┌─► rank   host B
              rank ─┴─► relay ═══ one message ═══ relay ─┴─► rank
 
-So a pair of hosts exchanges one message each way, and not one for each pair of their ranks. The hosts that a host sends to
-have different ranks of it as relays, as far as there are ranks enough. What arrives is bit for bit what a direct
-exchange brings, in the same order.
+So a pair of hosts exchanges one message each way, and not one for each pair of their ranks. A host has another relay for
+each other host, as far as it has ranks enough. What arrives is bit for bit what a direct exchange brings, in the same
+order.
 
 Shapes: P ranks, C counts, R ranks of this host, S ranks of another one.
 """
@@ -30,7 +30,7 @@ _TAG = 0
 
 @dataclass(frozen=True)
 class _Passage:
-    """Numbers of one exchange, as far as this rank has to do with them: counts or sizes.
+    """Counts or sizes of one exchange, as far as they concern this rank.
 
     Attributes:
         sent, received: [P, ...], of this rank's messages to each one, and of each one's to it.

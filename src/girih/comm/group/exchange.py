@@ -1,7 +1,8 @@
 """AllToAllv whose sizes follow from counts: what trainers ask each other for, and what they answer.
 
-Before anything else each rank tells every other one a few counts, as how many keys of each group it will ask for. They
-give the size of each message there and back, to who sends it, who receives it and who passes it on.
+Before anything else each rank tells every other one a few counts, such as how many keys of each group it will ask for.
+From these follows the size of each message there and back, for the rank that sends it, those that pass it on, and the one
+that receives it.
 
 Shapes: P ranks, C counts.
 """
@@ -21,7 +22,7 @@ from girih.comm.group.collectives import Collectives
 
 Counts = NDArray[np.int64]
 Sizes = Callable[[Counts], Counts]
-"""From counts, int64[..., C], to how many numbers the messages have that follow from them, int64[...]."""
+"""Counts, int64[..., C] → how many numbers each message has, int64[...]."""
 
 
 class Route(Protocol):

@@ -21,9 +21,7 @@ from girih.kernels.cpu.arrays import sealed
 
 MAX_IDS = 2**31 - 1
 GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
-GROUP_ROWS = (
-    1 << 12
-)  # or so many rows, where they are wide: a call for a column takes as long as some thousand ids
+GROUP_ROWS = 1 << 12  # at least, where rows are wide: a call for a column takes as long as some thousand ids
 
 
 def cut(

@@ -1,10 +1,10 @@
 """Compilation of kernels: functions that Python calls, functions that those are made of, and a prefetch.
 
 Numba's on-disk cache looks at the file of the cached function only, not at those of the functions that it calls. Here
-the cache directory carries a digest of all sources of ``kernels``, of the processor and of numba's version, so that any
-change compiles afresh. It lies in the user's cache directory (or ``NUMBA_CACHE_DIR``), so that a read-only installation
-works, or else in one for temporary files; where none can be written, kernels compile anew in each process.
-:mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
+the cache directory carries a digest of all sources of ``kernels``, of their path (numba finds kernels by it), of the
+processor and of numba's version, so that any change compiles afresh. It lies in the user's cache directory (or
+``NUMBA_CACHE_DIR``), so that a read-only installation works, or else in one for temporary files; where none can be
+written, kernels compile anew in each process. :mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
 """
@@ -26,6 +26,9 @@ import numba as _typed_numba
 from numba import extending as _typed_extending
 from numba.core import cgutils as _typed_cgutils
 from numba.core import codegen as _typed_codegen
+from numba.core import compiler as _typed_compiler
+from numba.core import compiler_machinery as _typed_machinery
+from numba.core import typed_passes as _typed_passes
 from numba.core import types as _typed_types
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
@@ -33,6 +36,9 @@ cgutils: Any = _typed_cgutils
 extending: Any = _typed_extending
 intrinsic: Any = extending.intrinsic
 codegen: Any = _typed_codegen
+compiler: Any = _typed_compiler
+machinery: Any = _typed_machinery
+passes: Any = _typed_passes
 llvm: Any = _typed_llvm
 types: Any = _typed_types
 
@@ -45,7 +51,8 @@ JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
 def _digest() -> str:
     root = Path(__file__).resolve().parents[1]
     machine = llvm.get_host_cpu_name(), codegen.get_host_cpu_features(), numba.__version__
-    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag)).encode())
+    place = os.path.abspath(__file__)
+    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag, place)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
         digest.update(source.read_bytes())
@@ -134,13 +141,50 @@ def _cached(function: Callable[..., Any]) -> Any:
         numba.config.CACHE_DIR = theirs
 
 
+@machinery.register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerForCallers(passes.NativeLowering):  # type: ignore[misc]
+    """Lowers a function to LLVM's language and goes no further.
+
+    Numba would optimize it by itself and make machine code of it, which nobody calls, and that takes a sixth of all
+    compiling. What it is inlined into is optimized as a whole.
+    """
+
+    _name = "girih_lower_for_callers"
+
+    def run_pass(self, state: Any) -> bool:
+        library = state.targetctx.codegen().create_library(state.func_id.func_qualname)
+
+        def end() -> None:
+            library._finalized = True
+
+        library._optimize_final_module, library._finalize_final_module = (lambda: None), end
+        state.library, state.flags.no_compile = library, True
+        super().run_pass(state)
+        lowered = state["cr"]
+        entry: Any = [].append  # a built-in function, as numba wants it, like no other: it is a key, and never called
+        state.targetctx.insert_user_function(entry, lowered.fndesc, [library])
+        state["cr"] = lowered._replace(cfunc=entry)
+        return True
+
+
+class _CompilerForCallers(compiler.CompilerBase):  # type: ignore[misc]
+    def define_pipelines(self) -> list[Any]:
+        """Numba's own passes, but for the last but one."""
+        lean = compiler.PassManager("girih_for_callers")
+        for each, description in compiler.DefaultPassBuilder.define_nopython_pipeline(self.state).passes:
+            lean.add_pass(_LowerForCallers if each is passes.NativeLowering else each, description)
+        lean.finalize()
+        return [lean]
+
+
 class _Lean:
     """A function that numba inlines into those that call it; where Python calls it, in tests, it is a kernel."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func = function
         functools.update_wrapper(self, function)
-        self._inlined = numba.njit(**_OPTIONS, forceinline=True, no_cpython_wrapper=True)(function)
+        options = {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}
+        self._inlined = numba.njit(**options, pipeline_class=_CompilerForCallers)(function)
 
     @property
     def _numba_type_(self) -> Any:

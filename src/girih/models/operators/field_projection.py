@@ -60,7 +60,7 @@ class FieldProjection(Operator):
 
 
 class FieldMLP(MLP):
-    """An MLP that reads features: its first layer is a :class:`FieldProjection`. Arguments as of both.
+    """An MLP that reads features: its first layer is a :class:`FieldProjection`. It takes the arguments of both.
 
     Args:
         first: makes that layer of the linear one that it stands for; more_inputs: columns that it reads beside features.
