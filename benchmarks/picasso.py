@@ -108,34 +108,37 @@ ALONE = {"micro_batches": 1, "interleaving_groups": 1}
 
 
 def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Name → ``[schedule]`` and ``[store]``: PICASSO, each of its parts left out alone, and none of them."""
+    """Name → ``[schedule]`` and ``[store]``: all of PICASSO's parts, each left out alone, and none of them.
+
+    Caching is worth something over a cold tier alone, so it has a pair of its own: :data:`BASE` says whom an arm stands beside.
+    """
     parts = {"packing": True, "prefetch": True, **INTERLEAVED}
     parts |= {
         name: getattr(options, name) for name in INTERLEAVED if getattr(options, name, None) is not None
     }
-    hot, cold = store(options, options.hot_rows), store(options, 0)
-    found = {
-        "all": {"schedule": parts, "store": hot},
-        "without packing": {"schedule": parts | {"packing": False}, "store": hot},
-        "without interleaving": {"schedule": parts | ALONE, "store": hot},
-        "without caching": {"schedule": parts, "store": cold},
-        "without prefetch": {"schedule": parts | {"prefetch": False}, "store": hot},
-        "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": cold},
+    return {
+        "all": {"schedule": parts, "store": {}},
+        "without packing": {"schedule": parts | {"packing": False}, "store": {}},
+        "without interleaving": {"schedule": parts | ALONE, "store": {}},
+        "without prefetch": {"schedule": parts | {"prefetch": False}, "store": {}},
+        "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": {}},
+        "with caching": {"schedule": parts, "store": store(options, options.hot_rows)},
+        "without caching": {"schedule": parts, "store": store(options, 0)},
     }
-    return {name: arm for name, arm in found.items() if len(options.tiers) > 1 or name != "without caching"}
+
+
+BASE = {"with caching": "with caching", "without caching": "with caching"}
+"""Arm → the arm that it is compared with; "all" for the others."""
 
 
 def store(options: argparse.Namespace, hot_rows: int) -> dict[str, Any]:
-    """``[store]``; its hot set is chosen once the warm-up has counted, and then after each window.
+    """``[store]`` of several tiers; the hot set is chosen once the warm-up has counted, and then after each window.
 
-    Without hot rows all are in the cold tier, but for those that the step in progress reads.
+    Without hot rows all are in the cold tier, but for those of the last few batches.
     """
-    tiers = options.tiers
-    if len(tiers) == 1:
-        return {} if tiers == ["dram"] else {"tiers": tiers}
     steps = {"warm_up_steps": options.warmup, "flush_every_steps": options.steps}
-    where = {"ssd_dir": "${PICASSO}/tiers"} if "ssd" in tiers else {}
-    return {"tiers": tiers, "hot_rows": hot_rows, **steps, **where}
+    where = {"ssd_dir": "${PICASSO}/tiers"} if "ssd" in options.tiers else {}
+    return {"tiers": options.tiers, "hot_rows": hot_rows, **steps, **where}
 
 
 def config(workload: Workload, train: str, batch: int) -> dict[str, Any]:
@@ -220,12 +223,10 @@ def parser(
     made.add_argument(
         "--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing"
     )
-    made.add_argument(
-        "--tiers", nargs="+", default=["dram", "ssd"], help="hot to cold; one alone has no cache"
-    )
+    made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="of the cache, hot to cold")
     made.add_argument("--hot-rows", type=int, default=100_000)
     made.add_argument("--rounds", type=int, default=2, help="runs of each case, by turns")
-    made.add_argument("--warmup", type=int, default=100, help="steps that do not count, whole windows")
+    made.add_argument("--warmup", type=int, default=40, help="steps that do not count, whole windows")
     made.add_argument("--steps", type=int, default=20, help="of a window")
     made.add_argument("--windows", type=int, default=5)
     return made
@@ -268,11 +269,6 @@ class Bench:
     def missing(self) -> str | None:
         """Why it cannot run here, if so."""
         return network.missing() if self.trainers > 1 else None
-
-    def name(self, *words: str) -> str:
-        """Of a run; runs with other tiers lie beside it."""
-        first, *others = words
-        return "/".join([first, "+".join(self.options.tiers), *others])
 
     def workload(self, workload: Workload) -> Workload:
         """As the options want it."""

@@ -27,10 +27,10 @@ Case = tuple[str, str, int | str]
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_fig15", __doc__, batch=1024, workloads=list(picasso.WORKLOADS))
+    parser = picasso.parser("picasso_fig15", __doc__, batch=512, workloads=list(picasso.WORKLOADS))
     kind: dict[str, Any] = {"type": picasso.number_or_auto, "nargs": "+", "metavar": "N"}
-    parser.add_argument("--interleaving-groups", **kind, default=[1, 2, 3, 5, 8, 11, "auto"])
-    parser.add_argument("--micro-batches", **kind, default=[1, 2, 4, 8, "auto"])
+    parser.add_argument("--interleaving-groups", **kind, default=[1, 2, 5, 11, "auto"])
+    parser.add_argument("--micro-batches", **kind, default=[1, 2, 4, "auto"])
     options = picasso.parsed(parser, QUICK)
     report = harness.Report("picasso_fig15", options)
     bench = picasso.Bench.of(options, "picasso-fig15")

@@ -56,7 +56,7 @@ def main() -> None:
     arms, reason = picasso.arms(options), bench.missing()
     if reason is None:
         cases = {
-            (model, arm): bench.case(bench.name(model, arm), workload(bench, model), arms[arm])
+            (model, arm): bench.case(f"{model}/{arm}", workload(bench, model), arms[arm])
             for model in options.models
             for arm in ARMS
         }
