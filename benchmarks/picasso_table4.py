@@ -106,7 +106,7 @@ def _kept(runs: Sequence[Found]) -> dict[str, str]:
 
 
 def _sampled(runs: Sequence[Found]) -> dict[str, str]:
-    found = [run["samples"] for run in runs]
+    found = [run["samples"] for run in runs if "samples" in run]
     row = {"samples": f"{sum(each['num'] for each in found):,}", "every ms": f"{found[0]['every_ms']:.1f}"}
     for what in ("cores", "links"):
         if what in found[0]:
