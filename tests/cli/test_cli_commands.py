@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -371,6 +372,37 @@ def test_tables_in_shared_memory_are_read_by_one_process(log_directory, capsys):
 def test_report_draws_each_run(log_directory, trained, capsys):
     assert run("report", trained, trained) == 0
     assert (trained / "report.html").is_file()
+
+
+def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
+    words = [
+        "--strategy",
+        "synchronous",
+        "--set",
+        "strategy.trainers=2",
+        "--out",
+        log_directory / "plan.json",
+    ]
+    asked = ["--set", "schedule.interleaving_groups=2", "--set", "schedule.excluded=['user']"]
+    assert run("plan", log_directory / "config.toml", *words) == 0
+    told = capsys.readouterr().err
+    assert re.search(
+        r"groups of tables: embedding-4-adam_first_order-1-ftrl \(3 tables, [\d,]+ numbers per step\)", told
+    )
+    assert "interleaving" not in told
+    assert run("plan", log_directory / "config.toml", *words, *asked) == 0
+    told = capsys.readouterr().err
+    assert re.search(
+        r"interleaving groups of [\d,]+, [\d,]+ numbers per step, as schedule.interleaving_groups says", told
+    )
+    assert "ahead of all others: embedding-4-adam_first_order-1-ftrl" in told
+    assert (
+        run("plan", log_directory / "config.toml", *words, *asked[:1], "schedule.interleaving_groups='auto'")
+        == 0
+    )
+    told = capsys.readouterr().err
+    assert "one: speeds between trainers are not measured yet" in told
+    assert "may change what is automatic here" in told
 
 
 def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):

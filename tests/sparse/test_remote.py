@@ -224,6 +224,22 @@ def test_errors_of_another_process_are_told():
         assert told["gauges"]["kept_samples"] == 2  # what was pulled, and not yet pushed
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_worker_that_prefetches_finds_keys_once_and_before_it_is_asked(prefetch):
+    batch = batch_of([1, 2, 1], [7, 7, 8])
+
+    def dedups(here):  # asked after what the worker does when nobody waits
+        frame = answer(here.loader.call(Verb.STATS, (1,)))
+        return [span[0] for span in from_text(frame.arrays[0])["spans"]].count("dedup")
+
+    with site(prefetch=prefetch) as here:
+        (trainer,) = here.trainers
+        kept = here.keep(batch)
+        assert [dedups(here) for _ in range(2)][-1] == prefetch
+        give(trainer.pull(kept), 1.0)
+        assert dedups(here) == 1
+
+
 def test_bytes_are_counted_once_each():
     batch = batch_of([1, 2, 1], [7, 7, 8])
     with site(num_servers=2) as here:

@@ -17,6 +17,8 @@ from girih.report.text import size
 from girih.runs.files import write_whole
 from girih.strategies import measures_of
 
+MOST_GROUPS = 6
+
 
 @cli.command()
 @config_options
@@ -53,15 +55,35 @@ def plan(
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)
-    if "speeds" in measures_of(settings.strategy) and "speeds" not in decided.measured:
+    if "speeds" in measures_of(settings.strategy, settings.schedule) and "speeds" not in decided.measured:
         click.echo(
             "link and processor speeds are measured when a run starts, and may change what is automatic here;"
             " girih train --plan holds this plan as it is",
             err=True,
         )
     return 0
+
+
+def _show_groups(decided: Plan) -> None:
+    volumes = decided.predicted.get("volumes", {})
+    shown = []
+    for group in decided.groups[:MOST_GROUPS]:
+        tables = "1 table" if len(group["tables"]) == 1 else f"{len(group['tables'])} tables"
+        shown.append(f"{group['name']} ({tables}, {volumes.get(group['name'], 0):,} numbers per step)")
+    more = f" and {len(decided.groups) - MOST_GROUPS} more" if len(decided.groups) > MOST_GROUPS else ""
+    click.echo(f"groups of tables: {', '.join(shown)}{more}", err=True)
+    interleaved = decided.predicted.get("interleaving")
+    if interleaved is not None:
+        sizes = ", ".join(f"{volume:,}" for volume in interleaved["volumes"])
+        click.echo(
+            f"interleaving groups of {sizes} numbers per step, {interleaved['why']}; see schedule.interleaving",
+            err=True,
+        )
+    if ahead := decided.schedule.get("excluded"):
+        click.echo(f"ahead of all others: {', '.join(ahead)}", err=True)
 
 
 def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> None:

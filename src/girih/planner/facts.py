@@ -84,6 +84,19 @@ class AccessProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Memory of a step's forward pass.
+
+    Attributes:
+        bytes_per_example: that the model keeps for its backward pass.
+        free_bytes: that a trainer could take when it began.
+    """
+
+    bytes_per_example: float
+    free_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
     """Tables of one row layout, which one operation may serve.
 
@@ -113,6 +126,7 @@ class Facts:
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
+        activations: measured on a few examples; None where they are not known.
         links: calibrated ones, to predict times with; no decision rests on them.
     """
 
@@ -128,4 +142,5 @@ class Facts:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
+    activations: Activations | None = None
     links: Links | None = None

@@ -12,6 +12,7 @@ from girih.config.schedule import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
+from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
 
@@ -61,7 +62,7 @@ class StrategyOptions(Options):
 
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
-    """Facts that are to be measured before a strategy plans: of "profile" and "speeds"; its attribute ``measures``.
+    """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "activations"; its attribute ``measures``.
 
     Args:
         schedule: adds those that it rests on.
@@ -75,6 +76,7 @@ def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
     """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
     wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
     wanted |= {"speeds"} if schedule.interleaving_groups == "auto" else set()
+    wanted |= {"profile", "speeds", "activations"} if schedule.micro_batches == "auto" else set()
     return frozenset(wanted)
 
 
@@ -92,7 +94,8 @@ def runs_alone(strategy: Strategy) -> bool:
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     """A plan with what every strategy says alike: groups, and what ``[schedule]`` says of them, added to ``schedule``.
 
-    Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them.
+    Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them; micro-batches
+    for those whose ``cuts_from`` has the layer that they begin at; prefetching for those whose ``prefetches`` is true.
 
     Raises:
         ConfigError: the model's own loss does not support this strategy, or the strategy what ``[schedule]`` asks for.
@@ -103,9 +106,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
             f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
         )
     asked = facts.schedule
-    for name in ("micro_batches",):
-        if getattr(asked, name) != getattr(ScheduleOptions(), name):
-            raise ConfigError(f"schedule: {name}: not supported by strategy {strategy.name!r} yet")
+    _refuse_cuts(strategy, facts)
     interleaves = getattr(strategy, "interleaves", False)
     if (asked.interleaving_groups != 1 or asked.excluded) and not interleaves:
         name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
@@ -116,7 +117,8 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {"profile": facts.profile, "speeds": facts.speeds}
+    measured = {"profile": facts.profile, "speeds": facts.speeds, "activations": facts.activations}
+    count, why = micro_batches(facts)
     hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
@@ -132,9 +134,49 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
     }
     plan = Plan(strategy=strategy.name, options=options, **(defaults | decided))
-    schedule = arranged.schedule() if interleaves else {}
+    schedule = {
+        "micro_batches": count,
+        "micro_batches_from": asked.micro_batches_from,
+        "prefetch": asked.prefetch and getattr(strategy, "prefetches", False),
+        **(arranged.schedule() if interleaves else {}),
+    }
     predicted = {} if facts.profile is None else arranged.predicted()
+    predicted |= {"micro_batches": {"why": why}} if why else {}
     return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
+
+
+def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:
+    """Refuses micro-batches that a strategy or a model cannot have."""
+    asked, layers = facts.schedule, getattr(strategy, "cuts_from", ())
+    if asked.micro_batches == 1:
+        return
+    if facts.model.loss_strategies is not None:
+        raise ConfigError(
+            f"schedule: micro_batches = {asked.micro_batches!r}: the loss of {facts.model.name} is of a whole batch, not a sum"
+            " over its examples; set micro_batches = 1"
+        )
+    if asked.micro_batches_from not in layers:
+        raise ConfigError(
+            f"schedule: micro_batches_from = {asked.micro_batches_from!r}: strategy {strategy.name!r} cuts batches from"
+            f" {' or '.join(map(repr, layers)) or 'no layer'} on; "
+            + (f"set it to {layers[0]!r}" if layers else "set micro_batches = 1")
+        )
+
+
+def steps_of(plan: Plan) -> dict[str, Any]:
+    """How a schedule lays a step out: the options of :func:`girih.training.schedules.in_step`."""
+    names = ("micro_batches", "prefetch")
+    return {name: plan.schedule[name] for name in names if name in plan.schedule}
+
+
+def ahead_of(plan: Plan) -> dict[str, Any]:
+    """What a sparse half with shards of its own does ahead: options of ``ShardedHalf``."""
+    laid_out = plan.schedule
+    cut = laid_out.get("micro_batches_from") == "embedding"
+    return {
+        "micro_batches": laid_out.get("micro_batches", 1) if cut else 1,
+        "ahead": laid_out.get("prefetch", False),
+    }
 
 
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class FakeSparse:
         initial: of a key and a width, the initial row.
 
     Attributes:
-        events: ("pull" | "push" | "refuse" | "give up" | "apply", number of the batch), in order.
+        events: ("prepare" | "pull" | "push" | "refuse" | "give up" | "apply", number of the batch), in order.
         open: numbers of batches that were pulled and are not yet applied or ended.
     """
 
@@ -179,8 +179,8 @@ class FakeSparse:
         self._under_way: deque[FakePending] = deque()
 
     def prepare(self, batch: Batch) -> Batch:
-        """Notes it."""
-        self.events.append(("prepare", len(batch.ids)))
+        """Notes it, as of the next batch to be pulled."""
+        self.events.append(("prepare", self._num_pulled))
         return batch
 
     def pull(self, batch: Batch, prepared: Batch | None = None) -> FakePulled:

@@ -14,11 +14,12 @@ from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
 from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Facts, GroupFacts
+from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone
+from girih.training.activations import measure_activations
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
@@ -62,6 +63,7 @@ def decide(
     ranks: TrainerGroup,
     sparse: SparseSpec,
     *,
+    dense: DenseSpec | None = None,
     train: Dataset | None = None,
     earlier: Plan | None = None,
     pinned: Plan | None = None,
@@ -69,6 +71,7 @@ def decide(
     """The plan of a run, on all trainers; called by all together.
 
     Args:
+        dense: the model, whose activations are measured where the plan rests on them.
         train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
         earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
         pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
@@ -84,6 +87,10 @@ def decide(
     if facts.schedule != ScheduleOptions() and not draft.asked:
         raise ConfigError(
             f"schedule: strategy {strategy.name!r} plans without it; have its plan made by base_plan, or drop [schedule]"
+        )
+    if facts.schedule.micro_batches != 1 and "micro_batches" not in draft.schedule:
+        raise ConfigError(
+            f"schedule: micro_batches: strategy {strategy.name!r} plans a schedule without them; set micro_batches = 1"
         )
     if pinned is not None:
         if not pinned.fits(draft):
@@ -103,7 +110,18 @@ def decide(
         found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
-    facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)
+    kept = None if earlier is None else earlier.measured.get("activations")
+    if kept is None and train is not None and dense is not None and "activations" in wanted:
+        sharing = max(1, facts.hosts.count(facts.hosts[0]))
+        kept = ranks.broadcast(
+            asdict(measure_activations(train, sparse, dense, sharing)) if ranks.first else None
+        )
+    facts = replace(
+        facts,
+        profile=None if profile is None else AccessProfile(**profile),
+        speeds=speeds,
+        activations=None if kept is None else Activations(**kept),
+    )
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
 
 

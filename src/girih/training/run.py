@@ -109,7 +109,14 @@ class TrainingRun:
             if sparse.store.is_tiered:
                 self._compile(ahead.on_disk())
             plan = decide(
-                self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
+                self.strategy,
+                self.facts,
+                self.ranks,
+                sparse,
+                dense=self.context.dense,
+                train=train,
+                earlier=earlier,
+                pinned=pinned,
             )
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())

@@ -143,15 +143,24 @@ class _Source(Generic[Token]):
     def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
         self._batches, self._sparse, self._spans = batches, sparse, spans
         self._prepared: tuple[Batch, Token, Any] | None = None
+        self._failed: Exception | None = None
         self._ended = False
 
     def prepare(self) -> None:
-        """Reads the next batch, and has it prepared; no-op where one is."""
-        if self._prepared is None and (item := self._next()):
-            self._prepared = (*item, self._sparse.prepare(item[0]))
+        """Reads the next batch, and has it prepared; no-op where one is. What fails in reading is raised when it is pulled."""
+        if self._prepared is not None or self._failed is not None:
+            return
+        try:
+            item = self._next()
+        except Exception as error:
+            self._failed = error
+        else:
+            self._prepared = item and (*item, self._sparse.prepare(item[0]))
 
     def pull(self) -> tuple[Batch, Token, Pulled] | None:
         """Starts to read the rows of the next batch; None after the last one."""
+        if self._failed is not None:
+            raise self._failed
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             item = self._next()

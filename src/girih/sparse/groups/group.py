@@ -65,6 +65,10 @@ class EmbeddingGroup(Protocol):
         """The unique keys of a batch, which depend on its ids alone."""
         ...
 
+    def fetch(self, found: GroupKeys) -> None:
+        """Begins to read what the next lookup will want of tiers below memory; changes no result."""
+        ...
+
     def lookup(
         self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
     ) -> tuple[GroupRead, Fill]:
@@ -107,6 +111,10 @@ class CpuGroup:
     def find(self, batch: Batch) -> GroupKeys:
         """See :class:`EmbeddingGroup`."""
         return self._keys.find(ids_of(batch, self.group))
+
+    def fetch(self, found: GroupKeys) -> None:
+        """See :class:`EmbeddingGroup`."""
+        self._keys.fetch(found)
 
     def lookup(
         self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None

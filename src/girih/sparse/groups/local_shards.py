@@ -121,18 +121,21 @@ class LocalShards:
         Raises:
             CheckpointError: a part is damaged, or its rows do not fit; no row was replaced.
         """
-        found: list[tuple[Store, list[SnapshotFile]]] = []
+        found: list[tuple[Store, list[SnapshotFile], set[str]]] = []
+        all_tables = {table.name for group in self.groups for table in group.spec.tables}
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
+            # a checkpoint may have been packed otherwise
+            elsewhere = {*self._elsewhere, *(all_tables - set(tables))}
             opened: dict[str, SnapshotFile] = {}
             for store in stores:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
-                found.append((store, [opened[name] for name in names]))
-                store.check(found[-1][1], elsewhere=self._elsewhere)
-        for store, files in found:
-            store.restore(files, elsewhere=self._elsewhere)
+                found.append((store, [opened[name] for name in names], elsewhere))
+                store.check(found[-1][1], elsewhere=elsewhere)
+        for store, files, elsewhere in found:
+            store.restore(files, elsewhere=elsewhere)
 
     def close(self) -> None:
         """Gives the memory back."""

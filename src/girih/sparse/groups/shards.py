@@ -279,6 +279,13 @@ class Shards:
         num_ids = of.sizes[0]
         return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
+    def fetch(self, found: GroupKeys) -> None:
+        """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
+        for store, mine in zip(self.stores, found.shards, strict=True):
+            begin = getattr(store, "fetch", None)  # what has no tiers has nothing to begin
+            if begin is not None:
+                begin(mine.keys, mine.tables)
+
     def apply(
         self,
         found: GroupKeys,

@@ -154,6 +154,11 @@ class CollectiveSparse(ShardedHalf[list[_Traffic], _Traffic]):
             found.append(_Traffic(group, own, request, reader.find_keys(request), route, columns))
         return found
 
+    def fetch(self, found: list[_Traffic]) -> None:
+        """See :class:`ShardedHalf`."""
+        for each in found:
+            self._readers[each.group].fetch(each.served)
+
     def read(
         self,
         batch: Batch,

@@ -122,6 +122,10 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         """Does what depends on a batch's ids alone; rows are to come in these micro-batches."""
 
     @abstractmethod
+    def fetch(self, found: Found) -> None:
+        """Begins to read what the next read will want of tiers below memory; changes no result."""
+
+    @abstractmethod
     def read(
         self, batch: Batch, step: int, parts: Sequence[slice], found: Found | None = None, *, train: bool
     ) -> Iterator[Arrival[Read]]:
@@ -143,7 +147,13 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def prepare(self, batch: Batch) -> Future[Found]:
         """See :class:`girih.sparse.half.SparseHalf`."""
-        return self._do(lambda: self.find(batch, self._parts_of(batch), train=True))
+
+        def find() -> Found:
+            found = self.find(batch, self._parts_of(batch), train=True)
+            self.fetch(found)
+            return found
+
+        return self._do(find)
 
     def pull(self, batch: Batch, prepared: Future[Found] | None = None) -> PulledHere[Found, Read]:
         """Reads a batch's rows for training."""

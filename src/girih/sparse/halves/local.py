@@ -47,6 +47,11 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
+    def fetch(self, found: list[GroupKeys]) -> None:
+        """See :class:`ShardedHalf`."""
+        for group, keys in zip(self.groups, found, strict=True):
+            group.fetch(keys)
+
     def read(
         self,
         batch: Batch,

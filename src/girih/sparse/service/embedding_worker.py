@@ -55,6 +55,7 @@ class EmbeddingWorker:
         shards_each: shards of one server.
         registry: where a server that came back is found.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
+        prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
     """
 
     spec: SparseSpec
@@ -66,6 +67,7 @@ class EmbeddingWorker:
     secret: bytes
     registry: Registry | None = None
     incarnation: int = 0
+    prefetch: bool = False
     name: str = RoleName.EMBEDDING_WORKER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -92,14 +94,17 @@ class _Work(Service):
         self._groups = role.spec.groups()
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
+        self._prefetch = role.prefetch
         self._numbers = count(1)
         self._stats = Stats()
 
     def _store_ids(self, request: Request) -> None:
         of_pass, trainer, share, _ = request.frame.fields
         number = next(self._numbers)
-        self._samples[number] = _Sample(self._batch(request), (of_pass, trainer, share))
+        self._samples[number] = sample = _Sample(self._batch(request), (of_pass, trainer, share))
         request.reply((number,))
+        if self._prefetch:
+            self.afterwards(lambda: self._find_keys(sample))
 
     def _batch(self, request: Request) -> Batch:
         with self._stats.spans("unpack"):
@@ -130,14 +135,19 @@ class _Work(Service):
 
     def _ask(self, request: Request, sample: _Sample, fields: tuple[int, ...]) -> None:
         """Asks all servers; their rows are pooled once all have come."""
-        with self._stats.spans("dedup"):
-            sample.asked = [router.ask(sample.batch) for router in self._routers]
+        self._find_keys(sample)
         parts = [
             [part for asked in sample.asked for part in asked.of_place(server)]
             for server in range(len(self._clients))
         ]
         self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
         self._call_all(Verb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
+
+    def _find_keys(self, sample: _Sample) -> None:
+        """Finds and routes the unique keys of a batch, unless that is done."""
+        if not sample.asked:
+            with self._stats.spans("dedup"):
+                sample.asked = [router.ask(sample.batch) for router in self._routers]
 
     def _pool_rows(self, request: Request, sample: _Sample, frames: list[Frame]) -> None:
         outputs: list[NDArray[Any]] = []
