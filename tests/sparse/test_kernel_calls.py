@@ -149,7 +149,8 @@ def test_a_group_takes_one_call_of_each_kernel_with_embedding_servers(called, pa
             for server in range(num_servers):
                 lengths, keys, counts = asked.of_place(server)
                 values.append(readers[server][group].read(keys, counts, lengths[None, :], 1, train=True)[1])
-            router.bags.pool(Rows.copied(*values), asked.keys, batch)
+            rows = Rows.received(values, [len(each) for each in values], router.group.spec.dim)
+            router.bags.pool(rows, asked.keys, batch)
 
     read()
     calls = called()
