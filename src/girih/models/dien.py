@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,6 +59,10 @@ class DIEN(Model):
         width = self.inputs.width + sum(dims.values())
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
         self._left_for_loss: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what a forward pass has left for a loss that never came, which no copy can have."""
+        return self.__dict__ | {"_left_for_loss": None}
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
