@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.data import Batch
-from girih.data.shares import cut, share_of
+from girih.data.shares import cut, micro_batches, share_of, slices_of
 from girih.models import bce_with_logits
 
 
@@ -108,3 +108,29 @@ def test_a_cut_is_of_neighbours():
     batch = batch_of(5, 2, [1, 0, 2, 1, 1, 3, 0, 0, 1, 2], weights=True, example_weights=True)
     assert examples(cut(batch, 1, 4)) == examples(batch)[1:4]
     assert examples(cut(batch, 2, 2)) == []
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 12), st.sampled_from([None, (1, 3), (2, 3)]))
+def test_micro_batches_are_a_cut_of_a_batch_and_weigh_what_it_does(batch, count, trainer):
+    own = batch if trainer is None else share_of(batch, *trainer)
+    found = micro_batches(own, count)
+    assert [part.num_examples for _, part in found] == [each.stop - each.start for each, _ in found]
+    assert [examples for examples, _ in found] == slices_of(own, count)
+    assert [b for examples, _ in found for b in range(own.num_examples)[examples]] == list(
+        range(own.num_examples)
+    )
+    if trainer is None:
+        assert len(found) == max(1, min(count, own.num_examples))
+    else:  # as many on all trainers, however many examples each has
+        assert len(found) == count
+    for name in ("numeric", "labels", "example_weights"):
+        whole = getattr(own, name)
+        if whole is not None:
+            joined = np.concatenate([getattr(part, name) for _, part in found])
+            np.testing.assert_array_equal(joined, whole)
+    if count > 1:
+        assert {part.share.num_examples for _, part in found} == {batch.num_examples}
+        weight = 1.0 if own.share is None else own.share.weight
+        nothing = own.num_examples == 0 or (own.example_weights is not None and not own.example_weights.any())
+        assert sum(part.share.weight for _, part in found) == pytest.approx(0.0 if nothing else weight)

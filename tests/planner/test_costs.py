@@ -67,18 +67,20 @@ BYTES, MESSAGES = links_of(0.0, 1.0), links_of(1.0, math.inf)  # a second a byte
 VOTES = 200  # bytes by which trainers agree, which traffic leaves out
 
 
-def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_group():
+def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_set_of_groups():
     sent = traffic.synchronous(4, keys=1000, numbers=17_000, parameters=600_000)
-    found = costs.synchronous_step(sent, 4, BYTES, num_groups=2)
+    found = costs.synchronous_step(sent, 4, BYTES, num_sets=2)
     for kind, seconds in found.items():
         assert seconds == pytest.approx(getattr(sent, kind), abs=VOTES)
-    # 2 AllToAlls of keys, one for each group's rows and gradients, a small AllReduce; 3 buckets of 1 MiB, and the vote
-    found = costs.synchronous_step(sent, 4, MESSAGES, num_groups=2)
+    # 2 AllToAlls of keys, one for each set's rows and gradients, a small AllReduce; 3 buckets of 1 MiB, and the vote
+    found = costs.synchronous_step(sent, 4, MESSAGES, num_sets=2)
     assert found == {"ids": 6, "embeddings": 6, "gradients": 6 + 6, "dense": 18 + 6}
+    found = costs.synchronous_step(sent, 4, MESSAGES, num_sets=2, micro_batches=3)
+    assert (found["embeddings"], found["gradients"]) == (18, 6 + 6)
     bare = traffic.synchronous(4, keys=1000, numbers=17_000, parameters=0)
-    assert costs.synchronous_step(bare, 4, MESSAGES, num_groups=2)["dense"] == 6  # the vote
+    assert costs.synchronous_step(bare, 4, MESSAGES, num_sets=2)["dense"] == 6  # the vote
     none = traffic.synchronous(1, keys=1000, numbers=17_000, parameters=600)
-    assert sum(costs.synchronous_step(none, 1, MESSAGES, num_groups=2).values()) == 0
+    assert sum(costs.synchronous_step(none, 1, MESSAGES, num_sets=2).values()) == 0
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -90,14 +90,15 @@ class Alone:
 class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""
 
-    def __init__(self, stack, spec, num_servers=1, together=1, num_trainers=1, **packets):
+    def __init__(self, stack, spec, num_servers=1, together=1, num_trainers=1, prefetch=False, **packets):
         self.spec, self.packets = spec, Codec.of(spec.schema, spec.needs, **packets)
         self.servers = tuple(
             stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
             for i in range(num_servers)
         )
+        shards = spec.store.num_shards([])
         worker = EmbeddingWorker(
-            spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET
+            spec, self.packets, 0, self.servers, shards, "shm://", SECRET, prefetch=prefetch
         )
         self.worker = stack.enter_context(running(worker))
         self.loader = connect(self.worker, secret=SECRET)

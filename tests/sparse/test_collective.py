@@ -9,6 +9,7 @@ import pytest
 import girih
 from companions import together
 from girih.comm.codecs.value_codec import grow, shrink
+from girih.data.batch import Share
 from girih.kernels.cpu import ahead
 from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.halves.collective import CollectiveSparse
@@ -122,6 +123,56 @@ def test_keys_and_rows_of_each_trainer_are_counted(told):
     ]
 
 
+def messages_of_a_step(ranks):
+    """What a step sends, laid out in several ways: how often all exchange something, and bytes by kind."""
+    found = {}
+    groups = [group.spec.name for group in cases.spec().groups()]
+    for name, options in (
+        ("plain", {}),
+        ("ahead", {"ahead": True}),
+        ("in turn", {"interleaving": [[group] for group in groups]}),
+        ("cut", {"micro_batches": 3}),
+        ("all", {"ahead": True, "micro_batches": 3, "interleaving": [[group] for group in groups]}),
+    ):
+        stats, counted = Stats(), []
+        half = CollectiveSparse(cases.spec(shards=2), ranks, stats, **options)
+        between = half.exchange._ranks
+        between.exchange = counting(between.exchange, counted)
+        batch = replace(cases.batches()[ranks.rank], share=Share(num_examples=8, weight=0.5))
+        pulled = half.pull(batch, half.prepare(batch))
+        cases.give(pulled.wait(), cases.coefficients(batch, 1), batch)
+        pulled.push(1, 1.0)
+        found[name] = [len(counted), stats.wire_bytes()]
+        del between.exchange
+        half.close()
+    return [len(groups), found]
+
+
+def counting(exchange, counted):
+    def counted_exchange(*arguments):
+        counted.append(1)
+        return exchange(*arguments)
+
+    return counted_exchange
+
+
+def test_messages_are_few_and_bytes_do_not_grow_with_micro_batches():
+    for num_groups, found in together(messages_of_a_step):
+        assert num_groups == 2
+        # counts, keys, rows and gradients; one for each interleaving group, and rows for each micro-batch
+        assert [found[name][0] for name in ("plain", "ahead", "in turn", "cut", "all")] == [4, 4, 6, 6, 10]
+        plain, lengths = (
+            found["plain"][1],
+            8 * 2 * 2,
+        )  # of two more micro-batches, how many keys each of two tables has
+        for name in ("ahead", "in turn", "cut", "all"):
+            own = found[name][1]
+            assert {kind: own[kind] for kind in ("embeddings", "gradients")} == {
+                kind: plain[kind] for kind in ("embeddings", "gradients")
+            }
+            assert own["ids"] == plain["ids"] + (lengths if name in ("cut", "all") else 0)
+
+
 def wait_for_one(ranks):
     """Seconds in the exchanges of a step in which rank 0 reads its rows late."""
     stats = Stats()
@@ -129,7 +180,7 @@ def wait_for_one(ranks):
     half.pull(cases.batches()[1]).wait()  # loads kernels
     stats.counters.clear()
     for reader in half._readers[: 1 - ranks.rank]:
-        reader.read = late(reader.read)
+        reader.look_up = late(reader.look_up)
     ranks.barrier()
     half.pull(cases.batches()[0]).wait()
     return stats.counters[EXCHANGE_NS] / 1e9

@@ -1,4 +1,9 @@
+import re
+
+import pytest
+
 import girih
+from girih.errors import ConfigError
 from girih.sparse.groups.pack import pack
 
 
@@ -64,3 +69,40 @@ def test_first_order_takes_its_own_optimizer_unless_the_table_has_one():
     )
     groups = pack(schema, needs(schema, "embedding", "first_order"), girih.optim.Adam(), girih.optim.FTRL())
     assert [[s.optimizer.name for s in g.spec.segments] for g in groups] == [["adam", "ftrl"], ["sgd", "sgd"]]
+
+
+LAYOUTS = girih.Schema(
+    [girih.Categorical(name=name, dim=8 if name == "d" else 4) for name in "abcd"],
+    "y",
+    [girih.Table(name="c", optimizer=girih.optim.Adagrad(lr=0.5))],
+)
+
+
+def packed_as(partition):
+    return pack(LAYOUTS, needs(LAYOUTS, "embedding"), girih.optim.Adagrad(), partition=partition)
+
+
+def test_a_partition_is_followed_in_its_order():
+    groups = packed_as({"last": ("d",), "two": ("b", "a"), "own": ("c",)})
+    assert [g.spec.name for g in groups] == ["last", "two", "own"]
+    assert [[t.name for t in g.spec.tables] for g in groups] == [["d"], ["b", "a"], ["c"]]
+    two = groups[1]
+    assert two.features.tolist() == [1, 0]
+    assert two.tables.tolist() == [0, 1]
+    assert two.outputs[0].names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("partition", "told"),
+    [
+        ({"x": "ab", "y": "c"}, "table 'd' is in 0 groups, expected one"),
+        ({"x": "ab", "y": "cb", "z": "d"}, "table 'b' is in 2 groups"),
+        ({"x": "ab", "y": "c", "z": "de"}, "reads no table 'e'; valid: a, b, c, d"),
+        ({"x": "ac", "y": "b", "z": "d"}, "tables 'a' and 'c' of group 'x' differ in dim, optimizer"),
+        ({"x": "ab", "y": "c", "z": "d", "nil": ""}, "group 'nil' has no table"),
+        ({"x": "ab", "../y": "c", "z": "d"}, "expected a name of letters"),
+    ],
+)
+def test_what_is_no_packing_of_the_tables_is_refused(partition, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        packed_as(partition)

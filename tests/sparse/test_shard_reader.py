@@ -83,7 +83,7 @@ def test_several_askers_get_their_rows_and_their_gradients_are_summed(num_askers
     served, values = owner.read(keys, counts, lengths, 1, train=True)
     values = values.copy()
     gradients = rng.normal(size=values.shape).astype(np.float32)
-    totals, bad = owner.sum_gradients(served, gradients)
+    totals, bad = owner.sum_gradients(served, [gradients])
     assert bad is None
     assert owner.apply(served, totals, 1, 1.0) == 0
     _, after = owner.read(keys, counts, lengths, 2, train=False)
@@ -94,13 +94,13 @@ def test_several_askers_get_their_rows_and_their_gradients_are_summed(num_askers
         np.testing.assert_array_equal(values[k], values[same[0]])
         np.testing.assert_allclose(values[k] - after[k], gradients[same].sum(axis=0), atol=1e-5)
     joined = owner.join(keys, lengths)
-    again, _ = owner.sum_gradients(joined, gradients)
+    again, _ = owner.sum_gradients(joined, [gradients])
     owner.apply(joined, again, 2, -1.0)  # back
     _, back = owner.read(keys, counts, lengths, 3, train=False)
     np.testing.assert_allclose(back, values, atol=1e-5)
     if len(keys):
         gradients[-1, 0] = np.inf
-        assert owner.sum_gradients(served, gradients)[1] == ("user", "item")[tables[-1]]
+        assert owner.sum_gradients(served, [gradients])[1] == ("user", "item")[tables[-1]]
     holding.close()
 
 
@@ -131,7 +131,7 @@ def test_shards_of_n_places_load_on_m(tmp_path, before, after):
         for step in (1, 2):
             served, _ = owner.read(own_keys, own_counts, own_lengths, step, train=True)
             totals, _ = owner.sum_gradients(
-                served, np.sin(own_keys / 1e18)[:, None].repeat(4, 1).astype(np.float32)
+                served, [np.sin(own_keys / 1e18)[:, None].repeat(4, 1).astype(np.float32)]
             )
             owner.apply(served, totals, step, 1.0)
         _, values[own] = owner.read(own_keys, own_counts, own_lengths, 3, train=False)

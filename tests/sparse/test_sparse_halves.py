@@ -61,9 +61,19 @@ class TestLocalOnThreads(SparseHalfSuite):
         return LocalSparse(cases.spec(shards=3))
 
 
+class TestLocalAhead(SparseHalfSuite):
+    def make(self):
+        return LocalSparse(cases.spec(shards=2), micro_batches=3, ahead=True)
+
+
 class TestCollectiveOfOne(SparseHalfSuite):
     def make(self):
         return CollectiveSparse(cases.spec(), Alone())
+
+
+class TestCollectiveOfOneAhead(SparseHalfSuite):
+    def make(self):
+        return CollectiveSparse(cases.spec(), Alone(), micro_batches=2, ahead=True)
 
 
 class TestFeatureParallel(SparseHalfSuite):
@@ -113,8 +123,27 @@ class OfTwo(SparseHalfSuite):
         return PartReader(storage, told)
 
 
-def two_trainers(ranks):
-    suite, passed = OfTwo(ranks), []
+class OfTwoInterleaved(OfTwo):
+    """The same with all that is done ahead, and groups in turn."""
+
+    def make(self):
+        names = [group.spec.name for group in cases.spec().groups()]
+        return CollectiveSparse(
+            cases.spec(shards=2),
+            self.ranks,
+            micro_batches=2,
+            ahead=True,
+            interleaving=[[name] for name in names[1:]],
+            excluded=names[:1],
+        )
+
+
+def two_trainers_interleaved(ranks):
+    return two_trainers(ranks, OfTwoInterleaved)
+
+
+def two_trainers(ranks, kind=OfTwo):
+    suite, passed = kind(ranks), []
     for name in sorted(name for name in dir(suite) if name.startswith("test_")):
         test = getattr(suite, name)
         if "tmp_path" in inspect.signature(test).parameters:
@@ -127,7 +156,8 @@ def two_trainers(ranks):
     return passed
 
 
-def test_two_trainers_pass_the_suite_together():
-    one, other = together(two_trainers)
+@pytest.mark.parametrize("play", [two_trainers, two_trainers_interleaved])
+def test_two_trainers_pass_the_suite_together(play):
+    one, other = together(play)
     assert one == other
     assert len(one) >= 10

@@ -15,6 +15,7 @@ from girih.testing.twins import shard_of_key
 from reference import dedup, pool
 
 SIZE, COLUMNS = 5, 5
+NO_AMOUNTS = sealed(np.empty(0, np.int32))
 
 
 @st.composite
@@ -45,7 +46,7 @@ def deduped(batch, shard, num_shards, scratch, base, inverse, first_key=0):
     ends = np.zeros(dedup_kernels.NUM_PARTS, np.int64)
     found = dedup_kernels.dedup(
         ids, offsets, SIZE, features, tables, shard, num_shards, scratch, base, np.zeros(room, np.uint64),
-        first_key, own, ends, inverse, keys, key_tables, counts, key_ends,
+        first_key, own, ends, NO_AMOUNTS, inverse, keys, key_tables, counts, key_ends,
     )  # fmt: skip
     pairs = list(zip(key_tables[:found].tolist(), keys[:found].tolist(), strict=True))
     return pairs, counts[:found], key_ends
@@ -92,7 +93,7 @@ def test_a_table_with_many_ids_is_parted_by_hash(num_ids, num_shards):
         found = dedup_kernels.dedup(
             sealed(ids), sealed(offsets), 1, features, tables, shard, num_shards, scratch, base,
             np.zeros(2 * num_ids, np.uint64), first, np.zeros(2 * num_ids, np.int32),
-            np.zeros(dedup_kernels.NUM_PARTS, np.int64), inverse, keys, key_tables, counts, key_ends,
+            np.zeros(dedup_kernels.NUM_PARTS, np.int64), NO_AMOUNTS, inverse, keys, key_tables, counts, key_ends,
         )  # fmt: skip
         base += found
         mine = (inverse >= first) & (inverse < first + found)
@@ -112,6 +113,18 @@ def singles(batch):
     if not len(weights):
         pool_kernels.find_singles(offsets, SIZE, features, firsts)
     return firsts[features]
+
+
+def stitch(rows, first_column, inverse, batch, modes, begin, end, out, tail=None):
+    """One output of all features, and one of the columns that follow, by the kernel."""
+    _, offsets, features, _, weights = batch
+    num_tail = 0 if tail is None else tail.shape[1]
+    passes = np.array([[0, len(features), first_column, out.shape[1], num_tail, 0]], np.int64)
+    targets = np.array([[out.ctypes.data, tail.ctypes.data if num_tail else 0]], np.int64)
+    pool_kernels.stitch(
+        addresses_in(rows), inverse, offsets, weights, SIZE, passes, features, modes, targets,
+        np.empty(len(features), np.int64), begin, end,
+    )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,21 +150,11 @@ def test_bags_of_one_id_give_the_same_bits_either_way(batch, random):
     both = []
     for firsts in (singles(batch), np.full(num_features, -1, np.int64)):
         out, back = np.empty_like(gradient), np.zeros((found, dim), np.float32)
-        pool_kernels.pool(
-            addresses_in(rows),
-            0,
-            inverse,
-            offsets,
-            weights,
-            SIZE,
-            features,
-            firsts,
-            modes,
-            0,
-            SIZE,
-            out,
-            nothing,
-        )
+        examples = (
+            [(0, SIZE)] if not both else [(b, b + 1) for b in range(SIZE)]
+        )  # each with bags of one id of its own
+        for begin, end in examples:
+            stitch(rows, 0, inverse, batch, modes, begin, end, out)
         gradient_kernels.scatter(
             sealed(gradient), sealed(nothing), 0, inverse, offsets, weights, SIZE, features, firsts,
             np.arange(num_features), modes, num_features, 0, found, back,
@@ -180,9 +183,7 @@ def test_there_and_back(batch, random):
     flat = out.reshape(-1, dim), tail.reshape(-1, num_tail) if num_tail else np.empty((0, 0), np.float32)
     firsts = singles(batch)
     for begin, end in ((0, 2), (2, SIZE)):
-        pool_kernels.pool(
-            addresses_in(rows), 1, inverse, offsets, weights, SIZE, features, firsts, modes, begin, end, *flat
-        )
+        stitch(rows, 1, inverse, batch, modes, begin, end, *flat)
     both = np.concatenate([out, tail], axis=2)
     expected = pool(rows, 1, inverse, offsets, weights, SIZE, features, modes, dim + num_tail)
     np.testing.assert_allclose(both, expected, atol=1e-5)
@@ -208,6 +209,13 @@ def test_there_and_back(batch, random):
     whole = np.empty((end - start, dim), np.float32)
     pool_kernels.spread(addresses_in(rows), 2, inverse, start, whole)
     np.testing.assert_array_equal(whole, rows[inverse[start:end], 2 : 2 + dim])
+    stitched, pass_ = np.full_like(whole, np.nan), np.array([[0, 1, 2, dim, 0, 1]], np.int64)
+    for begin, stop in ((0, 2), (2, SIZE)):
+        pool_kernels.stitch(
+            addresses_in(rows), inverse, offsets, weights, SIZE, pass_, features, modes,
+            np.array([[stitched.ctypes.data, 0]], np.int64), np.empty(1, np.int64), begin, stop,
+        )  # fmt: skip
+    np.testing.assert_array_equal(stitched, whole)
     total = rng.normal(size=(found, columns)).astype(np.float32)
     expected = total.astype(float)
     np.add.at(expected[:, 2 : 2 + dim], inverse[start:end], whole.astype(float))
@@ -286,13 +294,17 @@ def test_rows_sixteen_floats_at_a_time(dim):
     expected[0, :dim] += np.float32(0.3) * source[1, :dim]
     numbers = np.array([9, 2, 0, 2, 9], np.int32)
     total = source[[2, 0], 1 : 1 + dim].sum(0) + source[2, 1 : 1 + dim]
-    vector.sum_from(target, 2, addresses_in(source), 4, numbers, 1, 4, dim, np.float32(0.7))
+    vector.sum_from(addresses_in(target)[2], addresses_in(source), 4, numbers, 1, 4, dim, np.float32(0.7))
     expected[2, :dim] = np.float32(0.7) * total
     np.testing.assert_array_equal(target, expected)
     vector.sum_rows(target, 0, 5, np.ascontiguousarray(source[:, 1 : 1 + dim]), numbers, 1, 4, dim)
     expected[0, 5 : 5 + dim] = total
-    vector.copy_from(target, 3, 1, addresses_in(source)[1] + 8, dim)
+    vector.copy_from(addresses_in(target)[3] + 4, addresses_in(source)[1] + 8, dim)
     expected[3, 1 : 1 + dim] = source[1, 2 : 2 + dim]
-    vector.add_from(target, 1, 0, addresses_in(source)[2], dim, np.float32(0.3))
-    expected[1, :dim] += np.float32(0.3) * source[2, :dim]
+    weights = np.array([9, 0.5, -1.5, 2, 9], np.float32)
+    vector.weigh_from(
+        addresses_in(target)[1] + 12, addresses_in(source), 0, numbers, 1, 4, dim, weights, np.float32(0.3)
+    )
+    total = weights[1] * source[2, :dim] + weights[2] * source[0, :dim] + weights[3] * source[2, :dim]
+    expected[1, 3 : 3 + dim] = np.float32(0.3) * total
     np.testing.assert_array_equal(target, expected)

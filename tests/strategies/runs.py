@@ -37,7 +37,7 @@ def latest(run):
 
 
 def columns_of(checkpoint):
-    """(group, table, column) → ids[n] in order, and their rows' values[n, width]; each optimizer state is a column."""
+    """(table, column) → ids[n] in order, and their rows' values[n, width]; each optimizer state is a column."""
     parts = {}
     for file in sorted(checkpoint.glob("tables/*/*.safetensors")):
         snapshot = read_snapshot(file)
@@ -47,8 +47,7 @@ def columns_of(checkpoint):
             for column in snapshot._columns:
                 if column.name.split(".")[0] in ("embedding", "first_order"):
                     values = snapshot.column(column.name)[own].reshape(own.sum(), -1)
-                    name = file.parent.name, table["name"], column.name
-                    parts.setdefault(name, []).append((ids[own], values))
+                    parts.setdefault((table["name"], column.name), []).append((ids[own], values))
     columns = {}
     for name, of_shards in parts.items():
         ids, values = (np.concatenate(each) for each in zip(*of_shards, strict=True))

@@ -105,7 +105,7 @@ def test_a_push_that_is_refused_refuses_the_step():
     sparse, dense = FakeSparse(cases.spec()), FakeDense()
     original = dense.compute
 
-    def compute(batch, embeddings, onto=None):
+    def compute(batch, embeddings, onto=None, *, last=True):
         computed = original(batch, embeddings, onto)
         embeddings.blocks[0].values.grad[0] = float("inf")
         return computed
@@ -136,7 +136,7 @@ def test_closed_early_it_lets_go_of_what_was_pulled_ahead(staleness):
 def test_what_a_half_raises_ends_the_steps_and_lets_go_of_the_rest():
     sparse, dense = FakeSparse(cases.spec(), at_once=False), FakeDense()
 
-    def fail(batch, embeddings, onto=None):
+    def fail(batch, embeddings, onto=None, *, last=True):
         raise RuntimeError("of the model")
 
     dense.compute = fail
@@ -144,6 +144,63 @@ def test_what_a_half_raises_ends_the_steps_and_lets_go_of_the_rest():
         list(steps_of(Pipelined(2), batches(9), sparse, dense))
     assert of(sparse.events, "give up") == [0, 1, 2]
     sparse.sync()
+    assert sparse.open == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_micro_batches_learn_what_whole_batches_do(count):
+    whole, cut = ((FakeSparse(cases.spec()), FakeDense()) for _ in range(2))
+    one = list(steps_of(in_step(), batches(5), *whole))
+    other = list(steps_of(in_step(count), batches(5), *cut))
+    assert cut[0].events == whole[0].events
+    assert cut[1].num_batches == 5 * min(count, 2)  # of which none is empty
+    assert [step.num_examples for step in other] == [2] * 5
+    np.testing.assert_allclose([s.loss for s in other], [s.loss for s in one], rtol=1e-6)
+    assert cut[1].parameters == pytest.approx(whole[1].parameters, rel=1e-6)
+    assert cut[0].rows.keys() == whole[0].rows.keys()
+    for key, values in whole[0].rows.items():
+        np.testing.assert_allclose(cut[0].rows[key], values, rtol=1e-5, atol=1e-7)
+
+
+def test_one_refused_micro_batch_refuses_the_step():
+    sparse, dense = FakeSparse(cases.spec()), FakeDense()
+    dense.losses = [0.5, float("nan"), 0.5, 0.5]
+    steps = list(steps_of(in_step(2), batches(2), sparse, dense))
+    assert [step.refused is not None for step in steps] == [True, False]
+    assert of(sparse.events, "refuse") == [0]
+
+
+def test_the_next_batch_is_prepared_before_this_one_is_pushed():
+    sparse = FakeSparse(cases.spec())
+    read = []
+    source = (read.append(item[1]) or item for item in batches(3))
+    steps = steps_of(in_step(prefetch=True), source, sparse, FakeDense())
+    assert next(steps).token == 0
+    assert read == [0, 1]
+    assert sparse.events[:4] == [("pull", 0), ("prepare", 1), ("push", 0), ("apply", 0)]
+    assert [step.token for step in steps] == [1, 2]
+    assert of(sparse.events, "prepare") == [1, 2]
+    assert of(sparse.events, "push") == [0, 1, 2]
+
+
+def test_what_fails_in_reading_ahead_is_raised_after_the_step_before_it():
+    def failing():
+        yield from batches(2)
+        raise OSError("of the disk")
+
+    done = []
+    steps = steps_of(in_step(prefetch=True), failing(), FakeSparse(cases.spec()), FakeDense())
+    with pytest.raises(OSError, match="of the disk"):
+        done.extend(step.token for step in steps)
+    assert done == [0, 1]
+
+
+def test_closed_early_a_prepared_batch_was_not_pulled():
+    sparse = FakeSparse(cases.spec())
+    steps = steps_of(in_step(prefetch=True), batches(9), sparse, FakeDense())
+    assert [step.token for step in itertools.islice(steps, 2)] == [0, 1]
+    steps.close()
+    assert of(sparse.events, "pull") == [0, 1]
     assert sparse.open == []
 
 

@@ -12,6 +12,7 @@ from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.cli.words import PATH
 from girih.config.file import RunConfig
+from girih.config.schedule import ScheduleOptions
 from girih.data.options import Split
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runs.directory import read_summary
@@ -51,9 +52,10 @@ def open_config(run: Path) -> RunConfig:
     if not (run / "config.toml").is_file():
         raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
     settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
+    settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
     if settings.store.arena == "shared":  # as embedding servers had it
         settings = replace(settings, store=replace(settings.store, arena="heap"))
-    return settings
+    return replace(settings, store=settings.store.within(run))
 
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:

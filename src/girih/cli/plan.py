@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
-from girih.report.text import size
+from girih.report.text import count, size
 from girih.runs.files import write_whole
+from girih.store.accounting import tiered_row_bytes
+from girih.store.rows.record import row_layout
 from girih.strategies import measures_of
+
+MOST_GROUPS = 6
 
 
 @cli.command()
@@ -49,19 +54,60 @@ def plan(
         write_whole(out, text + "\n")
     roles = ", ".join(f"{count} × {role}" for role, count in decided.roles.items())
     click.echo(f"{decided.strategy}: {roles}", err=True)
+    for line in tier_lines(settings, decided):
+        click.echo(line, err=True)
     sent = decided.predicted.get("bytes", {})
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)
-    if "speeds" in measures_of(settings.strategy) and "speeds" not in decided.measured:
+    if "speeds" in measures_of(settings.strategy, settings.schedule) and "speeds" not in decided.measured:
         click.echo(
             "link and processor speeds are measured when a run starts, and may change what is automatic here;"
             " girih train --plan holds this plan as it is",
             err=True,
         )
     return 0
+
+
+def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
+    """What tiers take, a line for each group; none where there is one tier."""
+    store = settings.store
+    if not store.is_tiered:
+        return []
+    groups = settings.sparse().following(decided).groups()
+    num_tables = sum(len(group.spec.tables) for group in groups)
+    lines = [f"tiers: {' above '.join(store.tiers)}, in {store.ssd_dir or 'tiers/ of the run directory'}"]
+    for group in groups:
+        of_row = row_layout(group.spec, 0, 1)
+        hot = math.ceil((store.hot_rows or 0) * len(group.spec.tables) / num_tables)
+        each, meta = 4 * of_row.num_words, sum(tiered_row_bytes(of_row.description).values())
+        lines.append(
+            f"  {group.spec.name}: {count(hot)} hot rows of {each} bytes, {size(hot * each)} of memory;"
+            f" {meta} bytes for each row, hot or not, and its index"
+        )
+    return lines
+
+
+def _show_groups(decided: Plan) -> None:
+    volumes = decided.predicted.get("volumes", {})
+    shown = []
+    for group in decided.groups[:MOST_GROUPS]:
+        tables = "1 table" if len(group["tables"]) == 1 else f"{len(group['tables'])} tables"
+        shown.append(f"{group['name']} ({tables}, {volumes.get(group['name'], 0):,} numbers per step)")
+    more = f" and {len(decided.groups) - MOST_GROUPS} more" if len(decided.groups) > MOST_GROUPS else ""
+    click.echo(f"groups of tables: {', '.join(shown)}{more}", err=True)
+    interleaved = decided.predicted.get("interleaving")
+    if interleaved is not None:
+        sizes = ", ".join(f"{volume:,}" for volume in interleaved["volumes"])
+        click.echo(
+            f"interleaving groups of {sizes} numbers per step, {interleaved['why']}; see schedule.interleaving",
+            err=True,
+        )
+    if ahead := decided.schedule.get("excluded"):
+        click.echo(f"ahead of all others: {', '.join(ahead)}", err=True)
 
 
 def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""A batch cut into the shares of several trainers.
+"""A batch cut into the shares of several trainers, and a share into micro-batches.
 
 Shapes: B examples, F features, R trainers.
 """
@@ -27,6 +27,35 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
         return replace(batch, share=Share(num_examples=size, weight=1.0))
     part = cut(batch, first, behind)
     return replace(part, share=Share(num_examples=size, weight=_weight(part, batch)))
+
+
+def slices_of(batch: Batch, count: int) -> list[slice]:
+    """The examples of so many micro-batches: neighbours, as many in each, or one more or less.
+
+    None is empty, unless the batch is, or is a part of a step's: there all trainers have as many micro-batches.
+    """
+    size = batch.num_examples
+    if batch.share is None:
+        count = max(1, min(count, size))
+    return [slice(part * size // count, (part + 1) * size // count) for part in range(count)]
+
+
+def micro_batches(batch: Batch, count: int) -> list[tuple[slice, Batch]]:
+    """A batch cut into micro-batches as a dense half takes them: their examples, and these without ids.
+
+    The weight of each one's mean loss is its part in the step's, so that their losses and gradients add up to the
+    batch's (PICASSO §III-C, D-interleaving).
+    """
+    if count == 1:
+        return [(slice(0, batch.num_examples), batch)]
+    bare = replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None, kept=None)
+    whole = batch.share or Share(num_examples=batch.num_examples, weight=1.0)
+    found = []
+    for examples in slices_of(batch, count):
+        part = cut(bare, examples.start, examples.stop)
+        share = replace(whole, weight=whole.weight * _weight(part, batch))
+        found.append((examples, replace(part, share=share)))
+    return found
 
 
 def cut(batch: Batch, first: int, behind: int) -> Batch:

@@ -73,11 +73,15 @@ class KnownAtOnce:
 class DenseHalf(SavedParameters, Protocol):
     """Owns the parameters."""
 
-    def compute(self, batch: Batch, embeddings: Embeddings, onto: Any = None) -> Computed:
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: Any = None, *, last: bool = True
+    ) -> Computed:
         """Forward, loss, backward; the embeddings collect their gradients.
 
         Args:
-            onto: what an earlier micro-batch of the same batch returned: gradients and loss are added to it.
+            onto: what the micro-batch of the same batch before this one returned: gradients and loss are added to it.
+            last: whether no other micro-batch of the batch follows. What the trainers tell each other of a step, they tell
+                with the last, once; what an earlier one returns is good for ``onto`` and ``discard`` alone.
         """
         ...
 

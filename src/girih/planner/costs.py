@@ -107,19 +107,19 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
 
 
 def synchronous_step(
-    sent: Traffic, num_trainers: int, links: Links, *, num_groups: int
+    sent: Traffic, num_trainers: int, links: Links, *, num_sets: int = 1, micro_batches: int = 1
 ) -> Mapping[str, float]:
     """Seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
 
-    An AllToAll each for numbers of keys, for keys, and for each group's rows and gradients; a small AllReduce each
-    before gradients are applied, and for the vote.
+    An AllToAll each for numbers of keys, for keys, for the rows of each set of groups that travel together in each
+    micro-batch, and for the gradients of each set; a small AllReduce each before gradients are applied, and for the vote.
     """
     others, rows = num_trainers - 1, links[ALL_TO_ALL]
     agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
     return {
         "ids": _messages_s(2 * others, sent.ids, rows),
-        "embeddings": _messages_s(num_groups * others, sent.embeddings, rows),
-        "gradients": _messages_s(num_groups * others, sent.gradients, rows) + agreed,
+        "embeddings": _messages_s(num_sets * micro_batches * others, sent.embeddings, rows),
+        "gradients": _messages_s(num_sets * others, sent.gradients, rows) + agreed,
         "dense": _replica_s(sent.dense, num_trainers, links),
     }
 

@@ -59,13 +59,14 @@ class AccessProfile:
     Attributes:
         rows: table → unique keys of a whole batch. rows_of_share: those of one trainer's share of it.
         widths: table → numbers per row, first-order weights included.
-        ids: ids of a whole batch.
+        ids: ids of a whole batch. ids_of_tables: table → those that are its own.
     """
 
     rows: Mapping[str, float]
     rows_of_share: Mapping[str, float]
     widths: Mapping[str, int]
     ids: float = 0.0
+    ids_of_tables: Mapping[str, float] = field(default_factory=dict)
 
     def loads(self) -> dict[str, float]:
         """Table → rows touched per step × numbers per row: what it costs its owner."""
@@ -83,8 +84,21 @@ class AccessProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Memory of a step's forward pass.
+
+    Attributes:
+        bytes_per_example: that the model keeps for its backward pass.
+        free_bytes: that a trainer could take when it began.
+    """
+
+    bytes_per_example: float
+    free_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """Tables that one operation serves.
+    """Tables of one row layout, which one operation may serve.
 
     Attributes:
         dim: numbers per row, first-order weights included.
@@ -107,10 +121,12 @@ class Facts:
         hosts: where each trainer listens, by rank, the same for those of one host; empty where that is not known.
         batch_size: examples per step over all trainers; None where no training data is known yet.
         device: device of the dense half.
+        groups: tables by row layout, before a plan packs them.
         schedule: how a step is to be packed and laid out in time.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
+        activations: measured on a few examples; None where they are not known.
         links: calibrated ones, to predict times with; no decision rests on them.
     """
 
@@ -126,4 +142,5 @@ class Facts:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
+    activations: Activations | None = None
     links: Links | None = None

@@ -22,6 +22,7 @@ class Plan:
         hosts: role, or role and index → host, where it is not the machine at hand.
         placement: feature → trainer that owns it, where features are spread.
         groups: embedding groups: ``name``, ``tables``, ``dim`` and ``device``.
+        asked: ``[schedule]``, as it was given: what groups and schedule carry out.
         schedule, feed: how halves are joined, and how examples come, by ``name`` with options.
         wire: how what travels is encoded.
         seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
@@ -35,6 +36,7 @@ class Plan:
     hosts: Mapping[str, str] = field(default_factory=dict)
     placement: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[Mapping[str, Any], ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
     feed: Mapping[str, Any] = field(default_factory=dict)
     wire: Mapping[str, Any] = field(default_factory=dict)
@@ -78,8 +80,8 @@ class Plan:
         """Refuses a plan that was edited into one that nothing can be built from.
 
         Raises:
-            ConfigError: a section has other keys than ``other``'s, a feature's owner is no trainer, or hosts are not those of all
-                trainers.
+            ConfigError: a section has other keys than ``other``'s, a group has, or has no turn among the interleaving groups; a
+                feature's owner is no trainer, or hosts are not those of all trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             found, expected = (sorted(getattr(plan, section)) for plan in (self, other))
@@ -87,6 +89,12 @@ class Plan:
                 raise ConfigError(
                     f"plan: {section} has {found}, expected {expected}; plan again with girih plan"
                 )
+        try:
+            self._check_groups(other)
+        except TypeError:
+            raise ConfigError(
+                "plan: groups, or their names in schedule, are not written as girih plan writes them; plan again"
+            ) from None
         trainers = other.roles.get("trainer", 1)
         for feature, owner in self.placement.items():
             if not 0 <= owner < trainers:
@@ -102,12 +110,37 @@ class Plan:
             )
 
     def fits(self, other: Plan) -> bool:
-        """Whether both are for the same strategy with the same options, processes and groups."""
+        """Whether both are for the same strategy with the same options, processes and ``[schedule]``."""
         one, another = (
-            json.dumps([plan.strategy, plan.options, plan.roles, plan.groups], sort_keys=True)
+            json.dumps([plan.strategy, plan.options, plan.roles, plan.asked], sort_keys=True)
             for plan in (self, other)
         )
         return one == another
+
+    def _check_groups(self, other: Plan) -> None:
+        """Whether tables can be packed so is for the sparse half to say."""
+        dims = {table: group["dim"] for group in other.groups for table in group["tables"]}
+        keys = {key for group in other.groups for key in group}
+        for group in self.groups:
+            if set(group) != keys:
+                raise ConfigError(f"plan: groups: {sorted(group)}; expected {sorted(keys)} of each group")
+            wanted = {dims.get(table, group["dim"]) for table in group["tables"]}
+            if wanted - {group["dim"]}:
+                raise ConfigError(
+                    f"plan: groups: {group['name']!r} has dim {group['dim']}; expected {sorted(wanted)[0]}"
+                )
+        names = [group["name"] for group in self.groups]
+        if "interleaving" not in self.schedule:
+            turns = names
+        else:
+            turns = [
+                *self.schedule["excluded"],
+                *(name for each in self.schedule["interleaving"] for name in each),
+            ]
+        if sorted(turns) != sorted(set(names)):
+            raise ConfigError(
+                f"plan: schedule: {turns} are interleaved or excluded; expected each of the groups {names} once"
+            )
 
 
 def read_json(path: Path, hint: str) -> Any:

@@ -117,10 +117,19 @@ def remote(
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds that were measured of a trainer of this run."""
+    """Speeds that were measured of a trainer of this run.
+
+    Attributes:
+        bytes_per_s: that it sends to others; 0 where there are none.
+        flops_per_s: of its matrix products.
+        memory_bytes_per_s: that it reads and writes; 0 where that was not measured.
+        latency_s: of a message to another one, however small; 0 where that was not measured.
+    """
 
     bytes_per_s: float
     flops_per_s: float
+    memory_bytes_per_s: float = 0.0
+    latency_s: float = 0.0
 
 
 def split_pays(

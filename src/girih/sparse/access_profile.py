@@ -1,14 +1,10 @@
-"""Measures what a training step touches, on the first batches of the data.
-
-Shapes: T tables of a group.
-"""
+"""Measures what a training step touches, on the first batches of the data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.data import Dataset
 from girih.data.batch import Batch
@@ -40,35 +36,35 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
         share.add(share_of(batch, 0, num_trainers))
     widths = {table.name: group.spec.dim for group in groups for table in group.spec.tables}
     return AccessProfile(
-        rows=whole.means(num_batches),
-        rows_of_share=share.means(num_batches),
+        rows=whole.means("keys", num_batches),
+        rows_of_share=share.means("keys", num_batches),
         widths=widths,
         ids=num_ids / max(1, num_batches),
+        ids_of_tables=whole.means("ids", num_batches),
     )
 
 
 class _Counts:
-    """Unique keys of each table, summed over batches."""
+    """Unique keys and ids of each table, summed over batches."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self._dedup = Dedup(Buffers())
-        self._sums = [(group, np.zeros(len(group.spec.tables), np.int64)) for group in groups]
+        self._groups = list(groups)
+        sizes = [len(group.spec.tables) for group in self._groups]
+        self._sums = {kind: [np.zeros(size, np.int64) for size in sizes] for kind in ("keys", "ids")}
 
     def add(self, batch: Batch) -> None:
         """Adds those of a batch."""
         inverse = np.empty(len(batch.ids), np.int32)
-        for group, sums in self._sums:
-            sums += self._of_tables(batch, group, inverse)
+        for group, keys, ids in zip(self._groups, self._sums["keys"], self._sums["ids"], strict=True):
+            found = self._dedup.unique(ids_of(batch, group), inverse)
+            np.add.at(keys, found.tables, 1)
+            np.add.at(ids, found.tables, found.counts)
 
-    def means(self, num_batches: int) -> dict[str, float]:
+    def means(self, kind: str, num_batches: int) -> dict[str, float]:
         """Table → how many it had in a batch."""
         return {
             table.name: count / max(1, num_batches)
-            for group, sums in self._sums
+            for group, sums in zip(self._groups, self._sums[kind], strict=True)
             for table, count in zip(group.spec.tables, sums.tolist(), strict=True)
         }
-
-    def _of_tables(self, batch: Batch, group: Group, inverse: NDArray[np.int32]) -> NDArray[np.int64]:
-        """int64[T]."""
-        found = self._dedup.unique(ids_of(batch, group), inverse)
-        return np.bincount(found.tables, minlength=len(group.spec.tables))

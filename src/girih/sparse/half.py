@@ -96,8 +96,20 @@ class SparseStats:
 class SparseHalf(SavedRows, Protocol):
     """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
 
-    def pull(self, batch: Batch) -> Pulled:
-        """Starts to read a batch's rows for training: new keys get rows, used rows are marked used."""
+    def prepare(self, batch: Batch) -> Any:
+        """Starts what depends on a batch's ids alone: it is done beside whatever comes next.
+
+        Returns:
+            What :meth:`pull` takes; to let go of it, drop it. No row is made or marked by it.
+        """
+        ...
+
+    def pull(self, batch: Batch, prepared: Any = None) -> Pulled:
+        """Starts to read a batch's rows for training: new keys get rows, used rows are marked used.
+
+        Args:
+            prepared: what :meth:`prepare` returned for this batch; the rows are the same without it.
+        """
         ...
 
     def peek(self, batch: Batch) -> Pulled:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from girih.models.needs import Needs
 from girih.optim import SparseOptimizer
+from girih.planner.plan import Plan
 from girih.schema import Schema
 from girih.sparse.groups.pack import Group, pack
 from girih.sparse.options import StoreOptions
@@ -22,6 +24,7 @@ class SparseSpec:
         store: shards, and where their memory lies.
         seed: initial values are a function of it, the table's name, the id and the column.
         threads: for shards of a process, where their number is free; None takes its cores.
+        partition: group name → its tables, as the plan has them; None packs all tables of one row layout.
     """
 
     schema: Schema
@@ -31,10 +34,31 @@ class SparseSpec:
     store: StoreOptions = field(default_factory=StoreOptions)
     seed: int = 0
     threads: int | None = None
+    partition: Mapping[str, Sequence[str]] | None = None
 
     def groups(self) -> tuple[Group, ...]:
-        """Tables packed by row layout."""
-        return pack(self.schema, self.needs, self.optimizer, self.first_order_optimizer, self.seed)
+        """The groups of the partition, or tables packed by row layout.
+
+        Raises:
+            ConfigError: a partition that is no packing of the tables.
+        """
+        return pack(
+            self.schema, self.needs, self.optimizer, self.first_order_optimizer, self.seed, self.partition
+        )
+
+    def following(self, plan: Plan) -> SparseSpec:
+        """The same tables in the groups of a plan; one that names none leaves them as they are."""
+        return replace(self, partition={each["name"]: each["tables"] for each in plan.groups} or None)
+
+    def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
+        """The tables of some features alone, in the same groups; ``schema`` is theirs."""
+        needs = {name: kinds for name, kinds in self.needs.items() if name in features}
+        here = {table.name for table in schema.tables}
+        own = None
+        if self.partition is not None:
+            parts = ((name, [t for t in tables if t in here]) for name, tables in self.partition.items())
+            own = {name: tables for name, tables in parts if tables}
+        return replace(self, schema=schema, needs=needs, partition=own)
 
     def resolved_store(self) -> StoreOptions:
         """Store options with the number of shards decided."""

@@ -13,7 +13,7 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
-from girih.strategies.strategy import base_plan, predicted_bytes
+from girih.strategies.strategy import ahead_of, base_plan, predicted_bytes, steps_of
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -27,6 +27,8 @@ class Local:
     name: ClassVar[str] = "local"
     trainers: ClassVar[int] = 1
     alone: ClassVar[bool] = True
+    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
+    prefetches: ClassVar[bool] = True
 
     def plan(self, facts: Facts) -> Plan:
         """One trainer has everything.
@@ -50,5 +52,6 @@ class Local:
 
         dense = Replica(context.dense)
         devices = {group["name"]: group["device"] for group in plan.groups}
-        sparse, feed = LocalSparse(context.sparse, devices=devices), ExampleFeed(context.ranks)
-        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+        sparse = LocalSparse(context.sparse, devices=devices, **ahead_of(plan))
+        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan))
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

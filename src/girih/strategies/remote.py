@@ -44,6 +44,8 @@ class RemoteStrategy(StrategyOptions):
 
     name: ClassVar[str]
     in_step: ClassVar[bool]
+    cuts_from: ClassVar[tuple[str, ...]] = ("mlp",)
+    prefetches: ClassVar[bool] = True
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
     embedding_workers: Processes = 1
@@ -137,7 +139,8 @@ class RemoteStrategy(StrategyOptions):
             processes.secret,
             processes.registry,
         )
-        schedule = Pipelined(plan.schedule["staleness"])
+        # ids never come here: the workers prepare them
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _start(
@@ -172,7 +175,10 @@ class RemoteStrategy(StrategyOptions):
 
         def worker(index: int, address: str) -> EmbeddingWorker:
             secret, registry = processes.secret, processes.registry  # known once roles are started
-            return EmbeddingWorker(spec, codec, index, servers, shards, address, secret, registry)
+            prefetch = plan.schedule.get("prefetch", False)
+            return EmbeddingWorker(
+                spec, codec, index, servers, shards, address, secret, registry, prefetch=prefetch
+            )
 
         return self._start(plan, context, WORKER, plan.roles[WORKER], worker)
 

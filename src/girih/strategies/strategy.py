@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from girih.config.bounds import Bounds
@@ -11,6 +11,8 @@ from girih.config.options import Options
 from girih.config.schedule import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
+from girih.planner.interleaving import arrange
+from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
 from girih.planner.traffic import Traffic
 
@@ -59,9 +61,23 @@ class StrategyOptions(Options):
         return "strategy: "
 
 
-def measures_of(strategy: Strategy) -> frozenset[str]:
-    """Facts that a strategy needs measured before it plans: of "profile" and "speeds"; its attribute ``measures``."""
-    return frozenset(getattr(strategy, "measures", ()))
+def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
+    """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "activations"; its attribute ``measures``.
+
+    Args:
+        schedule: adds those that it rests on.
+    """
+    return frozenset(getattr(strategy, "measures", ())) | (
+        measures_for(schedule) if schedule else frozenset()
+    )
+
+
+def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
+    """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
+    wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
+    wanted |= {"speeds"} if schedule.interleaving_groups == "auto" else set()
+    wanted |= {"profile", "speeds", "activations"} if schedule.micro_batches == "auto" else set()
+    return frozenset(wanted)
 
 
 def roles_of(strategy: Strategy) -> Mapping[str, int]:
@@ -76,40 +92,91 @@ def runs_alone(strategy: Strategy) -> bool:
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
-    """A plan with what every strategy says alike.
+    """A plan with what every strategy says alike: groups, and what ``[schedule]`` says of them, added to ``schedule``.
+
+    Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them; micro-batches
+    for those whose ``cuts_from`` has the layer that they begin at; prefetching for those whose ``prefetches`` is true.
 
     Raises:
-        ConfigError: the model's own loss does not support this strategy.
+        ConfigError: the model's own loss does not support this strategy, or the strategy what ``[schedule]`` asks for.
     """
     supported = facts.model.loss_strategies
     if supported is not None and strategy.name not in supported:
         raise ConfigError(
             f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
         )
-    unsupported = [
-        name
-        for name in ("packing", "micro_batches", "interleaving_groups", "excluded")
-        if getattr(facts.schedule, name) != getattr(ScheduleOptions(), name)
-    ]
-    if unsupported:
-        raise ConfigError(f"schedule: {unsupported[0]}: not supported by strategy {strategy.name!r} yet")
+    asked = facts.schedule
+    _refuse_cuts(strategy, facts)
+    interleaves = getattr(strategy, "interleaves", False)
+    if (asked.interleaving_groups != 1 or asked.excluded) and not interleaves:
+        name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
+        raise ConfigError(
+            f"schedule: {name}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
+            f" groups helps; leave it out, or use 'synchronous'"
+        )
+    arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {"profile": facts.profile, "speeds": facts.speeds}
+    measured = {"profile": facts.profile, "speeds": facts.speeds, "activations": facts.activations}
+    count, why = micro_batches(facts)
     hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
         "hosts": hosts if len(set(facts.hosts)) > 1 else {},
         "groups": tuple(
             {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
-            for group in facts.groups
+            for group in arranged.groups
         ),
+        "asked": asdict(asked),
         "schedule": {"name": "in_step"},
         "feed": {"name": "examples"},
         "seeds": {"run": facts.seed, "dropout": "per_rank"},
         "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
     }
-    return Plan(strategy=strategy.name, options=options, **(defaults | decided))
+    plan = Plan(strategy=strategy.name, options=options, **(defaults | decided))
+    schedule = {
+        "micro_batches": count,
+        "micro_batches_from": asked.micro_batches_from,
+        "prefetch": asked.prefetch and getattr(strategy, "prefetches", False),
+        **(arranged.schedule() if interleaves else {}),
+    }
+    predicted = {} if facts.profile is None else arranged.predicted()
+    predicted |= {"micro_batches": {"why": why}} if why else {}
+    return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
+
+
+def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:
+    """Refuses micro-batches that a strategy or a model cannot have."""
+    asked, layers = facts.schedule, getattr(strategy, "cuts_from", ())
+    if asked.micro_batches == 1:
+        return
+    if facts.model.loss_strategies is not None:
+        raise ConfigError(
+            f"schedule: micro_batches = {asked.micro_batches!r}: the loss of {facts.model.name} is of a whole batch, not a sum"
+            " over its examples; set micro_batches = 1"
+        )
+    if asked.micro_batches_from not in layers:
+        raise ConfigError(
+            f"schedule: micro_batches_from = {asked.micro_batches_from!r}: strategy {strategy.name!r} cuts batches from"
+            f" {' or '.join(map(repr, layers)) or 'no layer'} on; "
+            + (f"set it to {layers[0]!r}" if layers else "set micro_batches = 1")
+        )
+
+
+def steps_of(plan: Plan) -> dict[str, Any]:
+    """How a schedule lays a step out: the options of :func:`girih.training.schedules.in_step`."""
+    names = ("micro_batches", "prefetch")
+    return {name: plan.schedule[name] for name in names if name in plan.schedule}
+
+
+def ahead_of(plan: Plan) -> dict[str, Any]:
+    """What a sparse half with shards of its own does ahead: options of ``ShardedHalf``."""
+    laid_out = plan.schedule
+    cut = laid_out.get("micro_batches_from") == "embedding"
+    return {
+        "micro_batches": laid_out.get("micro_batches", 1) if cut else 1,
+        "ahead": laid_out.get("prefetch", False),
+    }
 
 
 def predicted_bytes(traffic: Traffic) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.strategies import synchronous
-from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
+from girih.strategies.strategy import (
+    Processes,
+    StrategyOptions,
+    ahead_of,
+    base_plan,
+    predicted_bytes,
+    predicted_times,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -45,6 +53,8 @@ class Substitution(StrategyOptions):
 
     name: ClassVar[str] = "substitution"
     measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
+    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
+    prefetches: ClassVar[bool] = True
     trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
@@ -83,9 +93,10 @@ class Substitution(StrategyOptions):
             split=plan.schedule["upper_network"] == "split",
             half=plan.wire["partials"] == "bfloat16",
         )
-        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement)
+        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **ahead_of(plan))
         feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
-        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+        schedule = in_step(**steps_of(plan))
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _place(self, facts: Facts) -> Placement:
         colocated = [names for operator in facts.model.operators for names in operator.colocated_features]

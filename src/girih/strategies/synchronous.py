@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts
+from girih.planner.interleaving import arrange
+from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
 from girih.strategies.strategy import (
     TRAINER,
     Processes,
     StrategyOptions,
+    ahead_of,
     base_plan,
     predicted_bytes,
     predicted_times,
+    steps_of,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +44,9 @@ class Synchronous(StrategyOptions):
     """
 
     name: ClassVar[str] = "synchronous"
+    interleaves: ClassVar[bool] = True
+    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
+    prefetches: ClassVar[bool] = True
     trainers: Processes = 1
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
@@ -66,9 +73,12 @@ class Synchronous(StrategyOptions):
             hosts=plan.hosts_of(TRAINER),
             float16_embeddings=plan.wire["embeddings"] == "float16",
             float16_gradients=plan.wire["gradients"] == "float16",
+            interleaving=plan.schedule.get("interleaving", ()),
+            excluded=plan.schedule.get("excluded", ()),
+            **ahead_of(plan),
         )
-        feed = ExampleFeed(context.ranks)
-        return Session(sparse=sparse, dense=dense, schedule=in_step(), feed=feed, optimizer=dense.optimizer)
+        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan))
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
 
 def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
@@ -89,6 +99,14 @@ def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
     )
     predicted = predicted_bytes(sent)
     if facts.links is not None:
-        seconds = costs.synchronous_step(sent, facts.num_trainers, facts.links, num_groups=len(facts.groups))
+        arranged = arrange(facts)
+        cut = facts.schedule.micro_batches_from == "embedding"
+        seconds = costs.synchronous_step(
+            sent,
+            facts.num_trainers,
+            facts.links,
+            num_sets=len(arranged.interleaving) + bool(arranged.excluded),
+            micro_batches=micro_batches(facts)[0] if cut else 1,
+        )
         predicted |= predicted_times(seconds)
     return predicted

@@ -199,7 +199,7 @@ class DenseHalfSuite:
         given = []
         for examples in SLICES:
             given.append(one.embeddings(examples))
-            parts = other.compute(one.part(examples), given[-1], parts)
+            parts = other.compute(one.part(examples), given[-1], parts, last=examples is SLICES[-1])
         np.testing.assert_allclose(float(parts.loss), float(whole.loss), rtol=1e-6)
         joined = [np.concatenate(each) for each in zip(*map(gradients_of, given), strict=True)]
         for ours, theirs in zip(joined, gradients_of(embeddings), strict=True):
@@ -225,7 +225,8 @@ class DenseHalfSuite:
         def compute() -> Any:
             computed: Any = None
             for examples in SLICES:
-                computed = half.compute(one.part(examples), one.embeddings(examples), computed)
+                last = examples is SLICES[-1]
+                computed = half.compute(one.part(examples), one.embeddings(examples), computed, last=last)
             return computed
 
         self._assert_refused(half, compute, named)

@@ -162,7 +162,7 @@ class FakeSparse:
         initial: of a key and a width, the initial row.
 
     Attributes:
-        events: ("pull" | "push" | "refuse" | "give up" | "apply", number of the batch), in order.
+        events: ("prepare" | "pull" | "push" | "refuse" | "give up" | "apply", number of the batch), in order.
         open: numbers of batches that were pulled and are not yet applied or ended.
     """
 
@@ -178,8 +178,19 @@ class FakeSparse:
         self._num_pulled = 0
         self._under_way: deque[FakePending] = deque()
 
-    def pull(self, batch: Batch) -> FakePulled:
-        """Reads a batch's rows for training."""
+    def prepare(self, batch: Batch) -> Batch:
+        """Notes it, as of the next batch to be pulled."""
+        self.events.append(("prepare", self._num_pulled))
+        return batch
+
+    def pull(self, batch: Batch, prepared: Batch | None = None) -> FakePulled:
+        """Reads a batch's rows for training.
+
+        Raises:
+            ValueError: another batch was prepared.
+        """
+        if prepared is not None and prepared is not batch:
+            raise ValueError("another batch was prepared than is pulled")
         number, self._num_pulled = self._num_pulled, self._num_pulled + 1
         self.events.append(("pull", number))
         pulled = FakePulled(self, batch, number, train=True)
@@ -310,7 +321,9 @@ class FakeDense:
         self.losses: list[float] = []
         self.closed = False
 
-    def compute(self, batch: Batch, embeddings: Embeddings, onto: FakeComputed | None = None) -> FakeComputed:
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: FakeComputed | None = None, *, last: bool = True
+    ) -> FakeComputed:
         """Loss and gradients, in closed form."""
         before, self.num_batches = self.num_batches, self.num_batches + 1
         sums, logits = self._logits(batch, embeddings)

@@ -128,6 +128,22 @@ class SparseHalfSuite:
         for each in (half, other):
             each.close()
 
+    def test_batches_that_were_prepared_are_pulled_as_those_that_were_not(self) -> None:
+        half, other, batches = self.make(), self.make(), cases.batches()
+        given = [self.dispatched(half, batches[step % 2]) for step in range(5)]
+        prepared = None
+        for step, batch in enumerate(given[:-1], 1):
+            pulled = half.pull(batch, prepared)
+            prepared = half.prepare(given[step])  # the last of which is let go of
+            half.peek(cases.probe()).wait()
+            give(pulled.wait(), coefficients(batches[(step - 1) % 2], step), batches[(step - 1) % 2])
+            pulled.push(step, 1.0).wait()
+            self._step(other, batches[(step - 1) % 2], step)
+            _assert_equal(*(numbers_of(each.peek(cases.probe()).wait()) for each in (half, other)))
+        assert half.stats().rows == other.stats().rows
+        for each in (half, other):
+            each.close()
+
     def test_the_parts_of_a_batch_are_those_of_the_whole(self) -> None:
         half, (batch, _) = self.make(), cases.batches()
         pulled = self._pull(half, batch)

@@ -14,11 +14,12 @@ from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
 from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Facts, GroupFacts
+from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
-from girih.strategies.strategy import Strategy, measures_of, runs_alone
+from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone
+from girih.training.activations import measure_activations
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
@@ -62,6 +63,7 @@ def decide(
     ranks: TrainerGroup,
     sparse: SparseSpec,
     *,
+    dense: DenseSpec | None = None,
     train: Dataset | None = None,
     earlier: Plan | None = None,
     pinned: Plan | None = None,
@@ -69,36 +71,68 @@ def decide(
     """The plan of a run, on all trainers; called by all together.
 
     Args:
+        dense: the model, whose activations are measured where the plan rests on them.
         train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
         earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
         pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
 
     Raises:
-        ConfigError: the pinned plan is of another strategy, or of other options, processes or tables.
+        ConfigError: the pinned plan is of another strategy, or of other options, processes or tables; or the strategy plans
+            without ``[schedule]``.
     """
     facts = replace(facts, hosts=ranks.hosts())
     if train is not None:
         facts = replace(facts, batch_size=train.batch_size)
     draft = strategy.plan(facts)
+    if facts.schedule != ScheduleOptions() and not draft.asked:
+        raise ConfigError(
+            f"schedule: strategy {strategy.name!r} plans without it; have its plan made by base_plan, or drop [schedule]"
+        )
+    if facts.schedule.micro_batches != 1 and "micro_batches" not in draft.schedule:
+        raise ConfigError(
+            f"schedule: micro_batches: strategy {strategy.name!r} plans a schedule without them; set micro_batches = 1"
+        )
     if pinned is not None:
         if not pinned.fits(draft):
             raise ConfigError(
-                f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)} and processes"
-                f" {dict(pinned.roles)}, the run of {draft.strategy!r} with {dict(draft.options)} and"
-                f" {dict(draft.roles)}; plan again with girih plan"
+                f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
+                f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, the run of {draft.strategy!r} with"
+                f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
             )
         pinned.check_like(draft)
+        sparse.following(pinned).groups()  # which refuses what is no packing
         return pinned if pinned.hosts else _on(draft.hosts, pinned)
-    if earlier is not None and earlier.fits(draft):
+    if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
         return _on(draft.hosts, earlier)
-    wanted = measures_of(strategy) if ranks.size > 1 else frozenset()
+    wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
         found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
-    facts = replace(facts, profile=None if profile is None else AccessProfile(**profile), speeds=speeds)
+    kept = None if earlier is None else earlier.measured.get("activations")
+    if kept is None and train is not None and dense is not None and "activations" in wanted:
+        sharing = max(1, facts.hosts.count(facts.hosts[0]))
+        kept = ranks.broadcast(
+            asdict(measure_activations(train, sparse, dense, sharing)) if ranks.first else None
+        )
+    facts = replace(
+        facts,
+        profile=None if profile is None else AccessProfile(**profile),
+        speeds=speeds,
+        activations=None if kept is None else Activations(**kept),
+    )
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
+
+
+def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
+    """Whether the tables of now can be in the groups of an earlier plan: optimizers may have changed."""
+    try:
+        earlier.check_like(draft)
+        sparse.following(earlier).groups()
+    except ConfigError:
+        return False
+    return True
 
 
 def _on(hosts: Mapping[str, str], plan: Plan) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,21 @@ class TrainingRun:
             optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
             evictions = (table.eviction for spec in specs for table in spec.tables)
             self._compile(ahead.training(optimizers, evictions))
+            if sparse.store.is_tiered:
+                self._compile(ahead.on_disk())
             plan = decide(
-                self.strategy, self.facts, self.ranks, sparse, train=train, earlier=earlier, pinned=pinned
+                self.strategy,
+                self.facts,
+                self.ranks,
+                sparse,
+                dense=self.context.dense,
+                train=train,
+                earlier=earlier,
+                pinned=pinned,
             )
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
+            self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
             warm_up()  # else the first step takes a third of a second more than others, and counts
         except ConfigError as error:

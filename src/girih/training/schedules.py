@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch
+from girih.data.shares import micro_batches
 from girih.dense.half import Computed, DenseHalf
 from girih.errors import NonFiniteError, WireError
+from girih.models.embeddings import Embeddings
 from girih.runs.stats import Spans
 from girih.sparse.half import Pending, Pulled, SparseHalf
 
@@ -67,9 +69,15 @@ class Pipelined:
 
     So lookups of later batches and updates of earlier ones go on beside dense compute (Persia §3, §4.2.1). With 0,
     each batch sees all updates before it.
+
+    Attributes:
+        micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
+        prefetch: one more batch is read, and what depends on its ids alone is done beside the compute of those before.
     """
 
     staleness: int
+    micro_batches: int = 1
+    prefetch: bool = False
 
     def __call__(
         self,
@@ -82,25 +90,20 @@ class Pipelined:
         spans: Spans,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
-        source = iter(batches)
+        source = _Source(iter(batches), sparse, spans)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
-        ended = False
         try:
             while True:
                 while under_way and under_way[0].done():
                     under_way.popleft().wait()
-                while not ended and len(ahead) + len(under_way) <= self.staleness:
-                    item = next(source, None)
-                    if item is None:
-                        ended = True
-                    else:
-                        with spans("pull"):
-                            ahead.append((*item, sparse.pull(item[0])))
+                while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
+                    ahead.append(item)
+                if self.prefetch:
+                    source.prepare()
                 if ahead:
-                    computed = _computed(
-                        ahead[0], dense, spans
-                    )  # what fails here stays ahead, and is let go of
+                    batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
+                    computed = self._computed(batch, pulled, dense, spans)
                     step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
                     num_updates += step.refused is None
                     under_way.append(pending)
@@ -115,18 +118,61 @@ class Pipelined:
                 with suppress(WireError):  # what broke off the connection has been raised, or will be
                     pulled.discard(refused=False)
 
+    def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
+        """Forward and backward of a batch whose rows are on their way."""
 
-def in_step() -> Pipelined:
+        def rows(examples: slice) -> Embeddings:
+            with spans("wait for rows"):
+                return pulled.wait(examples)
+
+        computed = None
+        *earlier, (examples, last) = micro_batches(batch, self.micro_batches)
+        for each, part in earlier:
+            computed = dense.compute(part, rows(each), computed, last=False)
+        return dense.compute(last, rows(examples), computed)
+
+
+def in_step(micro_batches: int = 1, *, prefetch: bool = False) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0)
+    return Pipelined(0, micro_batches, prefetch)
 
 
-def _computed(ahead: tuple[Batch, Token, Pulled], dense: DenseHalf, spans: Spans) -> Computed:
-    """Forward and backward of a batch whose rows are on their way."""
-    batch, _, pulled = ahead
-    with spans("wait for rows"):
-        embeddings = pulled.wait()
-    return dense.compute(batch, embeddings)
+class _Source(Generic[Token]):
+    """Batches in turn, of which the next one may be prepared."""
+
+    def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
+        self._batches, self._sparse, self._spans = batches, sparse, spans
+        self._prepared: tuple[Batch, Token, Any] | None = None
+        self._failed: Exception | None = None
+        self._ended = False
+
+    def prepare(self) -> None:
+        """Reads the next batch, and has it prepared; no-op where one is. What fails in reading is raised when it is pulled."""
+        if self._prepared is not None or self._failed is not None:
+            return
+        try:
+            item = self._next()
+        except Exception as error:
+            self._failed = error
+        else:
+            self._prepared = item and (*item, self._sparse.prepare(item[0]))
+
+    def pull(self) -> tuple[Batch, Token, Pulled] | None:
+        """Starts to read the rows of the next batch; None after the last one."""
+        if self._failed is not None:
+            raise self._failed
+        prepared, self._prepared = self._prepared, None
+        item = self._next() if prepared is None else prepared[:2]
+        if item is None:
+            return None
+        with self._spans("pull"):
+            pulled = self._sparse.pull(item[0], *(() if prepared is None else prepared[2:]))
+        return *item, pulled
+
+    def _next(self) -> tuple[Batch, Token] | None:
+        item = None if self._ended else next(self._batches, None)
+        self._ended = item is None
+        return item
 
 
 def _moved(

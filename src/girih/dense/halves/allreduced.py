@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from girih.data.batch import Batch
@@ -31,15 +31,24 @@ class AllReducedReplica(SynchronousReplica):
     asks for global batch norm.
     """
 
-    _parallel: nn.Module | None = None
+    _parallel: DistributedDataParallel | None = None
 
     def compute(
-        self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None
+        self,
+        batch: Batch,
+        embeddings: Embeddings,
+        onto: ReplicaComputed | None = None,
+        *,
+        last: bool = True,
     ) -> ReplicaComputed:
-        """See :class:`Replica`; the first call finds out which parameters a loss depends on."""
+        """See :class:`Replica`; the first call finds out which parameters a loss depends on.
+
+        Gradients of all micro-batches are summed here, and over the trainers once.
+        """
         if self._parallel is None and self.ranks.size > 1 and self.parameters:
             self._parallel = self._distributed(*_one_example(batch, embeddings))
-        return super().compute(batch, embeddings, onto)
+        with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
+            return super().compute(batch, embeddings, onto, last=last)
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """A trainer whose share is empty takes part with an example that counts nothing."""
@@ -57,7 +66,7 @@ class AllReducedReplica(SynchronousReplica):
         module = self.module if self._parallel is None or not train else self._parallel
         return module(numeric, embeddings)
 
-    def _distributed(self, batch: Batch, embeddings: Embeddings) -> nn.Module:
+    def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
         unused = self.ranks.any(self._leaves_some_aside(batch, embeddings))
         with warnings.catch_warnings():
             # of an option whose successor does not do the same
@@ -75,7 +84,7 @@ class AllReducedReplica(SynchronousReplica):
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return parallel
 
-    def _order_buckets(self, parallel: nn.Module, batch: Batch, embeddings: Embeddings) -> None:
+    def _order_buckets(self, parallel: DistributedDataParallel, batch: Batch, embeddings: Embeddings) -> None:
         """Has DDP order its buckets now, as it does once, after a first backward pass.
 
         The order decides in which order a ring adds, and a run that is resumed must add as one that never stopped.

@@ -28,6 +28,8 @@ from girih.models.loss import Targets, loss_of
 
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None where it took no part in the loss."""
+Buffers = Sequence[tuple[Tensor, Tensor]]
+"""A model's buffers, each with a copy of what it was before a batch."""
 
 
 @dataclass(eq=False)
@@ -35,22 +37,12 @@ class ReplicaComputed(KnownAtOnce):
     """Loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
-        buffers: those of the model, each with a copy of what it was before the batch.
+        buffers: those of the model, as they were before the batch.
     """
 
     half: Replica
     gradients: Gradients
-    buffers: Sequence[tuple[Tensor, Tensor]]
-
-    def plus(self, later: ReplicaComputed) -> ReplicaComputed:
-        """This one, with what a further micro-batch of the same batch has computed."""
-        for number, gradient in enumerate(later.gradients):
-            earlier = self.gradients[number]
-            if gradient is not None:
-                self.gradients[number] = gradient if earlier is None else earlier.add_(gradient)
-        self.value += later.value
-        self.refusal = self.refusal or later.refusal
-        return self
+    buffers: Buffers
 
     def apply(self) -> None:
         """One optimizer step."""
@@ -87,14 +79,24 @@ class Replica:
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
-        self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None
+        self,
+        batch: Batch,
+        embeddings: Embeddings,
+        onto: ReplicaComputed | None = None,
+        *,
+        last: bool = True,
     ) -> ReplicaComputed:
-        """Forward, loss, backward; the embeddings collect their gradients."""
+        """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
         self._set_mode(True)
-        for parameter in self.parameters:
-            parameter.grad = None  # of a step that an error broke off, or of a loop of the user's
-        # a refused step must not move running means either
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()] if onto is None else ()
+        earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
+        for parameter, gradient in zip(self.parameters, earlier, strict=True):
+            parameter.grad = (
+                gradient  # else that of a step that an error broke off, or of a loop of the user's
+            )
+        if onto is None:  # a refused step must not move running means either
+            buffers: Buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        else:
+            buffers = onto.buffers
         with self.stats_of_process.spans("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -103,9 +105,12 @@ class Replica:
             self._backward(outputs, mean, share)
             # asked even where the loss is refused: the trainers may talk to each other in it
             found = self._nonfinite_gradient(embeddings)
-            value, refusal = self._agree(value * share, refusal or found)
-        computed = ReplicaComputed(value, refusal, self, self._taken_gradients(), buffers)
-        return computed if onto is None else onto.plus(computed)
+            value, refusal = value * share, refusal or found
+            if onto is not None:
+                value, refusal = onto.value + value, onto.refusal or refusal
+            if last:
+                value, refusal = self._agree(value, refusal)
+        return ReplicaComputed(value, refusal, self, self._taken_gradients(), buffers)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""

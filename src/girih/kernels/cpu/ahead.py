@@ -31,6 +31,7 @@ from girih.kernels.cpu import (
     routing,
     strings,
     take,
+    tiers,
     transfer,
     update,
     wire_codecs,
@@ -42,14 +43,16 @@ from girih.optim import SparseOptimizer
 from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
-MODULES = (dedup, disk_reads, gradients, lookup, pool, routing, strings, take, transfer, update, wire_codecs)
+MODULES = (
+    dedup, disk_reads, gradients, lookup, pool, routing, strings, take, tiers, transfer, update, wire_codecs,
+)  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
-_ON_DISK = ("disk.", "disk_reads.")
+_ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}

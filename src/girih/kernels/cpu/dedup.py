@@ -25,17 +25,6 @@ PART_BITS = 4
 NUM_PARTS = 1 << PART_BITS
 
 
-@kernel()
-def count_ids(offsets: SealedI32, num_examples: int, features: I64, tables: I32) -> Any:
-    """Numbers of ids: of some features together, and of the table with most."""
-    total, of_table, most = np.int64(0), np.int64(0), np.int64(0)
-    for f in range(len(features)):
-        count = offsets[(features[f] + 1) * num_examples] - offsets[features[f] * num_examples]
-        of_table = count + (of_table if f > 0 and tables[f] == tables[f - 1] else 0)
-        total, most = total + count, max(most, np.int64(of_table))
-    return total, most
-
-
 @njit_lean
 def choose(
     ids: I64,
@@ -130,19 +119,19 @@ def number_keys(
     return num_keys
 
 
-@kernel()
-def dedup(
-    ids: SealedI64,
-    offsets: SealedI32,
-    num_examples: int,
+@njit_lean
+def unique_keys(
+    ids: I64,
+    offsets: I32,
+    num_examples: Any,
     features: I64,
     tables: I32,
-    shard: int,
-    num_shards: int,
+    shard: Any,
+    num_shards: Any,
     scratch: I32,
-    base: int,
+    base: Any,
     hashes: U64,
-    first_key: int,
+    first_key: Any,
     own: I32,
     ends: I64,
     inverse: I32,
@@ -151,27 +140,7 @@ def dedup(
     counts: I32,
     key_ends: I64,
 ) -> Any:
-    """Finds the unique keys of some features of a batch that belong to one shard (Unique & Partition, PICASSO §III-B).
-
-    Args:
-        ids: int64[N] of the whole batch; offsets: int32[·], the batch's bag bounds.
-        features, tables: int64[F], int32[F]: which features, and the table of each; features of one
-            table stand together.
-        shard, num_shards: whose keys; other ids are passed over.
-        scratch: int32[S], S a power of two above the ids of any one table that is not parted: ``base`` plus the number
-            of a key. What is below ``base`` is a free slot.
-        base: at least 1, above all that calls before wrote to ``scratch``: their ``base`` + U.
-        hashes, own: scratch, uint64 and int32, with room for the ids of any one table; for those of a table with
-            more than :data:`MOST_TOGETHER` ids twice.
-        first_key: number of the first key, where shards share one numbering.
-        ends: scratch, int64[:data:`NUM_PARTS`].
-        inverse: int32[N], written for this shard's ids: the number of each id's key.
-        keys, key_tables, counts: int64, int32, int32, each with room for every id; written up to U.
-        key_ends: int64[F], written: how many keys there are after each feature's table.
-
-    Returns:
-        U.
-    """
+    """Finds the unique keys of one shard; see :func:`dedup`."""
     num_keys, first = np.int64(0), np.int64(0)
     while first < len(features):
         table, num_ids, count, last = tables[first], np.int64(0), np.int64(0), first
@@ -205,11 +174,65 @@ def dedup(
     return num_keys
 
 
-@kernel()
-def sum_counts(inverse: I32, counts: SealedI32, first_key: int, out: I32) -> None:
+@njit_lean
+def sum_counts(inverse: I32, counts: I32, first_key: Any, out: I32) -> None:
     """Writes to ``out``, int32[U], the sum of the ``counts``, int32[N], of the ids of each key from ``first_key`` on."""
     out[:] = 0
     for n in range(len(inverse)):
         key = inverse[n] - first_key
         if 0 <= key < len(out):
             out[key] += counts[n]
+
+
+@kernel()
+def dedup(
+    ids: SealedI64,
+    offsets: SealedI32,
+    num_examples: int,
+    features: I64,
+    tables: I32,
+    shard: int,
+    num_shards: int,
+    scratch: I32,
+    base: int,
+    hashes: U64,
+    first_key: int,
+    own: I32,
+    ends: I64,
+    amounts: SealedI32,
+    inverse: I32,
+    keys: I64,
+    key_tables: I32,
+    counts: I32,
+    key_ends: I64,
+) -> Any:
+    """Finds the unique keys of some features of a batch that belong to one shard (Unique & Partition, PICASSO §III-B).
+
+    Args:
+        ids: int64[N] of the whole batch; offsets: int32[·], the batch's bag bounds.
+        features, tables: int64[F], int32[F]: which features, and the table of each; features of one
+            table stand together.
+        shard, num_shards: whose keys; other ids are passed over.
+        scratch: int32[S], S a power of two above the ids of any one table that is not parted: ``base`` plus the number
+            of a key. What is below ``base`` is a free slot.
+        base: at least 1, above all that calls before wrote to ``scratch``: their ``base`` + U.
+        hashes, own: scratch, uint64 and int32, with room for the ids of any one table; for those of a table with
+            more than :data:`MOST_TOGETHER` ids twice.
+        first_key: number of the first key, where shards share one numbering.
+        ends: scratch, int64[:data:`NUM_PARTS`].
+        amounts: int32[N], how often each id stands for itself, the numbers of ids elsewhere being -1; of length 0 where
+            it is once.
+        inverse: int32[N], written for this shard's ids: the number of each id's key.
+        keys, key_tables, counts: int64, int32, int32, each with room for every id; written up to U.
+        key_ends: int64[F], written: how many keys there are after each feature's table.
+
+    Returns:
+        U.
+    """
+    num_keys = unique_keys(
+        ids, offsets, num_examples, features, tables, shard, num_shards, scratch, base, hashes, first_key, own, ends,
+        inverse, keys, key_tables, counts, key_ends,
+    )  # fmt: skip
+    if len(amounts) > 0:
+        sum_counts(inverse, amounts, first_key, counts[:num_keys])
+    return num_keys

@@ -3,8 +3,8 @@
 Weighted bags: sum is Σ w·x, mean is Σ w·x / n, sqrtn is Σ w·x / √n, with n the number of ids. An empty
 bag is 0. Rows are read where they lie, by their addresses: in shards, or in a copy.
 
-Shapes: B examples, P features of one output, N ids in the batch, U unique keys, W columns of a row,
-D columns of the output's segment, L ids of a feature.
+Shapes: B examples, P features of one output, O passes, N ids in the batch, U unique keys, W columns of a row,
+D columns of the output's segment, E of another one's that lie behind them, L ids of a feature.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedI32
+from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, I64x2, SealedF32, SealedI32
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.vector import add_from, copy_from, prefetch_address, sum_from
+from girih.kernels.cpu.prefetch import LINE_BYTES, address_of, prefetch_words
+from girih.kernels.cpu.vector import copy_from, sum_from, weigh_from
 
 SUM, MEAN, SQRTN = 0, 1, 2
-_LINE = 64
 _LINES_AHEAD = 104
 
 
@@ -52,111 +52,144 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
-    lines = num_ids * max(1, 4 * num_columns // _LINE)
+    lines = num_ids * max(1, 4 * num_columns // LINE_BYTES)
     return 1 + _LINES_AHEAD * num_examples // max(1, lines)
 
 
 @njit_lean
-def prefetch_floats(address: Any, num_floats: Any) -> None:
-    """Asks for the cache lines of some floats."""
-    for byte in range(0, 4 * num_floats, _LINE):
-        prefetch_address(address + byte)
-    prefetch_address(address + 4 * num_floats - 1)
+def singles_within(
+    offsets: I32, num_examples: Any, features: I64, weighted: Any, begin: Any, end: Any, firsts: I64
+) -> None:
+    """As :func:`find_singles`, for each place in ``features``, of the examples ``begin`` to ``end``; -1 where ids are weighted."""
+    for p in range(len(features)):
+        bag = features[p] * num_examples
+        first, differ = np.int64(offsets[bag + begin]) - begin, np.int64(weighted)
+        for b in range(begin, end + 1):
+            differ |= offsets[bag + b] - first - b
+        firsts[p] = first if differ == 0 else -1
 
 
-@kernel()
-def pool(
+@njit_lean
+def pool_bags(
     addresses: I64,
-    first_column: int,
+    first_column: Any,
     inverse: I32,
-    offsets: SealedI32,
-    weights: SealedF32,
-    num_examples: int,
+    offsets: I32,
+    weights: F32,
+    num_examples: Any,
     features: I64,
-    firsts: I64,
     modes: I8,
-    begin: int,
-    end: int,
-    out: F32x2,
-    tail: F32x2,
+    firsts: I64,
+    begin: Any,
+    end: Any,
+    out: Any,
+    dim: Any,
+    tail: Any,
+    num_tail: Any,
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
     Bags of one id are copied. Where a feature has no others, their bounds are not even read: that takes as
     long as the copies, and crowds rows out of the nearest caches.
-
-    Args:
-        addresses: int64[·] by key number: where float32[W] lie, of which the segment's start at ``first_column``.
-        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
-        weights: float32[N], or of length 0 where all are 1.
-        features, modes: int64[P], int8[P].
-        firsts: int64[P], as :func:`find_singles` finds it for each of them; -1 for all where there are weights.
-        out: float32[B·P, D], written for these examples.
-        tail: float32[B·P, E], the same bags of the E columns that follow, E may be 0.
     """
-    num_places, dim, num_tail = len(features), out.shape[1], tail.shape[1]
+    num_places = len(features)
     start_byte, tail_byte = 4 * first_column, 4 * (first_column + dim)
     weighted = len(weights) > 0
+    singles_within(offsets, num_examples, features, weighted, begin, end, firsts)
     ahead = examples_ahead(offsets, features, num_examples, dim + num_tail)
     for b in range(begin, end):
         later = min(b + ahead, end - 1)
         for p in range(num_places):
-            vector, first = b * num_places + p, firsts[p]
+            place, first = b * num_places + p, firsts[p]
+            to, tail_to = out + 4 * dim * place, tail + 4 * num_tail * place
             if first >= 0:
-                prefetch_floats(addresses[inverse[first + later]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[first + later]] + start_byte, dim + num_tail)
                 address = addresses[inverse[first + b]]
-                copy_from(out, vector, 0, address + start_byte, dim)
+                copy_from(to, address + start_byte, dim)
                 if num_tail > 0:
-                    copy_from(tail, vector, 0, address + tail_byte, num_tail)
+                    copy_from(tail_to, address + tail_byte, num_tail)
                 continue
             bag = features[p] * num_examples
             for i in range(offsets[bag + later], offsets[bag + later + 1]):
-                prefetch_floats(addresses[inverse[i]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[i]] + start_byte, dim + num_tail)
             start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             if weighted:
-                weigh(addresses, start_byte, inverse, start, stop, weights, scale, out, vector)
+                weigh_from(to, addresses, start_byte, inverse, start, stop, dim, weights, scale)
                 if num_tail > 0:
-                    weigh(addresses, tail_byte, inverse, start, stop, weights, scale, tail, vector)
+                    weigh_from(tail_to, addresses, tail_byte, inverse, start, stop, num_tail, weights, scale)
             elif stop - start == 1:
                 address = addresses[inverse[start]]
-                copy_from(out, vector, 0, address + start_byte, dim)
+                copy_from(to, address + start_byte, dim)
                 if num_tail > 0:
-                    copy_from(tail, vector, 0, address + tail_byte, num_tail)
+                    copy_from(tail_to, address + tail_byte, num_tail)
             else:
-                sum_from(out, vector, addresses, start_byte, inverse, start, stop, dim, scale)
+                sum_from(to, addresses, start_byte, inverse, start, stop, dim, scale)
                 if num_tail > 0:
-                    sum_from(tail, vector, addresses, tail_byte, inverse, start, stop, num_tail, scale)
+                    sum_from(tail_to, addresses, tail_byte, inverse, start, stop, num_tail, scale)
 
 
 @njit_lean
-def weigh(
-    addresses: I64,
-    start_byte: Any,
-    inverse: I32,
-    start: Any,
-    stop: Any,
-    weights: F32,
-    scale: Any,
-    out: F32,
-    vector: Any,
+def spread_rows(
+    addresses: I64, first_column: Any, inverse: I32, start: Any, stop: Any, out: Any, dim: Any
 ) -> None:
-    """Writes ``scale`` times Σ w·row over the ids from ``start`` to ``stop`` to ``out[vector]``."""
-    dim = out.shape[1]
-    for d in range(dim):
-        out[vector, d] = 0.0
+    """Copies the row of each id from ``start`` to ``stop``, unpooled, to ``out`` and on."""
+    ahead = _LINES_AHEAD // max(1, 4 * dim // LINE_BYTES)
     for i in range(start, stop):
-        add_from(out, vector, 0, addresses[inverse[i]] + start_byte, dim, weights[i])
-    if scale != 1.0:
-        for d in range(dim):
-            out[vector, d] *= scale
+        prefetch_words(addresses[inverse[min(i + ahead, stop - 1)]] + 4 * first_column, dim)
+        copy_from(out + 4 * dim * (i - start), addresses[inverse[i]] + 4 * first_column, dim)
+
+
+@kernel()
+def stitch(
+    addresses: I64,
+    inverse: I32,
+    offsets: SealedI32,
+    weights: SealedF32,
+    num_examples: int,
+    passes: I64x2,
+    features: I64,
+    modes: I8,
+    targets: I64x2,
+    firsts: I64,
+    begin: int,
+    end: int,
+) -> None:
+    """Makes all outputs of a group of its rows, wherever these came from (Shuffle & Stitch, PICASSO §III-B).
+
+    Of the examples ``begin`` to ``end``, with which several threads share the work.
+
+    Args:
+        addresses: int64[·] by key number: where float32[W] lie.
+        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        weights: float32[N], or of length 0 where all are 1.
+        passes: int64[O, 6], for each output, or two whose columns are side by side: where its features begin and end in
+            ``features``; the first column, how many, and how many the other one has; whether ids are not pooled.
+        features, modes: int64, int8, of all passes.
+        targets: int64[O, 2], addresses of float32[B·P, D], or [L, D] of ids that are not pooled, and of the other's [B·P, E].
+        firsts: scratch, int64 of as many as a pass has features.
+    """
+    for o in range(len(passes)):
+        at, behind, column, dim, num_tail = (
+            passes[o, 0],
+            passes[o, 1],
+            passes[o, 2],
+            passes[o, 3],
+            passes[o, 4],
+        )
+        if passes[o, 5]:
+            bag = features[at] * num_examples
+            start, stop = np.int64(offsets[bag + begin]), np.int64(offsets[bag + end])
+            out = targets[o, 0] + 4 * dim * (start - offsets[bag])
+            spread_rows(addresses, column, inverse, start, stop, out, dim)
+        else:
+            pool_bags(
+                addresses, column, inverse, offsets, weights, num_examples, features[at:behind], modes[at:behind], firsts,
+                begin, end, targets[o, 0], dim, targets[o, 1], num_tail,
+            )  # fmt: skip
 
 
 @kernel()
 def spread(addresses: I64, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
     """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
-    dim, last = out.shape[1], len(out) - 1
-    ahead = _LINES_AHEAD // max(1, 4 * dim // _LINE)
-    for i in range(len(out)):
-        prefetch_floats(addresses[inverse[start + min(i + ahead, last)]] + 4 * first_column, dim)
-        copy_from(out, i, 0, addresses[inverse[start + i]] + 4 * first_column, dim)
+    spread_rows(addresses, first_column, inverse, start, start + len(out), address_of(out), out.shape[1])

@@ -1,6 +1,6 @@
 """Routing: unique keys, table by table, become those of one place after the other, table by table in each.
 
-Shapes: U unique keys, P places, T tables.
+Shapes: F features, N ids in the batch, U unique keys, P places, M micro-batches, T tables.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I64, I64x2, SealedI32
+from girih.kernels.cpu.arrays import I32, I64, U64, I64x2, SealedI32, SealedI64
+from girih.kernels.cpu.dedup import unique_keys
 from girih.kernels.cpu.hashing import key_hash, scaled
-from girih.kernels.cpu.jit import kernel
+from girih.kernels.cpu.jit import kernel, njit_lean
 
 
-@kernel()
-def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places: I32, ends: I64x2) -> None:
+@njit_lean
+def places_of(keys: I64, tables: I32, num_shards: Any, shards_each: Any, places: I32, ends: I64) -> None:
     """Writes where each key lives, and how many keys of each table each place has.
 
     Args:
@@ -27,6 +28,47 @@ def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places:
         place = scaled(key_hash(keys[k], tables[k]), num_shards) // shards_each
         places[k] = place
         ends[place, tables[k]] += 1
+    sum_up(ends)
+
+
+@njit_lean
+def cut_places(
+    inverse: I32,
+    offsets: I32,
+    num_examples: Any,
+    features: I64,
+    behind: I64,
+    tables: I32,
+    firsts: I32,
+    places: I32,
+    ends: I64,
+) -> None:
+    """Cuts each place into as many as there are micro-batches, by the first one that has the key.
+
+    Args:
+        inverse: int32[N], the key of each id of these features.
+        behind: int64[M], the first example behind each micro-batch.
+        firsts: int32[U], scratch.
+        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written alike.
+    """
+    num_parts = len(behind)
+    firsts[:] = num_parts
+    for f in range(len(features)):
+        bag, begin = features[f] * num_examples, np.int64(0)
+        for part in range(num_parts):
+            for n in range(offsets[bag + begin], offsets[bag + behind[part]]):
+                firsts[inverse[n]] = min(firsts[inverse[n]], part)
+            begin = behind[part]
+    ends[:] = 0
+    for k in range(len(places)):
+        places[k] = places[k] * num_parts + firsts[k]
+        ends[places[k], tables[k]] += 1
+    sum_up(ends)
+
+
+@njit_lean
+def sum_up(ends: Any) -> None:
+    """From how many keys of each table each place has to the number of the first key behind these."""
     total = np.int64(0)
     for p in range(ends.shape[0]):
         for t in range(ends.shape[1]):
@@ -34,13 +76,13 @@ def places_of(keys: I64, tables: I32, num_shards: int, shards_each: int, places:
             ends[p, t] = total
 
 
-@kernel()
+@njit_lean
 def route(
     keys: I64,
     tables: I32,
     counts: I32,
     places: I32,
-    ends: I64x2,
+    ends: I64,
     numbers: I32,
     out_keys: I64,
     out_counts: I32,
@@ -66,9 +108,73 @@ def route(
             total = start
 
 
-@kernel()
-def renumber(inverse: I32, offsets: SealedI32, num_examples: int, features: I64, numbers: I32) -> Any:
+@njit_lean
+def renumber(inverse: I32, offsets: I32, num_examples: Any, features: I64, numbers: I32) -> None:
     """Replaces the key numbers of some features' ids, in ``inverse``, by their numbers among the routed ones."""
     for f in range(len(features)):
         for n in range(offsets[features[f] * num_examples], offsets[(features[f] + 1) * num_examples]):
             inverse[n] = numbers[inverse[n]]
+
+
+@kernel()
+def unique_and_partition(
+    ids: SealedI64,
+    offsets: SealedI32,
+    num_examples: int,
+    features: I64,
+    tables: I32,
+    num_shards: int,
+    shards_each: int,
+    scratch: I32,
+    base: int,
+    hashes: U64,
+    own: I32,
+    part_ends: I64,
+    found: I64,
+    found_tables: I32,
+    found_counts: I32,
+    found_ends: I64,
+    places: I32,
+    numbers: I32,
+    behind: I64,
+    ends: I64x2,
+    inverse: I32,
+    keys: I64,
+    counts: I32,
+) -> Any:
+    """The unique keys of some features of a batch, routed to the places that own them (Unique & Partition, PICASSO §III-B).
+
+    Args:
+        ids, offsets, features, tables, scratch, base, hashes, own, part_ends: see :func:`~girih.kernels.cpu.dedup.dedup`.
+        num_shards: of all places together; shards_each: of one place, neighbours.
+        found, found_tables, found_counts, found_ends, places, numbers: scratch, int64 and int32, with room for every id;
+            ``found_ends`` for every feature.
+        behind: int64[M], the first example behind each micro-batch.
+        ends: int64[P · M, T], written: the number of the first routed key behind those of each place, micro-batch and table.
+        inverse: int32[N], written for the features' ids: the number of each one's routed key.
+        keys, counts: int64, int32, with room for every id; written up to U.
+
+    Returns:
+        U.
+    """
+    size = unique_keys(
+        ids, offsets, num_examples, features, tables, 0, 1, scratch, base, hashes, 0, own, part_ends, inverse, found,
+        found_tables, found_counts, found_ends,
+    )  # fmt: skip
+    num_places = len(ends) // len(behind)
+    places_of(found[:size], found_tables[:size], num_shards, shards_each, places, ends[:num_places])
+    if len(behind) > 1:
+        cut_places(
+            inverse,
+            offsets,
+            num_examples,
+            features,
+            behind,
+            found_tables[:size],
+            numbers[:size],
+            places[:size],
+            ends,
+        )
+    route(found[:size], found_tables[:size], found_counts[:size], places, ends, numbers, keys, counts)
+    renumber(inverse, offsets, num_examples, features, numbers)
+    return size

@@ -38,12 +38,11 @@ if JIT_DISABLED:
     def _float_at(address: Any) -> Any:
         return _floats_at(address, 1)[0]
 
-    def prefetch_address(address: Any) -> None:
-        """Asks for the cache line at an address; does nothing without the JIT."""
+    def _put_at(address: Any, lanes: F32) -> None:
+        _floats_at(address, _LANES)[:] = lanes
 
-    def address_of(array: Any) -> Any:
-        """The address of an array's first item."""
-        return array.ctypes.data
+    def _put_float_at(address: Any, value: Any) -> None:
+        _floats_at(address, 1)[0] = value
 
     def _all_lanes(value: Any) -> F32:
         return np.full(_LANES, value, np.float32)
@@ -131,28 +130,20 @@ else:
         return types.float32(types.int64), generate
 
     @intrinsic
-    def address_of(typing_context: Any, array: Any) -> Any:
-        """The address of an array's first item."""
-
+    def _put_at(typing_context: Any, address: Any, lanes: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            return builder.ptrtoint(data, context.get_value_type(types.intp))
-
-        return types.int64(array), generate
-
-    @intrinsic
-    def prefetch_address(typing_context: Any, address: Any) -> Any:
-        """Asks for the cache line at an address; any address is safe."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            flag = context.get_value_type(types.int32)
-            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
-            pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-            builder.call(function, [pointer, flag(0), flag(3), flag(1)])
+            builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer())).align = 4
             return context.get_dummy_value()
 
-        return types.void(types.int64), generate
+        return types.void(types.int64, lanes), generate
+
+    @intrinsic
+    def _put_float_at(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.float32), generate
 
     @intrinsic
     def _all_lanes(typing_context: Any, value: Any) -> Any:
@@ -224,35 +215,18 @@ def add_row(
 
 
 @njit_lean
-def copy_from(target: F32, row: Any, column: Any, address: Any, dim: Any) -> None:
-    """Copies ``dim`` floats from an address to a place."""
-    at = row * target.shape[1] + column
+def copy_from(target: Any, address: Any, dim: Any) -> None:
+    """Copies ``dim`` floats from one address to another."""
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
-        _put(target, at + d, _lanes_at(address + 4 * d))
+        _put_at(target + 4 * d, _lanes_at(address + 4 * d))
     for d in range(whole, dim):
-        target[row, column + d] = _float_at(address + 4 * d)
-
-
-@njit_lean
-def add_from(target: F32, row: Any, column: Any, address: Any, dim: Any, factor: Any) -> None:
-    """Adds ``factor`` times ``dim`` floats at an address to those at a place."""
-    at = row * target.shape[1] + column
-    whole = dim - dim % _LANES
-    for d in range(0, whole, _LANES):
-        _put(
-            target,
-            at + d,
-            _add(_get(target, at + d), _multiply(_all_lanes(factor), _lanes_at(address + 4 * d))),
-        )
-    for d in range(whole, dim):
-        target[row, column + d] += factor * _float_at(address + 4 * d)
+        _put_float_at(target + 4 * d, _float_at(address + 4 * d))
 
 
 @njit_lean
 def sum_from(
-    target: F32,
-    row: Any,
+    target: Any,
     addresses: I64,
     start_byte: Any,
     numbers: I32,
@@ -261,18 +235,47 @@ def sum_from(
     dim: Any,
     factor: Any,
 ) -> None:
-    """``factor`` times the sum of ``dim`` floats at ``addresses[numbers[start:stop]] + start_byte``, in their order."""
+    """Writes ``factor`` times the sum of ``dim`` floats at ``addresses[numbers[start:stop]] + start_byte``, in their order."""
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
         for i in range(np.uint64(start), np.uint64(stop)):  # unsigned: no test for negative indices
             lanes = _add(lanes, _lanes_at(addresses[np.uint64(numbers[i])] + start_byte + 4 * d))
-        _put(target, row * target.shape[1] + d, _multiply(lanes, _all_lanes(factor)))
+        _put_at(target + 4 * d, _multiply(lanes, _all_lanes(factor)))
     for d in range(whole, dim):
         total = np.float32(0.0)
         for i in range(start, stop):
             total += _float_at(addresses[numbers[i]] + start_byte + 4 * d)
-        target[row, d] = factor * total
+        _put_float_at(target + 4 * d, factor * total)
+
+
+@njit_lean
+def weigh_from(
+    target: Any,
+    addresses: I64,
+    start_byte: Any,
+    numbers: I32,
+    start: Any,
+    stop: Any,
+    dim: Any,
+    weights: F32,
+    factor: Any,
+) -> None:
+    """As :func:`sum_from`, each float times ``weights[start:stop]``."""
+    whole = dim - dim % _LANES
+    for d in range(0, whole, _LANES):
+        lanes = _all_lanes(np.float32(0.0))
+        for i in range(start, stop):
+            lanes = _add(
+                lanes,
+                _multiply(_all_lanes(weights[i]), _lanes_at(addresses[numbers[i]] + start_byte + 4 * d)),
+            )
+        _put_at(target + 4 * d, _multiply(lanes, _all_lanes(factor)))
+    for d in range(whole, dim):
+        total = np.float32(0.0)
+        for i in range(start, stop):
+            total += weights[i] * _float_at(addresses[numbers[i]] + start_byte + 4 * d)
+        _put_float_at(target + 4 * d, factor * total)
 
 
 @njit_lean

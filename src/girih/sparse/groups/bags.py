@@ -23,6 +23,7 @@ from girih.sparse.groups import shards
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
 from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, each
+from girih.sparse.groups.stitching import Stitching
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
@@ -47,6 +48,25 @@ class DirectTerms:
     terms_of: Callable[[ShardKeys], Terms]
 
 
+class Pooling:
+    """The tensors of all outputs of a batch, which rows become, micro-batch by micro-batch.
+
+    Attributes:
+        outputs: float32[B, F, D], or float32[L, D] where one is whole; any numbers where nothing was filled in.
+    """
+
+    def __init__(
+        self, bags: Bags, rows: Rows, keys: GroupKeys, batch: Batch, outputs: list[NDArray[np.float32]]
+    ) -> None:
+        self._bags = bags
+        self.rows, self.keys, self.batch, self.outputs = rows, keys, batch, outputs
+        self.targets = bags.targets(outputs)
+
+    def fill(self, examples: slice) -> None:
+        """Fills in what is some examples'; the rows of their keys must be there."""
+        self._bags.fill(self, examples)
+
+
 class Bags:
     """Pools rows, and scatters gradients.
 
@@ -61,6 +81,7 @@ class Bags:
         self._pool = pool
         self._buffers = Buffers()
         self._passes = passes(group.outputs)
+        self._stitching = Stitching.of(group.outputs, self._passes)
         self._parts = partition(group, num_parts)
         served = group.outputs[self._passes[0][0]] if len(self._passes) == 1 else None
         self._one_pass = (
@@ -70,35 +91,43 @@ class Bags:
     def pool(
         self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None
     ) -> list[NDArray[np.float32]]:
-        """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole.
+        """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole; see :meth:`pooling`."""
+        pooling = self.pooling(rows, keys, batch, take)
+        pooling.fill(slice(0, batch.num_examples))
+        return pooling.outputs
+
+    def pooling(self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None) -> Pooling:
+        """Tensors of all outputs that are still to be filled.
 
         Args:
             rows: of the key of each number.
             take: gives the memory for the tensors; its own where None.
         """
-        outputs, size = self.group.outputs, batch.num_examples
-        num_parts = self._num_parts if len(keys.inverse) >= FEW_IDS else 1
-        addresses, offsets, weights = rows.addresses, sealed(batch.offsets), _weights_of(batch)
-        firsts = self._firsts(batch)
-        found = [(take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in outputs]
-        flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in found]
+        outputs = [
+            (take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in self.group.outputs
+        ]
+        return Pooling(self, rows, keys, batch, outputs)
 
-        def pool_part(part: int) -> None:
-            for number, *tails in self._passes:
-                output, out = outputs[number], flat[number]
-                num_rows = len(out) if output.whole else size
-                begin, end = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
-                if output.whole:
-                    start = output.ids_in(batch).start + begin
-                    pool_kernels.spread(addresses, output.first_column, keys.inverse, start, out[begin:end])
-                else:
-                    pool_kernels.pool(
-                        addresses, output.first_column, keys.inverse, offsets, weights, size, output.features,
-                        firsts[output.features], output.modes, begin, end, out, flat[tails[0]] if tails else NO_TAIL,
-                    )  # fmt: skip
+    def fill(self, pooling: Pooling, examples: slice) -> None:
+        """See :meth:`Pooling.fill`."""
+        keys, batch, stitching = pooling.keys, pooling.batch, self._stitching
+        size, num_examples = batch.num_examples, examples.stop - examples.start
+        num_ids = len(keys.inverse) * num_examples // max(1, size)
+        num_parts = self._num_parts if num_ids >= FEW_IDS else 1
+        offsets, weights = sealed(batch.offsets), _weights_of(batch)
 
-        each(self._pool, num_parts, pool_part, len(keys.inverse))
-        return found
+        def fill_part(part: int) -> None:
+            begin, end = (examples.start + p * num_examples // num_parts for p in (part, part + 1))
+            pool_kernels.stitch(
+                pooling.rows.addresses, keys.inverse, offsets, weights, size, *stitching.described, pooling.targets,
+                stitching.scratch(), begin, end,
+            )  # fmt: skip
+
+        each(self._pool, num_parts, fill_part, num_ids)
+
+    def targets(self, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
+        """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.stitching.Stitching`."""
+        return self._stitching.targets(outputs)
 
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.

@@ -14,11 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
+from girih.errors import NonFiniteError
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.pack import Group, ids_within
 from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
+
+Fill = Callable[[slice], None]
+"""Fills in, of a group's outputs, what is some examples'."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,25 @@ class EmbeddingGroup(Protocol):
 
     group: Group
 
-    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
-        """Reads and pools the rows of a batch; ``train`` gives new keys rows and marks rows as used."""
+    def find(self, batch: Batch) -> GroupKeys:
+        """The unique keys of a batch, which depend on its ids alone."""
+        ...
+
+    def fetch(self, found: GroupKeys) -> None:
+        """Begins to read what the next lookup will want of tiers below memory; changes no result."""
+        ...
+
+    def lookup(
+        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupRead, Fill]:
+        """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
+
+        Args:
+            found: what :meth:`find` found; None finds it now.
+
+        Returns:
+            The rows, of which no output is filled in, and what does that; all of it before another verb.
+        """
         ...
 
     def gradients(self, read: GroupRead, given: Sequence[Any], batch: Batch) -> GroupGradients | None:
@@ -88,10 +109,27 @@ class CpuGroup:
         self._keys = Shards(shards, pool)
         self._bags = Bags(group, len(shards), pool)
 
-    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
+    def find(self, batch: Batch) -> GroupKeys:
         """See :class:`EmbeddingGroup`."""
-        found, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train)
-        return GroupRead(self._bags.pool(rows, found, batch), found)
+        return self._keys.find(ids_of(batch, self.group))
+
+    def fetch(self, found: GroupKeys) -> None:
+        """See :class:`EmbeddingGroup`."""
+        self._keys.fetch(found)
+
+    def lookup(
+        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupRead, Fill]:
+        """See :class:`EmbeddingGroup`."""
+        keys, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train, found=found)
+        pooling = self._bags.pooling(rows, keys, batch)
+        return GroupRead(pooling.outputs, keys), pooling.fill
+
+    def read(self, batch: Batch, step: int, *, train: bool) -> GroupRead:
+        """:meth:`lookup` with all outputs filled in."""
+        read, fill = self.lookup(batch, step, train=train)
+        fill(slice(0, batch.num_examples))
+        return read
 
     def gradients(
         self, read: GroupRead, given: Sequence[NDArray[np.float32] | None], batch: Batch
@@ -118,7 +156,35 @@ def ids_of(batch: Batch, group: Group) -> Ids:
     return Ids(batch.ids, batch.offsets, batch.num_examples, group.features, group.tables)
 
 
-def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> int | None:
-    """A feature of the group (its index in the batch) that has an id of this key number, if any."""
-    found = (f for f in group.features.tolist() if (inverse[ids_within(batch, f)] == key).any())
-    return next(found, None)
+def apply_all(
+    groups: Sequence[EmbeddingGroup],
+    reads: Sequence[GroupRead],
+    given: Sequence[Sequence[Any]],
+    batch: Batch,
+    step: int,
+    lr_scale: float,
+) -> None:
+    """Moves the rows of all groups by the gradients of each one's outputs: one step, or none.
+
+    Raises:
+        NonFiniteError: a gradient is NaN or infinite; no row was moved.
+    """
+    updates = []
+    for group, read, own in zip(groups, reads, given, strict=True):
+        found = group.gradients(read, own, batch)
+        if found is None:
+            continue
+        if found.nonfinite_key >= 0:
+            name = _feature_of(group.group, read.keys.inverse, found.nonfinite_key, batch)
+            raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
+        updates.append((group, read, found))
+    for group, read, found in updates:
+        group.apply(read, found, step, lr_scale)
+
+
+def _feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> str:
+    """Name of a feature that has an id of this key number."""
+    names = {
+        f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)
+    }
+    return next((name for f, name in names.items() if (inverse[ids_within(batch, f)] == key).any()), "?")

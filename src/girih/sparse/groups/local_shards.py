@@ -84,20 +84,23 @@ class LocalShards:
         self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
         self.stores: list[list[Store]] = [[] for _ in groups]
         num_shards = num_places * self.shards_each
+        num_tables = sum(len(group.spec.tables) for group in groups) + len(self._elsewhere)
         try:
             for number, (group, stores) in enumerate(zip(groups, self.stores, strict=True)):
                 own_segment = None if segment is None else f"{segment}-{number}"
+                share = len(group.spec.tables) / num_tables
                 for shard in range(place * self.shards_each, (place + 1) * self.shards_each):
-                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment))
+                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment, share))
         except BaseException:
             self.close()
             raise
 
     def counters(self) -> dict[str, int]:
-        """Sums over all shards here, see ``Store.counters``, and ``rows``, ``peeks``, ``absent``."""
+        """Sums over all shards, see ``Store.counters`` and ``tier_counters``, and ``rows``, ``peeks``, ``absent``."""
         total: Counter[str] = Counter()
         for _, store in self.files():
             total.update(store.counters())
+            total.update(store.tier_counters())
             total.update(rows=store.num_rows, peeks=store.num_peeks, absent=store.num_absent)
         return dict(total)
 
@@ -118,18 +121,21 @@ class LocalShards:
         Raises:
             CheckpointError: a part is damaged, or its rows do not fit; no row was replaced.
         """
-        found: list[tuple[Store, list[SnapshotFile]]] = []
+        found: list[tuple[Store, list[SnapshotFile], set[str]]] = []
+        all_tables = {table.name for group in self.groups for table in group.spec.tables}
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
+            # a checkpoint may have been packed otherwise
+            elsewhere = {*self._elsewhere, *(all_tables - set(tables))}
             opened: dict[str, SnapshotFile] = {}
             for store in stores:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
-                found.append((store, [opened[name] for name in names]))
-                store.check(found[-1][1], elsewhere=self._elsewhere)
-        for store, files in found:
-            store.restore(files, elsewhere=self._elsewhere)
+                found.append((store, [opened[name] for name in names], elsewhere))
+                store.check(found[-1][1], elsewhere=elsewhere)
+        for store, files, elsewhere in found:
+            store.restore(files, elsewhere=elsewhere)
 
     def close(self) -> None:
         """Gives the memory back."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
+from girih.errors import ConfigError, nearest
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE, Needs
 from girih.optim import SparseOptimizer
 from girih.schema import Categorical, Schema, Sequence
@@ -21,6 +24,9 @@ from girih.tables import Normal, Table, Zeros
 T = TypeVar("T")
 Member = tuple[int, Categorical | Sequence]
 """A feature's index among the batch's features, and the feature."""
+_Layout = tuple[tuple[Segment, ...], str]
+"""Segments of a row, and its dtype."""
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ def pack(
     optimizer: SparseOptimizer,
     first_order_optimizer: SparseOptimizer | None = None,
     seed: int = 0,
+    partition: Mapping[str, Seq[str]] | None = None,
 ) -> tuple[Group, ...]:
     """Groups the schema's tables by row layout: segments with their dim and optimizer, and dtype.
 
@@ -114,12 +121,16 @@ def pack(
         needs: feature name → what the model reads of it ("embedding", "first_order", "sequence").
         optimizer: of embeddings, where a table has none of its own.
         first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
+        partition: group name → its tables, as a plan has them; None has all tables of one layout in one group.
+
+    Raises:
+        ConfigError: a partition that has not every table once, or tables of several layouts in one group.
     """
     members_of: defaultdict[str, list[Member]] = defaultdict(list)
     for index, feature in enumerate(schema.sparse):
         if needs.get(feature.name):
             members_of[feature.table_name].append((index, feature))
-    packed: defaultdict[tuple[tuple[Segment, ...], str], list[Table]] = defaultdict(list)
+    layouts: dict[str, _Layout] = {}
     for table in schema.tables:
         wanted = frozenset().union(*(needs[feature.name] for _, feature in members_of[table.name]))
         segments = []
@@ -129,26 +140,63 @@ def pack(
             own = table.optimizer or first_order_optimizer or optimizer
             segments.append(Segment(FIRST_ORDER, 1, own))
         if segments:
-            packed[tuple(segments), table.dtype].append(table)
+            layouts[table.name] = tuple(segments), table.dtype
+    if partition is None:
+        partition = _by_layout(layouts)
+    else:
+        _check_partition(partition, layouts)
+    table_of = {table.name: table for table in schema.tables}
     groups: list[Group] = []
-    names: Counter[str] = Counter()
-    for (layout, dtype), tables in packed.items():
-        name = "_".join(f"{s.name}-{s.dim}-{s.optimizer.name}" for s in layout)
-        name += "" if dtype == "float32" else f"_{dtype}"
-        names[name] += 1
-        unique = name if names[name] == 1 else f"{name}-{names[name]}"
-        specs = tuple(_table_spec(table, layout) for table in tables)
-        members = [member for table in tables for member in members_of[table.name]]
-        numbers = [number for number, table in enumerate(tables) for _ in members_of[table.name]]
+    for name, names in partition.items():
+        layout, dtype = layouts[names[0]]
+        members = [member for table in names for member in members_of[table]]
+        numbers = [number for number, table in enumerate(names) for _ in members_of[table]]
+        specs = tuple(_table_spec(table_of[table], layout) for table in names)
         groups.append(
             Group(
-                spec=GroupSpec(unique, specs, layout, dtype, seed),  # type: ignore[arg-type]
+                spec=GroupSpec(name, specs, layout, dtype, seed),  # type: ignore[arg-type]
                 features=np.array([index for index, _ in members], np.int64),
                 tables=np.array(numbers, np.int32),
                 outputs=_outputs(layout, sorted(members, key=lambda member: member[0]), needs),
             )
         )
     return tuple(groups)
+
+
+def _by_layout(layouts: Mapping[str, _Layout]) -> dict[str, list[str]]:
+    """Tables of one layout as one group, under a name that says the layout."""
+    packed: defaultdict[_Layout, list[str]] = defaultdict(list)
+    for table, layout in layouts.items():
+        packed[layout].append(table)
+    found, names = {}, Counter[str]()
+    for (segments, dtype), tables in packed.items():
+        name = "_".join(f"{s.name}-{s.dim}-{s.optimizer.name}" for s in segments)
+        name += "" if dtype == "float32" else f"_{dtype}"
+        names[name] += 1
+        found[name if names[name] == 1 else f"{name}-{names[name]}"] = tables
+    return found
+
+
+def _check_partition(partition: Mapping[str, Seq[str]], layouts: Mapping[str, _Layout]) -> None:
+    """Refuses what is no packing of these tables."""
+    times = Counter(table for tables in partition.values() for table in tables)
+    for table in (*layouts, *times):
+        if table not in layouts:
+            raise ConfigError(f"plan: groups: the model reads no table {table!r}{nearest(table, layouts)}")
+        if times[table] != 1:
+            raise ConfigError(f"plan: groups: table {table!r} is in {times[table]} groups, expected one")
+    for name, tables in partition.items():
+        if not NAME.fullmatch(name):  # it is part of the names of files
+            raise ConfigError(f"plan: groups: {name!r}: expected a name of letters, digits, '-', '_' and '.'")
+        if not tables:
+            raise ConfigError(f"plan: groups: group {name!r} has no table; leave it out")
+        first, *others = tables
+        for table in others:
+            if layouts[table] != layouts[first]:
+                raise ConfigError(
+                    f"plan: groups: tables {first!r} and {table!r} of group {name!r} differ in dim, optimizer, dtype or in what"
+                    " the model reads of them; one group needs them alike"
+                )
 
 
 def _table_spec(table: Table, segments: tuple[Segment, ...]) -> TableSpec:

@@ -12,19 +12,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, WireError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
+from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store import Store
 
 T = TypeVar("T")
+NO_AMOUNTS = np.empty(0, np.int32)
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 WIDE = 64  # columns of a row from which on copies of it cost more than they save
 IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read in place: copies of hot rows lie closer
@@ -88,9 +90,31 @@ class Rows:
     memory: Sequence[NDArray[np.float32]]
 
     @classmethod
-    def copied(cls, *arrays: NDArray[np.float32]) -> Rows:
-        """Rows of arrays, float32[·, W] each, one after the other."""
-        return cls(np.concatenate([addresses_in(array) for array in arrays]), arrays)
+    def received(
+        cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, whose: str = "rows"
+    ) -> Rows:
+        """Rows that came over a wire, float32[size, W] from each sender, one after the other.
+
+        Raises:
+            WireError: an array is something else.
+        """
+        checked = [as_rows(array, size, width, whose) for array, size in zip(arrays, sizes, strict=True)]
+        return cls(np.concatenate([addresses_in(array) for array in checked]), checked)
+
+
+def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[np.float32]:
+    """An array that came over a wire, as kernels take it, which follow addresses and check nothing.
+
+    Raises:
+        WireError: it is not float32[size, width] in one piece; says whose it is.
+    """
+    whole = bool(array.flags.c_contiguous)
+    if array.dtype != np.float32 or array.shape != (size, width) or not whole:
+        raise WireError(
+            f"{whose}: {array.dtype}{list(array.shape)}{'' if whole else ' in pieces'}; expected float32[{size}, {width}]"
+            " in one piece; do all processes train the same model?"
+        )
+    return array
 
 
 def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -118,10 +142,10 @@ class Ids:
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        num_ids, of_table = kernels.count_ids(
-            sealed(self.offsets), self.num_examples, self.features, self.tables
-        )
-        return num_ids, of_table
+        firsts = self.features * self.num_examples
+        counts = self.offsets[firsts + self.num_examples] - self.offsets[firsts]
+        starts = np.flatnonzero(np.diff(self.tables, prepend=-1))
+        return int(counts.sum()), int(np.add.reduceat(counts, starts).max())
 
 
 class Dedup:
@@ -136,10 +160,19 @@ class Dedup:
         self._base = 1
 
     def unique(
-        self, of: Ids, inverse: NDArray[np.int32], shard: int = 0, num_shards: int = 1, first: int = 0
+        self,
+        of: Ids,
+        inverse: NDArray[np.int32],
+        shard: int = 0,
+        num_shards: int = 1,
+        first: int = 0,
+        amounts: NDArray[np.int32] | None = None,
     ) -> ShardKeys:
         """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
         ``inverse``.
+
+        Args:
+            amounts: int32[N], how often each id stands for itself, where ``inverse`` is -1 before; None is once.
         """
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
@@ -148,10 +181,40 @@ class Dedup:
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
-            self._slots, self._base, self._hashes, first, self._own, self._ends, inverse, keys, tables, counts, ends,
+            self._slots, self._base, self._hashes, first, self._own, self._ends,
+            sealed(NO_AMOUNTS if amounts is None else amounts), inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
+
+    def routed(
+        self,
+        of: Ids,
+        inverse: NDArray[np.int32],
+        num_shards: int,
+        shards_each: int,
+        behind: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The unique keys, and how often each occurs, routed to the places that own so many neighbours of all shards.
+
+        Args:
+            inverse: int32[N], written: the number of each id's key.
+            behind: int64[M], the first example behind each micro-batch.
+            ends: int64[P · M, T], written: the number of the first key behind those of each place, micro-batch and table.
+        """
+        num_ids, of_table = of.sizes
+        self._make_room(num_ids, of_table)
+        take = self._buffers.take
+        found, keys = take(np.int64, num_ids), take(np.int64, num_ids)
+        found_tables, found_counts, places, numbers, counts = (take(np.int32, num_ids) for _ in range(5))
+        num_keys = routing.unique_and_partition(
+            sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, num_shards, shards_each,
+            self._slots, self._base, self._hashes, self._own, self._ends, found, found_tables, found_counts,
+            np.empty(len(of.features), np.int64), places, numbers, behind, ends, inverse, keys, counts,
+        )  # fmt: skip
+        self._base += num_keys
+        return keys[:num_keys], counts[:num_keys]
 
     def _make_room(self, num_ids: int, ids_of_table: int) -> None:
         parted = ids_of_table > kernels.MOST_TOGETHER
@@ -187,7 +250,13 @@ class Shards:
         return self.stores[0].spec.dim
 
     def lookup(
-        self, of: Ids, step: int, *, train: bool, counts: NDArray[np.int32] | None = None
+        self,
+        of: Ids,
+        step: int,
+        *,
+        train: bool,
+        counts: NDArray[np.int32] | None = None,
+        found: GroupKeys | None = None,
     ) -> tuple[GroupKeys, Rows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
@@ -195,6 +264,7 @@ class Shards:
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
+            found: what :meth:`find` found, read once at most; None finds it now.
 
         Returns:
             The keys, and their rows.
@@ -202,36 +272,39 @@ class Shards:
         Raises:
             ConfigError: so many ids in so many shards that 32 bits do not number their keys.
         """
-        num_ids, inverse = of.sizes[0], self._inverse(of)
-        if counts is not None:
-            inverse.fill(-1)
+        num_ids = of.sizes[0]
+        inverse = self._inverse(of, marked=counts is not None) if found is None else found.inverse
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
         addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
-            store, mine = self.stores[s], self._unique(of, inverse, s)
+            store = self.stores[s]
+            mine = self._unique(of, inverse, s, counts) if found is None else found.shards[s]
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
             if self.dim < WIDE or int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
                 addresses[own], where = addresses_in(out), None
-            if counts is not None:
-                kernels.sum_counts(inverse, sealed(counts), mine.first, mine.counts)
             if train:
                 mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, where)
             else:
                 mine.rows = store.peek(mine.keys, mine.tables, out, where)
             return mine
 
-        found = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
-        return found, Rows(addresses, (values,))
+        keys = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
+        return keys, Rows(addresses, (values,))
 
-    def find(self, of: Ids) -> GroupKeys:
-        """The unique keys that belong here; no row is read, and none is known. Raises as :meth:`lookup` does."""
-        inverse = self._inverse(of)
-        find_shard = partial(self._unique, of, inverse)
+    def find(self, of: Ids, *, counts: NDArray[np.int32] | None = None) -> GroupKeys:
+        """The unique keys that belong here; no row is read, and none is known. Args, and errors, as of :meth:`lookup`."""
+        inverse = self._inverse(of, marked=counts is not None)
+        find_shard = partial(self._unique, of, inverse, counts=counts)
         num_ids = of.sizes[0]
         return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
+
+    def fetch(self, found: GroupKeys) -> None:
+        """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
+        for store, mine in zip(self.stores, found.shards, strict=True):
+            store.fetch(mine.keys, mine.tables)
 
     def apply(
         self,
@@ -258,19 +331,24 @@ class Shards:
         num_ids = found.num_keys if terms_of is None else len(found.inverse)
         return sum(each(self.pool, len(found.shards), apply_shard, num_ids))
 
-    def _inverse(self, of: Ids) -> NDArray[np.int32]:
-        """Memory for the number of each id's key."""
+    def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
+        """Memory for the number of each id's key; ``marked`` fills it with -1."""
         num_ids, num_shards = of.sizes[0], len(self.stores)
         if num_ids * num_shards > kernels.MAX_NUMBER:
             raise ConfigError(
                 f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
                 f" most {kernels.MAX_NUMBER:,}: lower data.batch_size, or store.shards"
             )
-        return self._buffers.take(np.int32, len(of.ids))
+        inverse = self._buffers.take(np.int32, len(of.ids))
+        if marked:
+            inverse.fill(-1)
+        return inverse
 
-    def _unique(self, of: Ids, inverse: NDArray[np.int32], s: int) -> ShardKeys:
+    def _unique(
+        self, of: Ids, inverse: NDArray[np.int32], s: int, counts: NDArray[np.int32] | None = None
+    ) -> ShardKeys:
         store = self.stores[s]
-        return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0])
+        return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0], counts)
 
 
 def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:

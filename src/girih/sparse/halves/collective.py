@@ -6,35 +6,41 @@ has the whole batch (PICASSO §III-A). All methods are called by all trainers, i
 Rows that travel as float16 are rounded, and what every rank sees of a row in one step is the same: the owner takes a
 row that others ask for as they get it. A row that its owner alone asks for, and its own gradients, stay as they are.
 
-Shapes: R ranks, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this rank, W columns
-of a row.
+Shapes: R ranks, M micro-batches, T tables of a group, U unique keys of this rank's batch, K keys that are asked of
+this rank, W columns of a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.between_hosts import BetweenHosts
 from girih.comm.group.exchange import Counts, Direct, Exchange, Route
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
+from girih.errors import ConfigError, NonFiniteError
+from girih.kernels.buffers import Buffers
 from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
-from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.bags import Gradients, Pooling
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import GroupKeys, Rows
+from girih.sparse.groups.shards import GroupKeys, Rows, addresses_in, as_rows
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.here import ShardedHalf
+from girih.sparse.halves.here import Arrival, ShardedHalf
 from girih.sparse.routing.key_router import KeyRequest, KeyRouter, RoutedKeys
 from girih.sparse.routing.row_codec import RowCodec
-from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.routing.shard_reader import Request, ShardReader, spread
 from girih.sparse.spec import SparseSpec
 
 
@@ -43,31 +49,61 @@ class _Traffic:
     """One group in one step: what this rank asks for, what it is asked for, and the ways there and back.
 
     Attributes:
-        group: its number, by which the route counts its keys.
+        group: its number.
+        requests: all keys that are asked of this rank, those of rank 0 first.
+        columns: where the route counts its keys, by the first micro-batch that needs them.
     """
 
+    group: int
     own: RoutedKeys
+    requests: Request
     served: GroupKeys
     route: Route
-    group: int
+    columns: slice
 
     @property
-    def asks(self) -> list[int]:
-        """Number of keys that this rank asks of each."""
-        return [int(count) for count in self.route.told[:, self.group]]
+    def asks(self) -> Counts:
+        """Number of keys that this rank asks of each, by micro-batch, int64[R, M]."""
+        return self.route.told[:, self.columns]
 
     @property
-    def asked(self) -> list[int]:
-        """Number of keys that each rank asks of this one."""
-        return [int(count) for count in self.route.asked[:, self.group]]
+    def asked(self) -> Counts:
+        """Number of keys that each rank asks of this one, by micro-batch, int64[R, M]."""
+        return self.route.asked[:, self.columns]
 
 
-class CollectiveSparse(ShardedHalf[_Traffic]):
+@dataclass(frozen=True)
+class _Coming:
+    """Rows of one group on their way into its outputs.
+
+    Attributes:
+        served: rows of the keys that this rank is asked for.
+        own: addresses of those that it asks for, as far as they have come, and the memory that they lie in.
+    """
+
+    served: Rows
+    own: Rows
+    memory: list[NDArray[np.float32]]
+    pooling: Pooling
+
+
+class CollectiveSparse(ShardedHalf[list[_Traffic], _Traffic]):
     """Tables whose shards are spread evenly over the trainers.
+
+    Rows of several groups, and their gradients, travel in one message. Where groups are in several interleaving groups these
+    follow each other (PICASSO §III-C, K-interleaving), and so do micro-batches (D-interleaving): while the rows of one
+    are on the way, a thread looks up those of the next and pools those of the one before. A key that several
+    micro-batches need travels with the first of them.
 
     Args:
         hosts: the host of each trainer, by rank; where several share one of several, messages between hosts are grouped.
         float16_embeddings, float16_gradients: rows and their gradients travel as float16 with a scale each.
+        micro_batches, ahead: see :class:`ShardedHalf`.
+        interleaving: names of the groups of each interleaving group, in their order; all in one where there are none.
+        excluded: names of groups that go before all interleaving groups.
+
+    Raises:
+        ConfigError: interleaving and excluded groups together are not all groups, once each.
     """
 
     def __init__(
@@ -79,42 +115,79 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         hosts: Sequence[str] = (),
         float16_embeddings: bool = False,
         float16_gradients: bool = False,
+        micro_batches: int = 1,
+        ahead: bool = False,
+        interleaving: Sequence[Sequence[str]] = (),
+        excluded: Sequence[str] = (),
     ) -> None:
         groups = spec.groups()
+        self._convoys = _in_convoys([group.spec.name for group in groups], interleaving, excluded)
         shards = LocalShards(groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size)
-        super().__init__(groups, shards)
+        super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.ranks = ranks
+        several = micro_batches > 1 or len(self._convoys) > 1
+        self._wire = ThreadPoolExecutor(1, "girih-exchange") if several and ranks.size > 1 else None
+        # gloo is not for two threads: what is exchanged beside a backward pass has connections of its own
+        apart = ranks.size > 1 and (several or ahead)
+        self._part = ranks.split(range(ranks.size)) if apart else None
+        between = self._part or ranks
         grouped = 1 < len(set(hosts)) < len(hosts)
-        self.exchange: Exchange = BetweenHosts(ranks, hosts) if grouped else Direct(ranks)
+        self.exchange: Exchange = BetweenHosts(between, hosts) if grouped else Direct(between)
         self._rows, self._gradients = RowCodec(float16_embeddings), RowCodec(float16_gradients)
         self._stats = stats or Stats()
+        self._buffers = Buffers()
         self._routers = [KeyRouter(group, ranks.size, shards.shards_each) for group in groups]
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
         self._tables = [table.name for group in groups for table in group.spec.tables]
         self._num_tables = [len(group.spec.tables) for group in groups]
 
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[_Traffic]:
+        """Finds the keys of a batch, and sends them to their owners, which find those that several ask for."""
+        asked = [router.ask(batch, parts) for router in self._routers]
+        route, received = self._send_keys(asked, len(parts), train=train)
+        found = []
+        for group, (reader, own, requests) in enumerate(zip(self._readers, asked, received, strict=True)):
+            lengths, keys, counts = zip(*requests, strict=True)
+            of_ranks = np.concatenate([each.reshape(len(parts), -1) for each in lengths])
+            request = Request.of(np.concatenate(keys), np.concatenate(counts), of_ranks)
+            columns = slice(group * len(parts), (group + 1) * len(parts))
+            found.append(_Traffic(group, own, request, reader.find_keys(request), route, columns))
+        return found
+
+    def fetch(self, found: list[_Traffic]) -> None:
+        """See :class:`ShardedHalf`."""
+        for each in found:
+            self._readers[each.group].fetch(each.served)
+
     def read(
-        self, batch: Batch, step: int, *, train: bool
-    ) -> tuple[list[_Traffic], list[NDArray[np.float32]]]:
-        """Sends keys to their owners, and gets their rows; see :class:`ShardedHalf`."""
-        traffic: list[_Traffic] = []
-        outputs: list[NDArray[np.float32]] = []
-        asked = [router.ask(batch) for router in self._routers]
-        route, received = self._send_keys(asked, train=train)
-        for router, reader, own, requests in zip(self._routers, self._readers, asked, received, strict=True):
-            of_rank, keys, counts = zip(*requests, strict=True)
-            served, rows = reader.read(
-                np.concatenate(keys), np.concatenate(counts), np.stack(of_rank), step, train=train
+        self,
+        batch: Batch,
+        step: int,
+        parts: Sequence[slice],
+        found: list[_Traffic] | None = None,
+        *,
+        train: bool,
+    ) -> Iterator[Arrival[_Traffic]]:
+        """Gets rows from their owners; see :class:`ShardedHalf`."""
+        traffic = self.find(batch, parts, train=train) if found is None else found
+        coming: dict[int, _Coming] = {}
+
+        def send(part: int, convoy: list[int]) -> Future[Tensor]:
+            if part == 0:
+                coming.update((g, self._look_up(traffic[g], batch, step, train=train)) for g in convoy)
+            sent = self._packed_rows([traffic[g] for g in convoy], coming, part)
+            return self._send(
+                "embeddings", [traffic[g] for g in convoy], sent, slice(part, part + 1), train=train
             )
-            each = _Traffic(own, served, route, len(traffic))
-            values = self._send("embeddings", each, rows, train=train)
-            if self._rows.float16:
-                mine = self._part(each.asked)
-                alone = ~_asked_by_others(served, mine)
-                values[self._part(each.asks)][alone] = rows[mine][alone]
-            outputs += router.bags.pool(Rows.copied(values), own.keys, batch)
-            traffic.append(each)
-        return traffic, outputs
+
+        steps = list(product(range(len(parts)), self._convoys))
+        for (part, convoy), came in zip(steps, self._one_ahead(send, steps), strict=True):
+            self._take_rows([traffic[g] for g in convoy], coming, part, came.numpy())
+            for g in convoy:
+                coming[g].pooling.fill(parts[part])
+            if convoy is self._convoys[-1]:
+                outputs = [output for g in range(len(traffic)) for output in coming[g].pooling.outputs]
+                yield traffic, outputs
 
     def update(
         self, batch: Batch, reads: list[_Traffic], gradients: Sequence[Gradients], step: int, lr_scale: float
@@ -124,17 +197,25 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
-        took_part, bad, sums = [], 0, []
-        for router, reader, each, given in zip(self._routers, self._readers, reads, gradients, strict=True):
-            own, _ = router.bags.scatter(given, each.own.keys, batch)
-            received = self._send("gradients", each, own, train=True)
-            if self._gradients.float16:
-                received[self._part(each.asked)] = own[self._part(each.asks)]
-            totals, nonfinite = reader.sum_gradients(each.served, received)
-            took_part.append(float(any(gradient is not None for gradient in given)))
-            bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
-            sums.append(totals)
-        num_asked = sum(sum(each.asked) for each in reads)
+        own: dict[int, NDArray[np.float32]] = {}
+
+        def send(convoy: list[int]) -> Future[Tensor]:
+            for g in convoy:
+                own[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].own.keys, batch)
+            members = [reads[g] for g in convoy]
+            return self._send(
+                "gradients", members, self._packed_gradients(members, own), slice(None), train=True
+            )
+
+        sums, bad = {}, 0
+        ways = [(convoy,) for convoy in self._convoys]
+        for convoy, came in zip(self._convoys, self._one_ahead(send, ways), strict=True):
+            received = self._received_gradients([reads[g] for g in convoy], came.numpy(), own)
+            for g, of_ranks in zip(convoy, received, strict=True):
+                sums[g], nonfinite = self._readers[g].sum_gradients(reads[g].served, of_ranks)
+                bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
+        took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
+        num_asked = int(reads[0].route.asked.sum()) if reads else 0
         with self._waiting("vote", train=True):
             *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
         self._stats.counters[ASKED_KEYS] += num_asked
@@ -144,9 +225,9 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
         self._stats.counters[PACED_KEYS] += self.ranks.size * int(most)
         if worst:
             raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
-        for reader, each, totals, apply in zip(self._readers, reads, sums, all_took_part, strict=True):
+        for each, apply in zip(reads, all_took_part, strict=True):
             if apply:
-                reader.apply(each.served, totals, step, lr_scale)
+                self._readers[each.group].apply(each.served, sums[each.group], step, lr_scale)
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
@@ -158,48 +239,172 @@ class CollectiveSparse(ShardedHalf[_Traffic]):
             balance={**balance, PACED_KEYS: counters[PACED_KEYS]},
         )
 
+    def close(self) -> None:
+        """See :class:`ShardedHalf`; leaves the others."""
+        super().close()
+        if self._wire is not None:
+            self._wire.shutdown()
+        if self._part is not None:
+            self._part.close()
+
+    def _look_up(self, each: _Traffic, batch: Batch, step: int, *, train: bool) -> _Coming:
+        """Reads the rows that this rank is asked for."""
+        reader = self._readers[each.group]
+        _, served = reader.look_up(each.requests, step, train=train, found=each.served)
+        memory: list[NDArray[np.float32]] = []
+        own = Rows(np.empty(each.own.keys.end, np.int64), memory)
+        pooling = self._routers[each.group].bags.pooling(own, each.own.keys, batch)
+        return _Coming(served, own, memory, pooling)
+
+    def _packed_rows(self, convoy: Sequence[_Traffic], coming: Mapping[int, _Coming], part: int) -> Tensor:
+        """Rows of some groups that others first need in a micro-batch: those for rank 0 first, group by group."""
+        codec = self._rows
+        widths = [codec.width(self._readers[each.group].dim) for each in convoy]
+        counts = [each.asked[:, part] for each in convoy]
+        flat = self._buffers.take(
+            codec.dtype, sum(w * int(n.sum()) for w, n in zip(widths, counts, strict=True))
+        )
+        at = 0
+        for rank in range(self.ranks.size):
+            for each, width, count in zip(convoy, widths, counts, strict=True):
+                size = int(count[rank])
+                out = flat[at : at + size * width].reshape(size, width)
+                start = int(each.asked[:rank].sum() + each.asked[rank, :part].sum())
+                if codec.float16:
+                    rows = np.empty((size, self._readers[each.group].dim), np.float32)
+                    spread(coming[each.group].served, each.served, start, rows)
+                    out[:] = codec.pack(rows)
+                else:
+                    spread(coming[each.group].served, each.served, start, out)
+                at += size * width
+        return torch.from_numpy(flat)
+
+    def _take_rows(
+        self, convoy: Sequence[_Traffic], coming: Mapping[int, _Coming], part: int, came: NDArray[Any]
+    ) -> None:
+        """Notes where the rows lie that came; what :meth:`_packed_rows` of all ranks packed for this one."""
+        at, codec = 0, self._rows
+        for rank in range(self.ranks.size):
+            for each in convoy:
+                dim, size = self._readers[each.group].dim, int(each.asks[rank, part])
+                width = codec.width(dim)
+                packed = came[at : at + size * width].reshape(size, width)
+                rows = as_rows(codec.unpack(packed), size, dim, f"rows from trainer {rank}")
+                if codec.float16 and rank == self.ranks.rank:
+                    self._restore_own(each, coming[each.group], part, rows)
+                to = coming[each.group]
+                first = int(each.asks[:rank].sum() + each.asks[rank, :part].sum())
+                to.own.addresses[first : first + size] = addresses_in(rows)
+                to.memory.append(rows)
+                at += size * width
+
+    def _restore_own(self, each: _Traffic, coming: _Coming, part: int, rows: NDArray[np.float32]) -> None:
+        """Rows of this rank that no other one asks for are not rounded."""
+        rank = self.ranks.rank
+        mine = _stretch(each.asked.sum(axis=1), rank)
+        start = mine.start + int(each.asked[rank, :part].sum())
+        exact = np.empty_like(rows)
+        spread(coming.served, each.served, start, exact)
+        alone = ~_asked_by_others(each.served, mine)[start - mine.start : start - mine.start + len(rows)]
+        rows[alone] = exact[alone]
+
+    def _packed_gradients(self, convoy: Sequence[_Traffic], own: Mapping[int, NDArray[np.float32]]) -> Tensor:
+        """Gradients of some groups: those for rank 0 first, group by group."""
+        packed = [self._gradients.pack(own[each.group]) for each in convoy]
+        if len(packed) == 1:
+            return torch.from_numpy(packed[0].reshape(-1))
+        counts = [each.asks.sum(axis=1) for each in convoy]
+        return torch.from_numpy(
+            np.concatenate(
+                [
+                    rows[_stretch(count, rank)].reshape(-1)
+                    for rank in range(self.ranks.size)
+                    for rows, count in zip(packed, counts, strict=True)
+                ]
+            )
+        )
+
+    def _received_gradients(
+        self, convoy: Sequence[_Traffic], came: NDArray[Any], own: Mapping[int, NDArray[np.float32]]
+    ) -> list[list[NDArray[np.float32]]]:
+        """For each of some groups, what each rank has: what :meth:`_packed_gradients` of all ranks packed for this one."""
+        at, codec = 0, self._gradients
+        found: list[list[NDArray[np.float32]]] = [[] for _ in convoy]
+        for rank in range(self.ranks.size):
+            for each, of_ranks in zip(convoy, found, strict=True):
+                width, size = codec.width(self._readers[each.group].dim), int(each.asked[rank].sum())
+                if codec.float16 and rank == self.ranks.rank:  # what does not travel is not rounded
+                    of_ranks.append(own[each.group][_stretch(each.asks.sum(axis=1), rank)])
+                else:
+                    of_ranks.append(codec.unpack(came[at : at + size * width].reshape(size, width)))
+                at += size * width
+        return found
+
     def _send(
-        self, kind: str, each: _Traffic, rows: NDArray[np.float32], *, train: bool
-    ) -> NDArray[np.float32]:
-        """Rows back to who asked for them, or gradients there to their owners, float32[·, W]; returns those that came."""
+        self, kind: str, convoy: Sequence[_Traffic], sent: Tensor, parts: slice, *, train: bool
+    ) -> Future[Tensor]:
+        """One message to each rank: rows of some groups back to who asked for them, or gradients there to their owners.
+
+        Args:
+            parts: the micro-batches whose keys they are.
+        """
+        route, rank = convoy[0].route, self.ranks.rank
         if kind == "embeddings":
-            codec, move, sent = self._rows, each.route.back, each.asked
+            codec, move, counts = self._rows, route.back, route.asked
         else:
-            codec, move, sent = self._gradients, each.route.there, each.asks
-        packed = codec.pack(rows)
-        width = packed.shape[1]
-        self._stats.sent(kind, packed.itemsize * width * (sum(sent) - sent[self.ranks.rank]))
+            codec, move, counts = self._gradients, route.there, route.told
+        widths = [codec.width(self._readers[each.group].dim) for each in convoy]
 
         def sizes(counts: Counts) -> Counts:
-            of_group: Counts = width * counts[..., each.group]
-            return of_group
+            of_groups = [counts[..., each.columns][..., parts].sum(axis=-1) for each in convoy]
+            total: Counts = sum(np.multiply(w, n) for w, n in zip(widths, of_groups, strict=True))
+            return total
 
-        with self._waiting(kind, train=train):
-            came = move(torch.from_numpy(packed.reshape(-1)), sizes)
-        return codec.unpack(came.numpy().reshape(-1, width))
+        to_each = sizes(counts)
+        self._stats.sent(kind, sent.element_size() * int(to_each.sum() - to_each[rank]))
+
+        def exchange() -> Tensor:
+            with self._waiting(kind, train=train):
+                return move(sent, sizes)
+
+        if self._wire is not None:
+            return self._wire.submit(exchange)
+        done: Future[Tensor] = Future()
+        done.set_result(exchange())
+        return done
+
+    def _one_ahead(
+        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[Any, ...]]
+    ) -> Iterator[Tensor]:
+        """What comes of each of some messages, in their order; where a thread exchanges them, one more is under way."""
+        under_way: deque[Future[Tensor]] = deque()
+        for step in steps:
+            under_way.append(send(*step))
+            if self._wire is None or len(under_way) > 1:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
     def _send_keys(
-        self, asked: list[RoutedKeys], *, train: bool
+        self, asked: list[RoutedKeys], num_parts: int, *, train: bool
     ) -> tuple[Route, list[tuple[KeyRequest, ...]]]:
         """Keys to the ranks that own them; returns, of each group, what each rank asks of this one."""
         parts = [_packed(asked, rank) for rank in range(self.ranks.size)]
+        lengths = [num_parts * count for count in self._num_tables]
+
+        def sizes(counts: Counts) -> Counts:
+            """Numbers of packed requests, by how many keys of each group and micro-batch they ask for; see :func:`_packed`."""
+            of_groups = counts.reshape(*counts.shape[:-1], len(asked), num_parts).sum(axis=-1)
+            numbers: Counts = sum(lengths) + (of_groups + (of_groups + 1) // 2).sum(axis=-1)
+            return numbers
+
         with self._waiting("ids", train=train):
-            route = self.exchange.tell(np.stack([np.diff(each.bounds()) for each in asked], axis=1))
-            flat = route.there(torch.from_numpy(np.concatenate(parts)), self._request_sizes).numpy()
+            route = self.exchange.tell(np.concatenate([each.sizes() for each in asked], axis=1))
+            flat = route.there(torch.from_numpy(np.concatenate(parts)), sizes).numpy()
         self._stats.sent("ids", 8 * sum(len(part) for r, part in enumerate(parts) if r != self.ranks.rank))
-        ends = np.cumsum(self._request_sizes(route.asked))
-        received = [_unpacked(part, self._num_tables) for part in np.split(flat, ends[:-1])]
+        ends = np.cumsum(sizes(route.asked))
+        received = [_unpacked(part, lengths) for part in np.split(flat, ends[:-1])]
         return route, list(zip(*received, strict=True))
-
-    def _request_sizes(self, counts: Counts) -> Counts:
-        """Numbers of packed requests, by how many keys of each group they ask for; see :func:`_packed`."""
-        sizes: Counts = sum(self._num_tables) + (counts + (counts + 1) // 2).sum(axis=-1)
-        return sizes
-
-    def _part(self, counts: list[int]) -> slice:
-        """This rank's own part, of so many rows of each rank."""
-        first = sum(counts[: self.ranks.rank])
-        return slice(first, first + counts[self.ranks.rank])
 
     @contextmanager
     def _waiting(self, kind: str, *, train: bool) -> Iterator[None]:
@@ -229,11 +434,32 @@ def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _unpacked(flat: NDArray[np.int64], num_tables: list[int]) -> list[KeyRequest]:
-    requests, at = [], sum(num_tables)
-    for lengths in np.split(flat[:at], np.cumsum(num_tables)[:-1]):
+def _unpacked(flat: NDArray[np.int64], num_lengths: list[int]) -> list[KeyRequest]:
+    requests, at = [], sum(num_lengths)
+    for lengths in np.split(flat[:at], np.cumsum(num_lengths)[:-1]):
         size = int(lengths.sum())
         end = at + size + -(-size // 2)
         requests.append((lengths, flat[at : at + size], flat[at + size : end].view(np.int32)[:size]))
         at = end
     return requests
+
+
+def _stretch(counts: Counts, rank: int) -> slice:
+    """A rank's part, of so many rows of each rank."""
+    first = int(counts[:rank].sum())
+    return slice(first, first + int(counts[rank]))
+
+
+def _in_convoys(
+    names: Sequence[str], interleaving: Sequence[Sequence[str]], excluded: Sequence[str]
+) -> list[list[int]]:
+    """Numbers of the groups whose rows travel together, in the order in which they do."""
+    wanted = [
+        each for each in (excluded, *(interleaving or [[n for n in names if n not in excluded]])) if each
+    ]
+    if sorted(name for each in wanted for name in each) != sorted(names):
+        raise ConfigError(
+            f"schedule: interleaving groups {[list(each) for each in interleaving]}, excluded {list(excluded)}; expected"
+            f" each of the groups {', '.join(names)} once; plan again with girih plan"
+        )
+    return [[names.index(name) for name in each] for each in wanted]

@@ -24,19 +24,29 @@ class FeatureParallelSparse(LocalSparse):
 
     Args:
         placement: which trainer owns which features.
+        micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
-    def __init__(self, spec: SparseSpec, ranks: TrainerGroup, placement: Placement) -> None:
+    def __init__(
+        self,
+        spec: SparseSpec,
+        ranks: TrainerGroup,
+        placement: Placement,
+        *,
+        micro_batches: int = 1,
+        ahead: bool = False,
+    ) -> None:
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
         schema = placement.schema_of(ranks.rank, spec.schema)
-        own = placement.features_of(ranks.rank)
-        needs = {name: kinds for name, kinds in spec.needs.items() if name in own}
+        own = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
         super().__init__(
-            replace(spec, schema=schema, needs=needs, store=spec.resolved_store()),
+            replace(own, store=spec.resolved_store()),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
+            micro_batches=micro_batches,
+            ahead=ahead,
         )
 
     def update(

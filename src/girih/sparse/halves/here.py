@@ -1,10 +1,17 @@
-"""Base of the sparse halves whose shards are in this process: reads and updates happen at once, during the call."""
+"""Base of the sparse halves whose shards are in this process.
+
+A half that works ahead has a thread, which does all that is asked of it in the order in which it is asked: it finds
+the keys of the next batch while the trainer computes this one, and fills in the rows of later micro-batches while it
+computes earlier ones. So shards and scratch memory have one user at a time, and trainers that ask the same in the same order talk to
+each other in one order too. Without one, everything is done during the call.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +19,7 @@ from numpy.typing import NDArray
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
+from girih.data.shares import slices_of
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.leaves import Leaves
@@ -20,8 +28,13 @@ from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.half import SparseStats
 from girih.store import Store
 
+T = TypeVar("T")
+Found = TypeVar("Found")
+"""Facts about a batch that depend on its ids alone."""
 Read = TypeVar("Read")
 """Facts about one group's rows that a half needs to move them."""
+Arrival = tuple[list[Read], list[NDArray[np.float32]]]
+"""What :meth:`ShardedHalf.update` needs of each group, and the outputs of all groups."""
 
 
 class Done:
@@ -35,20 +48,31 @@ class Done:
         """Returns at once."""
 
 
-class PulledHere:
-    """A batch whose embeddings are here already.
+class PulledHere(Generic[Found, Read]):
+    """The embeddings of a batch, which are here or on their way, and the way back.
 
     Args:
-        update: applies the gradients of all outputs, as one step of that number.
+        parts: the micro-batches in which they come, and their arrivals.
     """
 
-    def __init__(self, leaves: Leaves, update: Callable[[Gradients, int, float], None]) -> None:
+    def __init__(
+        self,
+        half: ShardedHalf[Found, Read],
+        batch: Batch,
+        parts: Sequence[tuple[slice, Future[Arrival[Read]]]],
+        *,
+        train: bool,
+    ) -> None:
         self.staleness = 0
-        self._leaves, self._update = leaves, update
+        self._half, self._batch, self._parts, self._train = half, batch, parts, train
+        self._leaves: Leaves | None = None
 
     def wait(self, examples: slice | None = None) -> Embeddings:
-        """The embeddings."""
-        return self._leaves.embeddings(examples)
+        """Blocks until they are here."""
+        for part, arrival in self._parts:
+            if examples is None or part.start < examples.stop:
+                arrival.result()
+        return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float = 1.0) -> Done:
         """Applies the gradients: one optimizer step.
@@ -56,28 +80,60 @@ class PulledHere:
         Raises:
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
-        self._update(self._leaves.gradients(), step, lr_scale)
+        reads, _ = self._parts[-1][1].result()
+        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
     def discard(self, *, refused: bool = True) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
         return Done()
 
+    def _arrived(self) -> Leaves:
+        """Leaves over all outputs, filled in or not."""
+        if self._leaves is None:
+            _, outputs = self._parts[0][1].result()
+            groups = self._half.groups_of_tables
+            self._leaves = Leaves(groups, outputs, sequence_bounds(groups, self._batch), train=self._train)
+        return self._leaves
 
-class ShardedHalf(ABC, Generic[Read]):
+
+class ShardedHalf(ABC, Generic[Found, Read]):
     """A sparse half with shards in this process.
+
+    Args:
+        micro_batches: parts of a batch whose rows come one after the other, each while the one before is computed.
+        ahead: whether there is to be a thread that :meth:`prepare` needs to be of use; micro-batches have one anyway.
 
     Attributes:
         last_step: number of the last update.
+        groups_of_tables: the packed tables, in the order of outputs.
     """
 
-    def __init__(self, groups: Sequence[Group], shards: LocalShards) -> None:
+    def __init__(
+        self, groups: Sequence[Group], shards: LocalShards, *, micro_batches: int = 1, ahead: bool = False
+    ) -> None:
         self.last_step = 0
-        self._packed, self._shards = groups, shards
+        self.groups_of_tables, self._shards = groups, shards
+        self._micro_batches = micro_batches
+        self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
 
     @abstractmethod
-    def read(self, batch: Batch, step: int, *, train: bool) -> tuple[list[Read], list[NDArray[np.float32]]]:
-        """Reads a batch's rows; returns what :meth:`update` needs of each group, and the outputs of all groups."""
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Found:
+        """Does what depends on a batch's ids alone; rows are to come in these micro-batches."""
+
+    @abstractmethod
+    def fetch(self, found: Found) -> None:
+        """Begins to read what the next read will want of tiers below memory; changes no result."""
+
+    @abstractmethod
+    def read(
+        self, batch: Batch, step: int, parts: Sequence[slice], found: Found | None = None, *, train: bool
+    ) -> Iterator[Arrival[Read]]:
+        """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
+
+        Args:
+            found: what :meth:`find` found; None finds it now.
+        """
 
     @abstractmethod
     def update(
@@ -89,16 +145,32 @@ class ShardedHalf(ABC, Generic[Read]):
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
 
-    def pull(self, batch: Batch) -> PulledHere:
-        """Reads a batch's rows for training."""
-        return self._pulled(batch, train=True)
+    def prepare(self, batch: Batch) -> Future[Found]:
+        """See :class:`girih.sparse.half.SparseHalf`."""
 
-    def peek(self, batch: Batch) -> PulledHere:
+        def find() -> Found:
+            found = self.find(batch, self._parts_of(batch), train=True)
+            self.fetch(found)
+            return found
+
+        return self._do(find)
+
+    def pull(self, batch: Batch, prepared: Future[Found] | None = None) -> PulledHere[Found, Read]:
+        """Reads a batch's rows for training."""
+        return self._pulled(batch, self._parts_of(batch), prepared, train=True)
+
+    def peek(self, batch: Batch) -> PulledHere[Found, Read]:
         """Reads for evaluation; keys without a row give their initial value."""
-        return self._pulled(batch, train=False)
+        return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
+
+    def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
+        """Moves rows by the gradients of all outputs, after all that was asked before; see :meth:`update`."""
+        given = by_group(self.groups_of_tables, gradients)
+        self._do(lambda: self.update(batch, reads, given, step, lr_scale)).result()
+        self.last_step = step
 
     def sync(self) -> None:
-        """No-op: nothing is ever in flight."""
+        """No-op: no update is ever in flight."""
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards."""
@@ -118,15 +190,37 @@ class ShardedHalf(ABC, Generic[Read]):
         return self._shards.files()
 
     def close(self) -> None:
-        """Gives the memory back; the half cannot be used after it."""
+        """Gives the memory back, once all that was asked is done; the half cannot be used after it."""
+        if self._thread is not None:
+            self._thread.shutdown()
         self._shards.close()
 
-    def _pulled(self, batch: Batch, *, train: bool) -> PulledHere:
-        reads, outputs = self.read(batch, self.last_step + 1, train=train)
-        leaves = Leaves(self._packed, outputs, sequence_bounds(self._packed, batch), train=train)
+    def _parts_of(self, batch: Batch) -> list[slice]:
+        return slices_of(batch, self._micro_batches)
 
-        def update(gradients: Gradients, step: int, lr_scale: float) -> None:
-            self.update(batch, reads, by_group(self._packed, gradients), step, lr_scale)
-            self.last_step = step
+    def _pulled(
+        self, batch: Batch, parts: Sequence[slice], prepared: Future[Found] | None = None, *, train: bool
+    ) -> PulledHere[Found, Read]:
+        rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
+        arrivals = [self._do(lambda: next(rows)) for _ in parts]
+        return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
 
-        return PulledHere(leaves, update)
+    def _arriving(
+        self,
+        batch: Batch,
+        step: int,
+        parts: Sequence[slice],
+        prepared: Future[Found] | None,
+        *,
+        train: bool,
+    ) -> Iterator[Arrival[Read]]:
+        found = None if prepared is None else prepared.result()  # asked earlier, so it is there
+        yield from self.read(batch, step, parts, found, train=train)
+
+    def _do(self, work: Callable[[], T]) -> Future[T]:
+        """Has the thread do it after all that it was asked before; without one, it is done here and now."""
+        if self._thread is not None:
+            return self._thread.submit(work)
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done

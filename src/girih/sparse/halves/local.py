@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, feature_of
+from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, apply_all
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.halves.here import ShardedHalf
+from girih.sparse.groups.shards import GroupKeys
+from girih.sparse.halves.here import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
 
 
-class LocalSparse(ShardedHalf[GroupRead]):
+class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
     """Tables in this process.
 
     Args:
         spec: tables, and how they are kept.
         process, elsewhere: which process this is, and what tables others hold: see ``LocalShards``.
         devices: device of each group, by name; the CPU where a group is missing.
+        micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
     def __init__(
@@ -30,34 +30,55 @@ class LocalSparse(ShardedHalf[GroupRead]):
         process: int = 0,
         elsewhere: Collection[str] | None = None,
         devices: Mapping[str, str] | None = None,
+        micro_batches: int = 1,
+        ahead: bool = False,
     ) -> None:
         groups = spec.groups()
         shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
-        super().__init__(groups, shards)
-        self.schema = spec.schema
+        super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.groups: list[EmbeddingGroup] = [
             BY_DEVICE[(devices or {}).get(group.spec.name, "cpu")](group, stores, shards.pool)
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
-    def read(self, batch: Batch, step: int, *, train: bool) -> tuple[list[GroupRead], list[Any]]:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[GroupKeys]:
+        """The unique keys of each group."""
+        return [group.find(batch) for group in self.groups]
+
+    def fetch(self, found: list[GroupKeys]) -> None:
         """See :class:`ShardedHalf`."""
-        reads = [group.read(batch, step, train=train) for group in self.groups]
-        return reads, [output for read in reads for output in read.outputs]
+        for group, keys in zip(self.groups, found, strict=True):
+            group.fetch(keys)
+
+    def read(
+        self,
+        batch: Batch,
+        step: int,
+        parts: Sequence[slice],
+        found: list[GroupKeys] | None = None,
+        *,
+        train: bool,
+    ) -> Iterator[Arrival[GroupRead]]:
+        """See :class:`ShardedHalf`; rows are looked up with the first micro-batch."""
+        first, *later = parts
+        reads, fills = [], []
+        for number, group in enumerate(self.groups):
+            keys = None if found is None else found[number]
+            read, fill = group.lookup(batch, step, train=train, found=keys)
+            fill(first)
+            reads.append(read)
+            fills += (
+                [fill] if later else []
+            )  # which else has its rows let go of before those of the next group
+        outputs = [output for read in reads for output in read.outputs]
+        yield reads, outputs
+        for examples in later:
+            for fill in fills:
+                fill(examples)
+            yield reads, outputs
 
     def update(
         self, batch: Batch, reads: list[GroupRead], gradients: Sequence[Gradients], step: int, lr_scale: float
     ) -> None:
         """See :class:`ShardedHalf`."""
-        updates = []
-        for group, read, given in zip(self.groups, reads, gradients, strict=True):
-            found = group.gradients(read, given, batch)
-            if found is None:
-                continue
-            if found.nonfinite_key >= 0:
-                feature = feature_of(group.group, read.keys.inverse, found.nonfinite_key, batch)
-                name = "?" if feature is None else self.schema.sparse[feature].name
-                raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
-            updates.append((group, read, found))
-        for group, read, found in updates:
-            group.apply(read, found, step, lr_scale)
+        apply_all(self.groups, reads, gradients, batch, step, lr_scale)

@@ -164,7 +164,10 @@ class RemoteSparse:
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
         self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
 
-    def pull(self, batch: Batch) -> RemotePulled:
+    def prepare(self, batch: Batch) -> None:
+        """No-op: the worker does it as soon as the ids come from the loader."""
+
+    def pull(self, batch: Batch, prepared: None = None) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
 
         Raises:

@@ -3,11 +3,12 @@
     ids ─► unique keys ─► routed: those of place 0, of place 1, … ─► (elsewhere) ─► values ─► bags
     gradients of bags ─► gradients of routed keys ─► (elsewhere)
 
-Shapes: N ids in the batch, U unique keys, P processes, T tables, W columns of a row.
+Shapes: N ids in the batch, U unique keys, P processes, M micro-batches, T tables, W columns of a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +16,24 @@ from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
-from girih.kernels.cpu import routing
-from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.group import ids_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
 
 KeyRequest = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""A message to one place about one group: how many keys of each table, int64[T]; the keys; how often each occurs."""
+"""A message to one place about one group: how many keys of each table each micro-batch is the first to need, int64[M · T];
+the keys; how often each occurs."""
 
 
 @dataclass(frozen=True)
 class RoutedKeys:
-    """One group's unique keys in one batch, routed: those of place 0 first, each place's table by table.
+    """One group's unique keys in one batch, routed: those of place 0 first, each place's in the order in which micro-batches
+    first need them, table by table.
 
     Attributes:
         keys: as of one shard, numbered as they are routed; their tables are left out.
-        ends: int64[P, T], the number of the first key behind each place's of each table.
+        ends: int64[P, M, T], the number of the first key behind these.
     """
 
     keys: GroupKeys
@@ -40,13 +41,19 @@ class RoutedKeys:
 
     def bounds(self) -> list[int]:
         """The number of the first key of each place, and U."""
-        return [0, *self.ends[:, -1].tolist()]
+        return [0, *self.ends[:, -1, -1].tolist()]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """How many keys of each place each micro-batch is the first to need, int64[P, M]."""
+        ends = self.ends[:, :, -1]
+        sizes: NDArray[np.int64] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape)
+        return sizes
 
     def of_place(self, place: int) -> KeyRequest:
         """Keys that one place is asked for."""
         first, behind = self.bounds()[place : place + 2]
         (unique,) = self.keys.shards
-        lengths = np.diff(self.ends[place], prepend=first)
+        lengths = np.diff(self.ends[place].reshape(-1), prepend=first)
         return lengths, unique.keys[first:behind], unique.counts[first:behind]
 
 
@@ -64,20 +71,18 @@ class KeyRouter:
         self._buffers = Buffers()
         self._dedup = Dedup(self._buffers)
 
-    def ask(self, batch: Batch) -> RoutedKeys:
-        """The unique keys of a batch, routed."""
-        group, take = self.group, self._buffers.take
-        inverse = take(np.int32, len(batch.ids))
-        ids = ids_of(batch, group)
-        unique = self._dedup.unique(ids, inverse)
-        size = len(unique.keys)
-        where, numbers, counts = (take(np.int32, size) for _ in range(3))
-        keys = take(np.int64, size)
-        ends = np.empty((self._num_processes, len(group.spec.tables)), np.int64)
+    def ask(self, batch: Batch, parts: Sequence[slice] = (slice(0, 0),)) -> RoutedKeys:
+        """The unique keys of a batch, routed.
+
+        Args:
+            parts: the micro-batches that it is cut into, where there are several.
+        """
+        group, ids = self.group, ids_of(batch, self.group)
+        inverse = self._buffers.take(np.int32, len(batch.ids))
+        behind = np.array([part.stop for part in parts], np.int64)
+        ends = np.empty((self._num_processes * len(parts), len(group.spec.tables)), np.int64)
         num_shards = self._num_processes * self._shards_each
-        routing.places_of(unique.keys, unique.tables, num_shards, self._shards_each, where, ends)
-        routing.route(unique.keys, unique.tables, unique.counts, where, ends, numbers, keys, counts)
-        routing.renumber(inverse, sealed(batch.offsets), batch.num_examples, group.features, numbers)
-        no_tables, behind = np.empty(0, np.int32), np.full(len(group.features), size, np.int64)
-        routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, behind)], inverse, ids.sizes[0])
-        return RoutedKeys(routed, ends)
+        keys, counts = self._dedup.routed(ids, inverse, num_shards, self._shards_each, behind, ends)
+        no_tables, all_keys = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
+        routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, all_keys)], inverse, ids.sizes[0])
+        return RoutedKeys(routed, ends.reshape(self._num_processes, len(parts), -1))

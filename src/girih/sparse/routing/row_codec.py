@@ -27,6 +27,15 @@ class RowCodec:
 
     float16: bool = False
 
+    @property
+    def dtype(self) -> type[np.float16] | type[np.float32]:
+        """The dtype of what travels."""
+        return np.float16 if self.float16 else np.float32
+
+    def width(self, dim: int) -> int:
+        """How many numbers of it a row of so many is."""
+        return dim + _SCALE_HALVES * self.float16
+
     def pack(self, rows: NDArray[np.float32]) -> NDArray[Any]:
         """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale."""
         if not self.float16:

@@ -7,6 +7,10 @@ Shapes: K keys of all requests, A askers, T tables, W columns of a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +19,26 @@ from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards, each
+from girih.sparse.groups.shards import GroupKeys, Ids, Rows, Shards, each
+
+
+@dataclass(frozen=True)
+class Request:
+    """Keys that all askers want together.
+
+    Attributes:
+        ids: the keys, those of the first asker first, each one's table by table.
+        counts: int32[K], how often each occurs.
+    """
+
+    ids: Ids
+    counts: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, keys: NDArray[np.int64], counts: NDArray[np.int32], lengths: NDArray[np.int64]) -> Request:
+        """See :meth:`ShardReader.read`."""
+        _check(keys, counts, lengths)
+        return cls(_ids_of(keys, lengths), counts)
 
 
 class ShardReader(Shards):
@@ -44,45 +67,70 @@ class ShardReader(Shards):
         Raises:
             ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
         """
-        _check(keys, counts, lengths)
-        found, rows = self.lookup(_ids_of(keys, lengths), step, train=train, counts=counts)
-        if len(keys) and found.inverse.min() < 0:
-            raise ConfigError(
-                f"key {keys[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
-            )
+        found, rows = self.look_up(Request.of(keys, counts, lengths), step, train=train)
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        pool_kernels.spread(rows.addresses, 0, found.inverse, 0, values)
+        spread(rows, found, 0, values)
         return found, values
+
+    def find_keys(self, request: Request) -> GroupKeys:
+        """The unique keys of a request, which depend on it alone. Raises as :meth:`read` does."""
+        return _all_here(self.find(request.ids, counts=request.counts), request)
+
+    def look_up(
+        self, request: Request, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupKeys, Rows]:
+        """As :meth:`read`, for rows that are still to be spread.
+
+        Args:
+            found: what :meth:`find_keys` found; None finds it now.
+        """
+        keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, found=found)
+        return _all_here(keys, request), rows
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
         """As :meth:`read`, for gradients of rows that were read in several requests: no row is read again."""
         return self.find(_ids_of(keys, lengths))
 
     def sum_gradients(
-        self, found: GroupKeys, gradients: NDArray[np.float32]
+        self, found: GroupKeys, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], str | None]:
         """Sums what several askers have for one key.
 
         Args:
-            gradients: float32[K, W], in the order of the keys asked for.
+            gradients: each asker's, float32[·, W], in the order of the keys it asked for.
 
         Returns:
             What :meth:`apply` takes, and a table with a gradient that is not finite, or None.
         """
         shards = found.shards
-        totals = self._buffers.take(np.float32, found.end, gradients.shape[1])
+        totals = self._buffers.take(np.float32, found.end, self.dim)
+        starts = [0, *accumulate(len(each) for each in gradients)]
 
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
             totals[first:behind] = 0
-            gradient_kernels.scatter_whole(sealed(gradients), 0, found.inverse, 0, first, behind, totals)
+            for start, own in zip(starts, gradients, strict=False):
+                gradient_kernels.scatter_whole(sealed(own), 0, found.inverse, start, first, behind, totals)
             return gradient_kernels.first_nonfinite(first, behind, totals)
 
-        bad = max(each(self.pool, len(shards), add, len(gradients)))
+        bad = max(each(self.pool, len(shards), add, starts[-1]))
         if bad < 0:
             return totals, None
         shard = next(shard for shard in reversed(shards) if shard.first <= bad)
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
+
+
+def spread(rows: Rows, found: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
+    """Copies the rows of the keys asked for, from a number on: float32[·, W]."""
+    pool_kernels.spread(rows.addresses, 0, found.inverse, start, out)
+
+
+def _all_here(found: GroupKeys, request: Request) -> GroupKeys:
+    if len(found.inverse) and found.inverse.min() < 0:
+        raise ConfigError(
+            f"key {request.ids.ids[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
+        )
+    return found
 
 
 def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from girih.comm.rpc import Client, Frame, Request
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
-from girih.sparse.groups.pack import by_group, sequence_bounds
-from girih.sparse.groups.shards import Rows
+from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.pack import Group, by_group, sequence_bounds
+from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import Verb, answer, as_text
+from girih.sparse.service.protocol import TOOK_NO_PART, Verb, answer, as_text
 from girih.sparse.service.serving import Service
 from girih.sparse.spec import SparseSpec
 
@@ -55,6 +57,7 @@ class EmbeddingWorker:
         shards_each: shards of one server.
         registry: where a server that came back is found.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
+        prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
     """
 
     spec: SparseSpec
@@ -66,6 +69,7 @@ class EmbeddingWorker:
     secret: bytes
     registry: Registry | None = None
     incarnation: int = 0
+    prefetch: bool = False
     name: str = RoleName.EMBEDDING_WORKER
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -92,14 +96,17 @@ class _Work(Service):
         self._groups = role.spec.groups()
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
+        self._prefetch = role.prefetch
         self._numbers = count(1)
         self._stats = Stats()
 
     def _store_ids(self, request: Request) -> None:
         of_pass, trainer, share, _ = request.frame.fields
         number = next(self._numbers)
-        self._samples[number] = _Sample(self._batch(request), (of_pass, trainer, share))
+        self._samples[number] = sample = _Sample(self._batch(request), (of_pass, trainer, share))
         request.reply((number,))
+        if self._prefetch:
+            self.afterwards(lambda: self._find_keys(sample))
 
     def _batch(self, request: Request) -> Batch:
         with self._stats.spans("unpack"):
@@ -130,8 +137,7 @@ class _Work(Service):
 
     def _ask(self, request: Request, sample: _Sample, fields: tuple[int, ...]) -> None:
         """Asks all servers; their rows are pooled once all have come."""
-        with self._stats.spans("dedup"):
-            sample.asked = [router.ask(sample.batch) for router in self._routers]
+        self._find_keys(sample)
         parts = [
             [part for asked in sample.asked for part in asked.of_place(server)]
             for server in range(len(self._clients))
@@ -139,11 +145,20 @@ class _Work(Service):
         self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
         self._call_all(Verb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
 
+    def _find_keys(self, sample: _Sample) -> None:
+        """Finds and routes the unique keys of a batch, unless that is done."""
+        if not sample.asked:
+            with self._stats.spans("dedup"):
+                sample.asked = [router.ask(sample.batch) for router in self._routers]
+
     def _pool_rows(self, request: Request, sample: _Sample, frames: list[Frame]) -> None:
         outputs: list[NDArray[Any]] = []
         with self._stats.spans("pool"):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
-                rows = Rows.copied(*(frame.arrays[g] for frame in frames))
+                sizes, spec = np.diff(asked.bounds()).tolist(), router.group.spec
+                rows = Rows.received(
+                    [frame.arrays[g] for frame in frames], sizes, spec.dim, f"rows of group {spec.name!r}"
+                )
                 take = None if self._codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
@@ -157,8 +172,9 @@ class _Work(Service):
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
             for router, asked, given in zip(self._routers, sample.asked, gradients, strict=True):
-                totals = np.empty((0, 0), np.float32)
+                totals = np.empty(TOOK_NO_PART, np.float32)
                 if any(gradient is not None for gradient in given):
+                    _check(given, router.group, sample.batch)
                     totals, _ = router.bags.scatter(given, asked.keys, sample.batch)
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
@@ -193,3 +209,11 @@ class _Work(Service):
 
         for reply in replies:
             reply.add_done_callback(answered)
+
+
+def _check(given: Gradients, group: Group, batch: Batch) -> None:
+    """Refuses gradients that are not of the outputs of a group."""
+    for gradient, output in zip(given, group.outputs, strict=True):
+        if gradient is not None:
+            *shape, width = output.shape_in(batch)
+            as_rows(gradient, prod(shape), width, f"gradients of group {group.spec.name!r}")

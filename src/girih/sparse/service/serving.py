@@ -44,6 +44,10 @@ class Service:
         """Does work for a request after all that waits."""
         self._pool.submit(attempt, request, work)
 
+    def afterwards(self, work: Callable[[], None]) -> None:
+        """Does work that nobody waits for after all that waits; whoever asks for what it failed to do is told."""
+        self._pool.submit(work)
+
 
 def attempt(request: Request, work: Callable[[], None]) -> None:
     """Does work for a request; answers it by what goes wrong."""

@@ -1,0 +1,141 @@
+"""Interleaving groups: sets of packed groups that take turns at a resource (K-interleaving, PICASSO §III-C)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from girih.errors import ConfigError
+from girih.planner import traffic
+from girih.planner.facts import Facts
+from girih.planner.packing import Packed, packed, spread, volumes_of
+
+FLOPS_PER_WEIGHT = 6
+"""Of one example: a product forward, two backward, a multiplication and an addition each."""
+PASSES = 4
+"""Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
+EXCHANGES = 2
+"""Messages to each other trainer that an interleaving group adds to a step: rows, and their gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """The groups of a step, and in which order they come.
+
+    Attributes:
+        interleaving: names of the groups of each interleaving group, in turn.
+        excluded: names of the groups that run ahead of these.
+        capacity: numbers that an interleaving group may have, or None where nothing bounds it.
+        why: what decided their number; empty where one is all that was asked for.
+    """
+
+    groups: tuple[Packed, ...]
+    interleaving: tuple[tuple[str, ...], ...]
+    excluded: tuple[str, ...]
+    capacity: float | None
+    why: str
+
+    def schedule(self) -> dict[str, Any]:
+        """For ``Plan.schedule``."""
+        return {"interleaving": [list(names) for names in self.interleaving], "excluded": list(self.excluded)}
+
+    def predicted(self) -> dict[str, Any]:
+        """For ``Plan.predicted``."""
+        volumes = {group.name: round(group.volume) for group in self.groups}
+        if not self.why:
+            return {"volumes": volumes}
+        sets = {
+            "volumes": [sum(volumes[name] for name in names) for names in self.interleaving],
+            "capacity": None if self.capacity is None else round(self.capacity),
+            "why": self.why,
+        }
+        return {"volumes": volumes, "interleaving": sets}
+
+
+def arrange(facts: Facts) -> Arrangement:
+    """Packs tables, and spreads the groups over interleaving groups, as ``[schedule]`` says.
+
+    Their number is the one given, or by :func:`capacity`. The largest volume is near the smallest possible
+    (:func:`~girih.planner.packing.spread`). Order is the schema's, the same on every trainer, since all must come to
+    an exchange together; it changes no sum.
+
+    Raises:
+        ConfigError: fewer tables than interleaving groups, or an excluded feature that is none.
+    """
+    wanted = facts.schedule.interleaving_groups
+    bound: float | None = None
+    if wanted == "auto":
+        bound, why = capacity(facts)
+        total = sum(group.volume for group in packed(facts) if not group.excluded)
+        number = 1 if bound is None else max(1, math.ceil(total / max(bound, 1.0)))
+    else:
+        number, why = wanted, "" if wanted == 1 else "as schedule.interleaving_groups says"
+    groups = packed(facts, split=wanted != 1, at_least=number)
+    included = [group for group in groups if not group.excluded]
+    if len(included) < number:
+        if wanted != "auto" and number > 1:
+            raise ConfigError(
+                f"schedule: interleaving_groups = {number}, but there are {len(included)} tables that are not excluded, and a"
+                f" table is never cut; set at most {max(1, len(included))}"
+            )
+        why += f"; {number} are wanted, but there are {len(included)} tables" if number > 1 else ""
+    sets = spread([group.volume for group in included], min(number, max(1, len(included))))
+    return Arrangement(
+        groups=groups,
+        interleaving=tuple(tuple(included[member].name for member in members) for members in sets),
+        excluded=tuple(group.name for group in groups if group.excluded),
+        capacity=bound,
+        why=why,
+    )
+
+
+def capacity(facts: Facts) -> tuple[float | None, str]:
+    """Capacity_g = min_op (RBound_op / RParam_op): numbers per step of an interleaving group, and why (PICASSO §III-C, eq. 3).
+
+    The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by
+    memory. RBound is what a resource carries while a trainer computes the dense half for its share of a step, so that
+    no group keeps it waiting longer than that: bytes per second × 6 · weights · examples / flops per second. RParam is the
+    bytes that a number of a step costs a trainer: those that it sends for keys, rows and gradients, by the unique
+    keys of the first batches, and four passes through memory; over all numbers, of which eq. 1 gives the volume.
+
+    An interleaving group is not made smaller than what the network carries in the latency of its own messages: one more would
+    then cost longer than it spreads. None, where a measurement is missing, bounds nothing.
+    """
+    profile, speeds = facts.profile, facts.speeds
+    volume = sum(volumes_of(facts).values())
+    if facts.num_trainers == 1:
+        return None, "one: a single trainer exchanges nothing"
+    if profile is None or not profile.ids_of_tables or facts.batch_size is None or not volume:
+        return None, "one: what a step looks up is not measured yet"
+    if speeds is None:
+        return None, "one: speeds between trainers are not measured yet"
+    weights = facts.model.num_parameters
+    if not weights:
+        return None, "one: the dense half has no parameters, so that there is nothing to compute meanwhile"
+    examples = facts.batch_size / facts.num_trainers
+    window_s = FLOPS_PER_WEIGHT * weights * examples / speeds.flops_per_s
+    sent = traffic.synchronous(
+        facts.num_trainers, keys=profile.keys_of_share, numbers=profile.numbers_of_share, parameters=0
+    )
+    bounds: Mapping[str, float] = {
+        "network": _ratio(speeds.bytes_per_s * window_s, sent.total / volume),
+        "memory": _ratio(
+            speeds.memory_bytes_per_s * window_s, PASSES * traffic.FLOAT_BYTES / facts.num_trainers
+        ),
+    }
+    resource, least = min(bounds.items(), key=lambda each: each[1])
+    if math.isinf(least):
+        return None, "one: neither network nor memory bounds anything here"
+    latency_s = EXCHANGES * (facts.num_trainers - 1) * speeds.latency_s
+    hidden = bounds["network"] * latency_s / window_s
+    why = f"by eq. 3: while a trainer computes, {1e3 * window_s:.3g} ms, {resource} carries {least:,.0f} numbers"
+    if hidden > least:
+        why += f"; at least {hidden:,.0f}, what the network carries in the {1e3 * latency_s:.3g} ms of its messages"
+    return max(least, hidden), why
+
+
+def _ratio(bound: float, cost: float) -> float:
+    """RBound / RParam; without bound where nothing was measured, or nothing is sent."""
+    return bound / cost if bound and cost else math.inf

@@ -1,0 +1,93 @@
+"""PICASSO's Eq. 2, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+import girih
+from girih.errors import ConfigError
+from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts, ModelFacts
+from girih.planner.micro_batches import MEMORY_SHARE, MOST, micro_batch_size, micro_batches
+from girih.planner.traffic import Speeds
+from girih.strategies import BY_NAME
+
+SCHEMA = girih.Schema([girih.Categorical(name="user", dim=4)], labels="click")
+PROFILE = AccessProfile(
+    rows={"user": 800.0},
+    rows_of_share={"user": 500.0},
+    widths={"user": 4},
+    ids=1000.0,
+    ids_of_tables={"user": 1000.0},
+)
+SPEEDS = Speeds(1e9, 1e10, 1e10, latency_s=1e-6)
+
+
+def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, **schedule):
+    return Facts(
+        schema=SCHEMA,
+        model=ModelFacts(name="M", num_parameters=10),
+        groups=(GroupFacts(name="g", tables=("user",), dim=4, output_vectors=1, output_numbers=4),),
+        num_trainers=trainers,
+        seed=0,
+        batch_size=1000,
+        schedule=girih.ScheduleOptions(**{"micro_batches": "auto", **schedule}),
+        profile=PROFILE if measured else None,
+        speeds=SPEEDS if measured else None,
+        activations=Activations(bytes_per_example=kept, free_bytes=free) if measured else None,
+    )
+
+
+def test_the_size_is_what_the_scarcest_resource_is_for():
+    assert micro_batch_size({"memory": (1000, 10), "network": (300, 2)}) == (100, "memory")
+    assert micro_batch_size({"memory": (1000, 0), "network": (300, 2)}) == (150, "network")
+
+
+def test_activations_that_do_not_fit_the_free_memory_are_cut():
+    free = 1000.0 * 100 / MEMORY_SHARE  # for 100 of the 500 examples of a trainer's share
+    count, why = micro_batches(facts(free=free, micro_batches_from="mlp"))
+    assert count == 5
+    assert "memory is for 100 examples" in why
+    assert micro_batches(facts(micro_batches_from="mlp"))[0] == 1
+    assert micro_batches(facts(free=1.0, micro_batches_from="mlp"))[0] == MOST
+
+
+def test_rows_are_cut_as_often_as_it_hides_more_than_messages_cost():
+    sent_s = 4 * 4 * 500 / 2 / 1e9  # half of the rows of a share lie elsewhere
+    best = (sent_s / 1e-6) ** 0.5
+    assert 1 < best < 2.1
+    assert micro_batches(facts())[0] == 2 == -(-best // 1)
+    slow = replace(facts(), speeds=Speeds(1e9, 1e10, 1e10, latency_s=1.0))
+    assert micro_batches(slow)[0] == 1
+
+
+def test_one_where_nothing_is_known_and_the_plan_says_why():
+    assert micro_batches(facts(measured=False)) == (
+        1,
+        "one: what the model keeps of an example is not measured yet",
+    )
+    assert micro_batches(facts(trainers=1))[0] == 1
+
+
+def test_a_number_is_taken_as_it_is():
+    assert micro_batches(facts(micro_batches=7)) == (7, "")
+
+
+def test_a_plan_has_the_number_and_why_it_was_chosen():
+    plan = BY_NAME["synchronous"]().plan(facts())
+    assert plan.schedule["micro_batches"] == 2
+    assert plan.schedule["micro_batches_from"] == "embedding"
+    assert "network" in plan.predicted["micro_batches"]["why"]
+    assert plan.measured["activations"] == {"bytes_per_example": 1000.0, "free_bytes": 1e9}
+
+
+def test_layers_that_a_strategy_does_not_cut_from_are_refused():
+    asked = facts(micro_batches=3)
+    with pytest.raises(ConfigError, match=r"micro_batches_from = 'embedding'.*'mlp'"):
+        BY_NAME["hybrid"]().plan(asked)
+    assert (
+        BY_NAME["hybrid"]().plan(facts(micro_batches=3, micro_batches_from="mlp")).schedule["micro_batches"]
+        == 3
+    )
+    own_loss = replace(asked, model=replace(asked.model, loss_strategies=("synchronous",)))
+    with pytest.raises(ConfigError, match="is of a whole batch"):
+        BY_NAME["synchronous"]().plan(own_loss)

@@ -1,0 +1,98 @@
+"""``[schedule]``: every switch on, off and combined learns the same.
+
+What is done ahead, and in which messages rows travel, changes no sum, so that these runs are equal bit for bit. Where batches are
+cut, gradients of parameters are summed by micro-batches first.
+"""
+
+import pytest
+from scenes import STEPS, play, play_all, write
+
+from runs import difference
+
+ROWS, DENSE = 2e-5, 3e-5
+SHORT = 40
+CUT = "schedule.micro_batches=3"
+FROM_MLP = 'schedule.micro_batches_from="mlp"'
+OFF = "schedule.prefetch=false"
+UNPACKED = "schedule.packing=false"
+IN_TURN = "schedule.interleaving_groups=2"
+AHEAD = 'schedule.excluded=["tags"]'
+WHOLE = {"off": [OFF], "prefetch": [], "unpacked": [UNPACKED]}
+IN_PARTS = {"cut": [CUT, OFF], "cut-mlp": [CUT, FROM_MLP], "cut-unpacked": [CUT, UNPACKED]}
+WHOLE_IN_TURN = {"turns": [IN_TURN], "turns-ahead": [IN_TURN, AHEAD, OFF]}
+PARTS_IN_TURN = {"cut-turns": [CUT, UNPACKED, IN_TURN, AHEAD]}
+SAME_BYTES = (("off", "prefetch", "cut", "cut-mlp"), ("unpacked", "cut-unpacked"))
+"""Runs that have the same groups, in which a table's number decides where its keys live."""
+
+
+def scenes(strategy, laid_out, config, steps):
+    return [
+        {
+            "name": f"{strategy}-{config}-{name}-{steps}",
+            "config": config,
+            "strategy": strategy,
+            "overrides": [*options, f"train.max_steps={steps}"],
+        }
+        for name, options in laid_out.items()
+    ]
+
+
+def check(directory, config, steps):
+    whole = scenes("local", WHOLE, config, steps)
+    parts = scenes("local", IN_PARTS, config, steps)
+    for scene in (*whole, *parts):
+        play(directory, scene)
+    two_whole = scenes("synchronous", WHOLE | WHOLE_IN_TURN, config, steps)
+    two_parts = scenes("synchronous", IN_PARTS | PARTS_IN_TURN, config, steps)
+    summaries = play_all(directory, [*two_whole, *two_parts], 2)
+    for first, *others in (whole, parts, two_whole, two_parts):
+        for other in others:
+            assert difference(directory / first["name"], directory / other["name"]) == (0, 0), other["name"]
+    for scene in (parts[0], two_whole[0], two_parts[0]):
+        rows, dense = difference(directory / whole[0]["name"], directory / scene["name"])
+        assert rows < ROWS, scene["name"]
+        assert dense < DENSE, scene["name"]
+    sent = {
+        name: summaries[f"synchronous-{config}-{name}-{steps}"]["wire_bytes"]
+        for name in (*WHOLE, *WHOLE_IN_TURN, *IN_PARTS, *PARTS_IN_TURN)
+    }
+    for alike in SAME_BYTES:
+        for kind in ("dense", "embeddings", "gradients"):
+            assert len({sent[name][kind] for name in alike}) == 1, (alike, kind)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("schedule"))
+
+
+@pytest.mark.parametrize("config", ["din"])
+def test_every_switch_learns_the_same(directory, config):
+    check(directory, config, SHORT)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("config", ["deepfm", "din", "mmoe"])
+def test_every_switch_learns_the_same_in_all_steps(directory, config):
+    check(directory, config, STEPS)
+
+
+def test_other_strategies_cut_and_prepare_too(directory):
+    """Under ``hybrid`` the workers prepare, under ``substitution`` each trainer its own features."""
+    steps = [f"train.max_steps={SHORT}"]
+    runs = [
+        ("hybrid", ["staleness=0"], [CUT, FROM_MLP]),
+        ("hybrid", ["staleness=0"], [OFF]),
+        ("substitution", ['dense="split"'], [CUT]),
+        ("substitution", ['dense="replicated"'], [CUT, FROM_MLP, OFF]),
+    ]
+    found = [
+        {"name": f"{name}-{n}", "strategy": name, "options": options, "overrides": [*more, *steps]}
+        for n, (name, options, more) in enumerate(runs)
+    ]
+    play(directory, {"name": "reference", "overrides": [OFF, *steps]})
+    play_all(directory, found, 2)
+    for scene in found:
+        rows, dense = difference(directory / "reference", directory / scene["name"])
+        assert rows < ROWS, scene["name"]
+        assert dense < DENSE, scene["name"]
