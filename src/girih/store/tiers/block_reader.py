@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Protocol
@@ -38,7 +39,7 @@ class BlockReader(Protocol):
 def c_library() -> System:
     """The functions that kernels call, of this process."""
     library = ctypes.CDLL(None)
-    names = ("pread", "syscall", "__errno_location")
+    names = ("pread", "syscall", "__error" if sys.platform == "darwin" else "__errno_location")
     return System(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names))
 
 

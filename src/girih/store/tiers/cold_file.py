@@ -143,7 +143,11 @@ class ColdFile:
         self.direct = self._file.direct
         self._segments = Segments(self._file, self._blocks.segment_bytes)
         self._writer = WriteBehind(self._file, self._blocks.segment_bytes, write_behind)
-        self._reader = _reader(engine, self._file, self._blocks)
+        try:
+            self._reader = _reader(engine, self._file, self._blocks)
+        except ConfigError:
+            self._file.close()
+            raise
         self.engine = self._reader.name
         self._reading = ThreadPoolExecutor(1, "girih-cold-read")
         self.counters = ColdCounters()

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,8 @@ def open_ring(depth: int) -> Ring:
     Raises:
         OSError: the system has none, or does not let this process use it.
     """
+    if not sys.platform.startswith("linux"):  # elsewhere these are the numbers of other calls
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     words = np.zeros(_PARAMETER_WORDS, np.uint32)
     descriptor = _system_call(IO_URING_SETUP, depth, words.ctypes.data)
     try:
