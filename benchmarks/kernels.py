@@ -10,6 +10,7 @@ second, measured beside it, that the step's unavoidable lines account for (see m
     girih bench kernels --full              D = 128 and all optimizers too
     girih bench kernels --quick             D = 16, Zipf, bags of 1
     girih bench kernels --only features     the second table alone (or: cases)
+    girih bench kernels --only packing      200 features, 8,192 examples: packed beside a group for each table
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import harness
 import sparse_sides
 import torch
-from features import features_curve
+from features import features_curve, packing_table
 from ids import Shape, Stream, num_unique
 from memory import lines_of_step, random_lines_per_s
 from sparse_sides import OPTIMIZERS, STATE_COLUMNS, Side, run_step
@@ -78,6 +79,8 @@ def main() -> None:
         best_of_threads(report, table)
     if options.only in (None, "features"):
         features_curve(report, options, peers)
+    if options.only == "packing" or (options.full and options.only is None):
+        packing_table(report, options, peers)
     report.finish()
 
 
@@ -100,7 +103,7 @@ def arguments() -> argparse.Namespace:
         "--memory-bytes", type=int, default=2 << 30, help="of the array that random lines are read from"
     )
     parser.add_argument("--huge-pages", action="store_true", help="for the peers' malloc too (glibc)")
-    parser.add_argument("--only", choices=["cases", "features"])
+    parser.add_argument("--only", choices=["cases", "features", "packing"])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a reduced grid")
     size.add_argument("--full", action="store_true", help="the whole grid, tens of minutes")

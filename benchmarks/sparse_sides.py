@@ -86,7 +86,11 @@ def _features(shape: Shape, dim: int) -> list[girih.Categorical]:
 class Packed:
     """girih as ``Trainer`` runs it: F tables packed into one group."""
 
-    def __init__(self, shape: Shape, dim: int, optimizer: str, threads: int = 1) -> None:
+    packing: ClassVar[bool] = True
+
+    def __init__(
+        self, shape: Shape, dim: int, optimizer: str, threads: int = 1, *, spare_rows: int = SPARE_ROWS
+    ) -> None:
         schema = girih.Schema(_features(shape, dim), "y")
         needs = {feature.name: frozenset({"embedding"}) for feature in schema.sparse}
         self.sparse = LocalSparse(
@@ -95,19 +99,22 @@ class Packed:
                 needs=needs,
                 optimizer=OPTIMIZERS[optimizer],
                 store=StoreOptions(shards=threads),
+                partition=None if self.packing else {name: (name,) for name in needs},
             )
         )
-        self.num_updates = 0
+        self.num_updates, self.spare_rows = 0, spare_rows
         self.features = shape.features
 
     def fill(self, rows: int) -> None:
         """Gives each table its first ``rows`` ids."""
-        for start in range(0, rows + SPARE_ROWS, FILL):
-            ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
+        for start in range(0, rows + self.spare_rows, FILL):
+            ids = np.arange(start, min(start + FILL, rows + self.spare_rows))
             self.forward(self.prepare(np.tile(ids, self.features), 1))
-        tables = np.repeat(np.arange(self.features, dtype=np.int32), SPARE_ROWS)
+        spare = np.arange(rows, rows + self.spare_rows)
         for _, store in self.stores():
-            evict(store, np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), tables)
+            num_tables = len(store.spec.tables)
+            tables = np.repeat(np.arange(num_tables, dtype=np.int32), self.spare_rows)
+            evict(store, np.tile(spare, num_tables), tables)
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> Batch:
         size = len(ids) // bag // self.features
@@ -132,6 +139,12 @@ class Packed:
     def num_new(self) -> int:
         """Keys that got a row so far."""
         return self.sparse.stats().store["new"]
+
+
+class Unpacked(Packed):
+    """The same kernels on the same threads, with a group for each table."""
+
+    packing = False
 
 
 class Module:
@@ -176,7 +189,7 @@ class Collection(Packed):
         self.bags = girih.nn.EmbeddingBagCollection(
             _features(shape, dim), optimizer=OPTIMIZERS[optimizer], store=StoreOptions(shards=threads)
         )
-        self.features = shape.features
+        self.features, self.spare_rows = shape.features, SPARE_ROWS
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(ids), torch.arange(0, len(ids) + 1, bag)

@@ -374,6 +374,14 @@ def test_report_draws_each_run(log_directory, trained, capsys):
     assert (trained / "report.html").is_file()
 
 
+def test_a_plan_says_what_tiers_take(log_directory, capsys):
+    tiers = ["--set", 'store.tiers=["dram", "ssd"]', "--set", "store.hot_rows=200000"]
+    assert run("plan", log_directory / "config.toml", *tiers) == 0
+    said = capsys.readouterr().err
+    assert "tiers: dram above ssd, in tiers/ of the run directory" in said
+    assert "200,000 hot rows of 96 bytes, 18.3 MiB of memory; 40 bytes for each row" in said
+
+
 def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
     words = [
         "--strategy",
@@ -414,9 +422,15 @@ def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
     for edited, said in (
         (
             {"schedule": {"name": "in_step"}},
-            "plan: schedule has ['name'], expected ['name', 'upper_network']",
+            "plan: schedule has ['name'], expected ['micro_batches', 'micro_batches_from', 'name', 'prefetch', 'upper_network']",
         ),
         ({"placement": {}}, "plan: placement has []"),
+        (
+            {"groups": [group | {"tables": "user"} for group in plan["groups"]]},
+            "plan: groups: table 'user' is in 0 groups, expected one",
+        ),
+        ({"groups": [group | {"dim": 7} for group in plan["groups"]]}, "has dim 7; expected 4"),
+        ({"groups": [group | {"tables": None} for group in plan["groups"]]}, "are not written as girih plan"),
         (
             {"placement": owned | {"user": 7}},
             "feature 'user' is owned by trainer 7, expected one of 1 from 0",

@@ -162,14 +162,12 @@ class _Source(Generic[Token]):
         if self._failed is not None:
             raise self._failed
         prepared, self._prepared = self._prepared, None
-        if prepared is None:
-            item = self._next()
-            prepared = item and (*item, None)
-        if prepared is None:
+        item = self._next() if prepared is None else prepared[:2]
+        if item is None:
             return None
-        batch, token, found = prepared
         with self._spans("pull"):
-            return batch, token, self._sparse.pull(batch, found)
+            pulled = self._sparse.pull(item[0], *(() if prepared is None else prepared[2:]))
+        return *item, pulled
 
     def _next(self) -> tuple[Batch, Token] | None:
         item = None if self._ended else next(self._batches, None)

@@ -304,9 +304,7 @@ class Shards:
     def fetch(self, found: GroupKeys) -> None:
         """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
         for store, mine in zip(self.stores, found.shards, strict=True):
-            begin = getattr(store, "fetch", None)  # what has no tiers has nothing to begin
-            if begin is not None:
-                begin(mine.keys, mine.tables)
+            store.fetch(mine.keys, mine.tables)
 
     def apply(
         self,
