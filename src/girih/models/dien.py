@@ -52,10 +52,8 @@ class DIEN(Model):
         self.auxiliary: float = build(NonNegative, auxiliary, "auxiliary")
         self.pairs = histories.pairs_of("dien", schema, attention)
         dims = histories.dims_of("dien", schema, self.pairs)
-        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
         self.units = nn.ModuleList(InterestEvolution(dim) for dim in dims.values())
-        pooled = [feature.name for feature in schema.sparse if feature.name not in dims]
-        self.inputs = DenseInput(schema, pooled, for_products=True)
+        self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + sum(dims.values())
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
         self._left_for_loss: Tensor | None = None
