@@ -414,9 +414,15 @@ def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
     for edited, said in (
         (
             {"schedule": {"name": "in_step"}},
-            "plan: schedule has ['name'], expected ['name', 'upper_network']",
+            "plan: schedule has ['name'], expected ['micro_batches', 'micro_batches_from', 'name', 'prefetch', 'upper_network']",
         ),
         ({"placement": {}}, "plan: placement has []"),
+        (
+            {"groups": [group | {"tables": "user"} for group in plan["groups"]]},
+            "plan: groups: table 'user' is in 0 groups, expected one",
+        ),
+        ({"groups": [group | {"dim": 7} for group in plan["groups"]]}, "has dim 7; expected 4"),
+        ({"groups": [group | {"tables": None} for group in plan["groups"]]}, "are not written as girih plan"),
         (
             {"placement": owned | {"user": 7}},
             "feature 'user' is owned by trainer 7, expected one of 1 from 0",

@@ -83,13 +83,18 @@ class Plan:
             ConfigError: a section has other keys than ``other``'s, a group has, or has no turn among the interleaving groups; a
                 feature's owner is no trainer, or hosts are not those of all trainers.
         """
-        self._check_groups(other)
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             found, expected = (sorted(getattr(plan, section)) for plan in (self, other))
             if found != expected:
                 raise ConfigError(
                     f"plan: {section} has {found}, expected {expected}; plan again with girih plan"
                 )
+        try:
+            self._check_groups(other)
+        except TypeError:
+            raise ConfigError(
+                "plan: groups, or their names in schedule, are not written as girih plan writes them; plan again"
+            ) from None
         trainers = other.roles.get("trainer", 1)
         for feature, owner in self.placement.items():
             if not 0 <= owner < trainers:
