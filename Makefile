@@ -28,7 +28,7 @@ test: setup
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
 
 test-all: setup
-	$(PYTEST)
+	GIRIH_KILLS=50 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
 
 bench: setup
@@ -50,6 +50,13 @@ claims: setup
 	$(BIN)/girih bench persia_wire
 	$(BIN)/girih bench persia_fig9
 	$(BIN)/girih bench persia_fig6
+	$(BIN)/girih bench picasso_table3
+	$(BIN)/girih bench picasso_table4
+	$(BIN)/girih bench picasso_table5 --json docs/results/picasso-table5.json
+	$(BIN)/girih bench picasso_table6
+	$(BIN)/girih bench picasso_table7
+	$(BIN)/girih bench picasso_table8
+	$(BIN)/girih bench picasso_fig15
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

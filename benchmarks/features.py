@@ -1,4 +1,4 @@
-"""What an id costs as features grow: the sparse half at 26 to 208 features, the rows of all tables together fixed."""
+"""What an id costs as features grow, the rows of all tables together fixed; and what packing many of them is worth."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import harness
 import torch
 from ids import Shape, Stream
-from sparse_sides import Fbgemm, Packed, Side, TorchRec, fill_all, run_step
+from sparse_sides import Fbgemm, Packed, Side, TorchRec, Unpacked, fill_all, run_step
 
 DIM, OPTIMIZER, WARMUP = 16, "rowwise_adagrad", 2
+MANY_FEATURES, LARGE_BATCH, SPARE_ROWS = 200, 8192, 20_000
 
 
 def features_curve(report: harness.Report, options: argparse.Namespace, peers: Mapping[str, bool]) -> None:
@@ -59,6 +60,39 @@ def features_curve(report: harness.Report, options: argparse.Namespace, peers: M
         table.row({"features": features, **cost})
     for side, _ in made:
         side.close()
+
+
+def packing_table(report: harness.Report, options: argparse.Namespace, peers: Mapping[str, bool]) -> None:
+    """Lookup, pooling, backward and update of 200 features: packed, a group for each table, and FBGEMM's TBE."""
+    rows = max(1, options.rows // MANY_FEATURES)
+    shape = Shape(MANY_FEATURES, LARGE_BATCH, rows)
+    table = report.table(
+        f"Packing: {MANY_FEATURES} features of D = {DIM}, {OPTIMIZER}, {LARGE_BATCH:,} examples, one id a bag, Zipf,"
+        f" {rows * MANY_FEATURES:,} rows in all",
+        {"threads": "{}", "what": "{}", "forward ms": "{:.1f}", "back + update ms": "{:.1f}", "step ms": "{:.1f}",
+         "packed is x as fast": "{:.2f}"},
+    )  # fmt: skip
+    stream = Stream(shape, "zipf", zipf=options.zipf)
+    batches = [stream.next() for _ in range(WARMUP + options.repeats)]
+    gradient = torch.randn(shape.num_ids * DIM)
+    for threads in options.threads:
+        sides: dict[str, Side] = {
+            "girih packed": Packed(shape, DIM, OPTIMIZER, threads, spare_rows=SPARE_ROWS),
+            "girih unpacked": Unpacked(shape, DIM, OPTIMIZER, threads, spare_rows=SPARE_ROWS),
+        }
+        if peers["FBGEMM"]:
+            sides["FBGEMM TBE"] = Fbgemm(shape, DIM, OPTIMIZER)
+        fill_all([(side, shape.rows) for side in sides.values()])
+        with harness.threads(threads):
+            contestants = {name: _contestant(side, batches, gradient) for name, side in sides.items()}
+            measured = harness.alternate(contestants, options.repeats, WARMUP)
+        for name, times in measured.items():
+            forward, backward = (1e3 * harness.median_part(times, part) for part in (0, 1))
+            row = {"threads": threads, "what": name, "forward ms": forward, "back + update ms": backward}
+            row["packed is x as fast"] = harness.ratio(measured["girih packed"], times)
+            table.row(row | {"step ms": 1e3 * harness.median(times)})
+        for side in sides.values():
+            side.close()
 
 
 def _contestant(side: Side, batches: Sequence, gradient: torch.Tensor) -> harness.Contestant:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from curves import Curve
+from sampler import Sampler
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
@@ -55,6 +56,7 @@ class Plan:
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
+        sample_ms: how often processes and links are looked at within the windows; None looks at their ends alone.
     """
 
     config: str
@@ -66,6 +68,7 @@ class Plan:
     links: tuple[str, ...] = ()
     keep: str | None = None
     fill: int = 0
+    sample_ms: float | None = None
 
     @property
     def max_steps(self) -> int:
@@ -209,16 +212,44 @@ class Meter:
 
     Args:
         links: interfaces whose bytes are counted, as this machine's root sees them.
-        every: steps of a window; warmup: steps that do not count.
+        every: steps of a window; warmup: steps that do not count. sample_ms: see :class:`Plan`.
+
+    Attributes:
+        plan: that of the run, once it begins.
     """
 
-    def __init__(self, cluster: Cluster, links: Sequence[str], *, every: int, warmup: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        links: Sequence[str],
+        *,
+        every: int,
+        warmup: int,
+        sample_ms: float | None = None,
+    ) -> None:
         self._cluster, self._links = cluster, links
         self._every, self._warmup = every, warmup
         self._pids: dict[str, int] = {}
+        self._sample_ms = sample_ms
+        self._sampler: Sampler | None = None
+        self._trainer: Trainer | None = None
         self.notes: list[dict[str, Any]] = []
+        self.plan: Mapping[str, Any] = {}
+
+    def watch(self, trainer: Trainer) -> None:
+        """Notes the phases of this trainer too."""
+        self._trainer = trainer
+
+    def samples(self) -> dict[str, Any] | None:
+        """What was sampled between the first note and the last."""
+        if self._sampler is None:
+            return None
+        return self._sampler.take(self.notes[0]["time_s"], self.notes[-1]["time_s"])
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
+        if self._sample_ms is not None and self._sampler is None:  # it takes a moment to begin
+            self._pids = _pids_of(self._cluster)
+            self._sampler = Sampler(self._pids.values(), self._links, self._sample_ms)
         if record["step"] < self._warmup or record["step"] % self._every:
             return  # the last one may come when loaders have ended
         self._pids = self._pids or _pids_of(self._cluster)
@@ -228,10 +259,13 @@ class Meter:
         note["rss"] = {title: rss_bytes(pid) for title, pid in self._pids.items()}
         note["links"] = {link: link_counts(link, "bytes") for link in self._links}
         note["packets"] = {link: link_counts(link, "packets") for link in self._links}
+        note["phases_s"] = {} if self._trainer is None else dict(self._trainer.spans.totals_s)
+        note["tiers"] = _tiers(self._trainer)
         self.notes.append(note)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
-        """It stands in the summary."""
+        """Training begins."""
+        self.plan = plan
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         """Nothing is evaluated."""
@@ -252,7 +286,8 @@ def _run(plan: Plan) -> dict[str, Any]:
     try:
         ranks = cluster.ranks
         ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
-        meter, curve = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup), Curve()
+        meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup, sample_ms=plan.sample_ms)
+        curve = Curve()
         keep = None if plan.keep is None else Path(plan.keep)
         with settings.trainer(run=keep, callbacks=[meter, curve], cluster=cluster) as trainer:
             trainer.check(data["train"], data.get("valid"))
@@ -260,7 +295,9 @@ def _run(plan: Plan) -> dict[str, Any]:
             fill(trainer, data["train"], plan.fill)
             filled_s = time.perf_counter() - start
             curve.watch(trainer)
+            meter.watch(trainer)
             trainer.fit(data["train"], data.get("valid"))
+            samples = meter.samples()
             final = data.get("test", data.get("valid"))
             metrics = None if final is None else trainer.evaluate(final)  # as the other trainers do
             summary = trainer.summary(metrics, duration_s=0.0)
@@ -271,6 +308,8 @@ def _run(plan: Plan) -> dict[str, Any]:
         "windows": windows(meter.notes),
         "notes": meter.notes,
         "summary": summary,
+        "plan": dict(meter.plan),
+        "samples": samples,
         "fill_s": filled_s,
         "curve": curve.points,
     }
@@ -295,6 +334,16 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         answer(reply)
 
 
+def _tiers(trainer: Trainer | None) -> Counter[str]:
+    """Counters of tiers of the shards that this process holds, and ``room_rows``, whose values memory has room for."""
+    found: Counter[str] = Counter()
+    sparse: Any = None if trainer is None else trainer.sparse
+    for _, store in sparse.stores() if hasattr(sparse, "stores") else ():
+        if counters := store.tier_counters():
+            found.update({**counters, "room_rows": store.state.values.memory.num_slots})
+    return found
+
+
 def _pids_of(cluster: Cluster) -> dict[str, int]:
     """All processes of a run by title, once they are there."""
     known = {rank: find(cluster.registry, RoleName.TRAINER, rank) for rank in range(cluster.ranks.size)}
@@ -317,8 +366,14 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             for what in ("links", "packets")
         )
+        phases = {name: s - before["phases_s"].get(name, 0.0) for name, s in after["phases_s"].items()}
         found.append(
             {
+                "phases_s": {name: spent / steps for name, spent in phases.items()},
+                "tiers": {
+                    name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()
+                },
+                "room_rows": after["tiers"].get("room_rows", 0),
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
                 "step_s": seconds / steps,
                 "cpu_s": sum(each.values()),

@@ -38,6 +38,7 @@ from rich.table import Table as RichTable
 
 PACKAGES = (
     "girih", "torch", "numba", "numpy", "pyarrow", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
+    "rocksdict",
 )  # fmt: skip
 
 ENVIRONMENT = ("GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NUMBA_", "OMP_")

@@ -10,6 +10,7 @@ second, measured beside it, that the step's unavoidable lines account for (see m
     girih bench kernels --full              D = 128 and all optimizers too
     girih bench kernels --quick             D = 16, Zipf, bags of 1
     girih bench kernels --only features     the second table alone (or: cases)
+    girih bench kernels --only packing      200 features, 8,192 examples: packed beside a group for each table
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import harness
 import sparse_sides
 import torch
-from features import features_curve
+from features import features_curve, packing_table
 from ids import Shape, Stream, num_unique
 from memory import lines_of_step, random_lines_per_s
 from sparse_sides import OPTIMIZERS, STATE_COLUMNS, Side, run_step
@@ -78,6 +79,8 @@ def main() -> None:
         best_of_threads(report, table)
     if options.only in (None, "features"):
         features_curve(report, options, peers)
+    if options.only == "packing" or (options.full and options.only is None):
+        packing_table(report, options, peers)
     report.finish()
 
 
@@ -100,7 +103,7 @@ def arguments() -> argparse.Namespace:
         "--memory-bytes", type=int, default=2 << 30, help="of the array that random lines are read from"
     )
     parser.add_argument("--huge-pages", action="store_true", help="for the peers' malloc too (glibc)")
-    parser.add_argument("--only", choices=["cases", "features"])
+    parser.add_argument("--only", choices=["cases", "features", "packing"])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a reduced grid")
     size.add_argument("--full", action="store_true", help="the whole grid, tens of minutes")
@@ -122,8 +125,8 @@ def say_differences(report: harness.Report) -> None:
         "girih's new rows take memory of rows that were evicted before; the first touch of fresh memory, which costs"
         " what the system takes for it, is in girih bench capacity",
         "girih asks for huge pages, the others live in malloc's memory; --huge-pages gives them huge pages too",
-        "girih (packed) and FBGEMM know 26 tables and give [B, F, D]; the drop-in module and nn.EmbeddingBag hold the"
-        " ids of all features in one table and give [F·B, D]",
+        "girih (packed), girih.nn.EmbeddingBagCollection and FBGEMM know 26 tables and give [B, F, D]; both EmbeddingBags hold"
+        " the ids of all features in one table and give [F·B, D]",
         "FBGEMM and TorchRec have only row-wise Adagrad, Adagrad and SGD on CPU; torch has no sparse row-wise Adagrad"
         " and no FTRL",
         "two threads are two shards in girih, and two OpenMP threads in the others",
@@ -141,6 +144,7 @@ def cases(
     """All kinds of ids and bags over one set of filled tables."""
     sides = {("girih packed", n): sparse_sides.Packed for n in options.threads}
     sides |= {("girih.nn.EmbeddingBag", n): sparse_sides.Module for n in options.threads}
+    sides |= {("girih.nn.EmbeddingBagCollection", n): sparse_sides.Collection for n in options.threads}
     per_row = OVERHEAD_BYTES + 4 * (dim + STATE_COLUMNS[optimizer](dim))
     bytes_a_row = len(sides) * per_row
     makers: dict[str, Callable[..., Side]] = {}
@@ -235,7 +239,7 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
         steps = best.setdefault(tuple(row[name] for name in columns), {})
         steps[row["what"]] = min(row["step ms"], steps.get(row["what"], float("inf")))
     for case, steps in best.items():
-        for what in ("girih packed", "girih.nn.EmbeddingBag"):
+        for what in ("girih packed", "girih.nn.EmbeddingBag", "girih.nn.EmbeddingBagCollection"):
             ratios = {p: steps[p] / steps[what] for p in ("FBGEMM TBE", "nn.EmbeddingBag") if p in steps}
             summary.row({**dict(zip(columns, case, strict=True)), "what": what, **ratios})
 

@@ -15,9 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu.jit import prefetch
+from girih.kernels.cpu.prefetch import LINE_BYTES, prefetch
 
-LINE_BYTES = 64
 AHEAD = (8, 16, 32, 64)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
@@ -28,6 +28,7 @@ from girih.optim import SparseOptimizer
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.store import Store
 from girih.testing.store_verbs import evict
 
 LR = 0.05
@@ -78,12 +79,19 @@ def fill_all(sides: Sequence[tuple[Side, int]]) -> None:
         list(pool.map(lambda each: each[0].fill(each[1]), sides))
 
 
+def _features(shape: Shape, dim: int) -> list[girih.Categorical]:
+    return [girih.Categorical(name=f"f{i}", dim=dim, pooling="sum") for i in range(shape.features)]
+
+
 class Packed:
     """girih as ``Trainer`` runs it: F tables packed into one group."""
 
-    def __init__(self, shape: Shape, dim: int, optimizer: str, threads: int = 1) -> None:
-        features = [girih.Categorical(name=f"f{i}", dim=dim, pooling="sum") for i in range(shape.features)]
-        schema = girih.Schema(features, "y")
+    packing: ClassVar[bool] = True
+
+    def __init__(
+        self, shape: Shape, dim: int, optimizer: str, threads: int = 1, *, spare_rows: int = SPARE_ROWS
+    ) -> None:
+        schema = girih.Schema(_features(shape, dim), "y")
         needs = {feature.name: frozenset({"embedding"}) for feature in schema.sparse}
         self.sparse = LocalSparse(
             SparseSpec(
@@ -91,19 +99,22 @@ class Packed:
                 needs=needs,
                 optimizer=OPTIMIZERS[optimizer],
                 store=StoreOptions(shards=threads),
+                partition=None if self.packing else {name: (name,) for name in needs},
             )
         )
-        self.num_updates = 0
+        self.num_updates, self.spare_rows = 0, spare_rows
         self.features = shape.features
 
     def fill(self, rows: int) -> None:
         """Gives each table its first ``rows`` ids."""
-        for start in range(0, rows + SPARE_ROWS, FILL):
-            ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
+        for start in range(0, rows + self.spare_rows, FILL):
+            ids = np.arange(start, min(start + FILL, rows + self.spare_rows))
             self.forward(self.prepare(np.tile(ids, self.features), 1))
-        tables = np.repeat(np.arange(self.features, dtype=np.int32), SPARE_ROWS)
-        for _, store in self.sparse.stores():
-            evict(store, np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), tables)
+        spare = np.arange(rows, rows + self.spare_rows)
+        for _, store in self.stores():
+            num_tables = len(store.spec.tables)
+            tables = np.repeat(np.arange(num_tables, dtype=np.int32), self.spare_rows)
+            evict(store, np.tile(spare, num_tables), tables)
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> Batch:
         size = len(ids) // bag // self.features
@@ -122,9 +133,18 @@ class Packed:
     def close(self) -> None:
         self.sparse.close()
 
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        return self.sparse.stores()
+
     def num_new(self) -> int:
         """Keys that got a row so far."""
         return self.sparse.stats().store["new"]
+
+
+class Unpacked(Packed):
+    """The same kernels on the same threads, with a group for each table."""
+
+    packing = False
 
 
 class Module:
@@ -142,7 +162,7 @@ class Module:
             ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
             self.bags(*self.prepare(np.tile(ids, self.features), 1))
         spare, _ = self.prepare(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), 1)
-        for store in self.bags.table.stores[0]:
+        for store in self.bags.tables.stores[0]:
             evict(store, spare.numpy(), np.zeros(len(spare), np.int32))
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
@@ -158,8 +178,34 @@ class Module:
         return
 
     def close(self) -> None:
-        for store in self.bags.table.stores[0]:
+        for store in self.bags.tables.stores[0]:
             store.close()
+
+
+class Collection(Packed):
+    """girih's drop-in module for many features: ``girih.nn.EmbeddingBagCollection``, of F tables."""
+
+    def __init__(self, shape: Shape, dim: int, optimizer: str, threads: int = 1) -> None:
+        self.bags = girih.nn.EmbeddingBagCollection(
+            _features(shape, dim), optimizer=OPTIMIZERS[optimizer], store=StoreOptions(shards=threads)
+        )
+        self.features, self.spare_rows = shape.features, SPARE_ROWS
+
+    def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(ids), torch.arange(0, len(ids) + 1, bag)
+
+    def forward(self, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        out: Tensor = self.bags(*prepared)
+        return out
+
+    def update(self) -> None:
+        return
+
+    def close(self) -> None:
+        self.bags.tables.close()
+
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        return self.bags.tables.files()
 
 
 class Static:

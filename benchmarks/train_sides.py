@@ -86,14 +86,14 @@ class Side(Protocol):
 class Girih:
     """Both halves and the schedule, as ``Trainer`` runs them."""
 
-    def __init__(self, task: Task, shards: int | None) -> None:
+    def __init__(self, task: Task, shards: int | None, store: StoreOptions | None = None) -> None:
         schema, module = task.schema(), task.network()
         self.sparse = LocalSparse(
             SparseSpec(
                 schema=schema,
                 needs=needs_of(module, schema),
                 optimizer=girih.optim.RowwiseAdagrad(lr=LR),
-                store=StoreOptions(shards=shards),
+                store=store or StoreOptions(shards=shards),
             )
         )
         self._dense = replicas(module)

@@ -7,7 +7,7 @@ that were fitted to the five counts of Table 2, which they meet to 2 %.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +75,39 @@ def write_epoch(
     Returns:
         As of :func:`write_wide`.
     """
+
+    def write(file: Path, number: int) -> dict[int, int]:
+        size = min(rows, 4096)
+        return write_wide(file, rows, () if number else batches, features, each, seed=number, group=size)
+
+    unique = link_epoch(folder, num_files, distinct, write)
+    return {int(size): count for size, count in unique.items()}
+
+
+def link_epoch(
+    folder: Path, num_files: int, distinct: int, write: Callable[[Path, int], Mapping[Any, Any]]
+) -> dict[str, Any]:
+    """Writes an epoch of files of which some are distinct and come again and again, as hard links to them.
+
+    Args:
+        write: writes the distinct file of a number; what it returns of all of them is kept beside the files.
+
+    Returns:
+        That; of a folder that is there, what was kept.
+    """
     facts = folder / "unique.json"
     if not facts.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        unique: dict[int, int] = {}
+        told: dict[Any, Any] = {}
         for number in range(distinct):
-            file, group = folder / f"distinct-{number}.parquet", min(rows, 4096)
-            unique |= write_wide(
-                file, rows, () if number else batches, features, each, seed=number, group=group
-            )
+            told |= write(folder / f"distinct-{number}.parquet", number)
         for number in range(num_files):
             name = folder / f"train-{number:04}.parquet"
             name.unlink(missing_ok=True)
             name.hardlink_to(folder / f"distinct-{number % distinct}.parquet")
-        facts.write_text(json.dumps(unique) + "\n")
-    return {int(size): count for size, count in json.loads(facts.read_text()).items()}
+        facts.write_text(json.dumps(told) + "\n")
+    found: dict[str, Any] = json.loads(facts.read_text())
+    return found
 
 
 def _ids(rng: np.random.Generator, cumulated: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -112,6 +112,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self._ranks = self._cluster.ranks
         try:
             stats = Stats()
+            store = self._placed(store or StoreOptions(), run)
             context = RunContext(
                 ranks=self._ranks,
                 sparse=sparse_spec(
@@ -150,6 +151,14 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 self._opened.close()
             self._cluster.close(failed=True)
             raise
+
+    def _placed(self, store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None) -> StoreOptions:
+        """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
+        if not store.is_tiered or store.ssd_dir is not None:
+            return store
+        path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
+        found = self._ranks.broadcast(None if path is None else str(path.absolute()))
+        return store.within(None if found is None else Path(found))
 
     @property
     def state(self) -> RunState:

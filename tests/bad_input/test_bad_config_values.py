@@ -232,6 +232,20 @@ AT_ODDS = [
     ("store.arena = 'file'", "arena = 'file' and directory belong together; give both or neither"),
     ("store.directory = 'rows'", "arena = 'file' and directory belong together; give both or neither"),
     ("store = {arena = 'file', directory = 'clicks.csv'}", "cannot be used (File exists); name another"),
+    ("store.tiers = ['ssd']", "tiers = ['ssd']: expected ['dram'] or ['dram', 'ssd'], hot to cold"),
+    (
+        "store = {tiers = ['gpu', 'dram'], hot_rows = 9}",
+        "rows in GPU memory are not implemented; use ['dram'] or",
+    ),
+    ("store.tiers = ['dram', 'ssd']", "hot_rows is missing: how many rows of all tables stay in memory"),
+    (
+        "store = {tiers = ['dram', 'ssd'], hot_rows = 9, arena = 'shared'}",
+        "needs arena = 'heap', not 'shared'",
+    ),
+    (
+        "store = {tiers = ['dram', 'ssd'], hot_rows = 9, ssd_dir = 'clicks.csv'}",
+        "no file can be made there (File exists)",
+    ),
     ("data.separator = ';'", "separator: only format csv has it, and format is 'parquet'; drop one"),
     ("data.columns = ['user']", "columns: only format csv has it, and format is 'parquet'; drop one"),
     (

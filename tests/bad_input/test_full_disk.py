@@ -144,3 +144,11 @@ def test_tables_in_files_leave_nothing_behind(site):
     assert "logloss" in site.girih("evaluate", site / "run")
     assert "AUC" in site.girih(*site.train("--resume", "--set", "train.epochs=2"))
     assert list((site / "rows").iterdir()) == []
+
+
+def test_a_tier_on_a_full_disk(site, mount):
+    disk = mount("size=64k")
+    site.configure(f"store = {{tiers = ['dram', 'ssd'], hot_rows = 10, ssd_dir = '{disk}'}}")
+    told = site.told_after_writing(*site.train(), before=None)
+    assert told.startswith(f"SSD tier in {disk}: no room for ")
+    assert files_in(disk) == []

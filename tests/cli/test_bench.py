@@ -78,7 +78,8 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
         assert all(set(row) == set(table["columns"]) for row in table["rows"])
     rows = found["tables"][0]["rows"]
     if name == "kernels":
-        assert {row["what"] for row in rows} == {"girih packed", "girih.nn.EmbeddingBag", "nn.EmbeddingBag"}
+        drop_in = {"girih.nn.EmbeddingBag", "girih.nn.EmbeddingBagCollection"}
+        assert {row["what"] for row in rows} == {"girih packed", "nn.EmbeddingBag", *drop_in}
         assert all(row["step ms"] > 0 for row in rows)
         assert [row["features"] for row in found["tables"][-1]["rows"]] == [2, 4]
     else:
@@ -101,6 +102,20 @@ def test_training_on_files_says_how_long_it_waits(tmp_path):
     for row in trained:
         assert 0 < row["waits after it"] <= row["waits"] + 0.05 < 1
         assert row["first batch ms"] > 0
+
+
+def test_rows_from_an_ssd_are_read_back_by_all_contestants(tmp_path):
+    words = ["--records", "8000", "--reads", "300", "--rounds", "2", "--json", "found.json"]
+    done = ran(bench.FOLDER / "ssd_reads.py", *words, cwd=tmp_path, hidden=("rocksdict",))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "make bench-peers" in found["skipped"]["rocksdict"]
+    (table,) = found["tables"]
+    names = {row["what"] for row in table["rows"]}
+    assert names >= {"girih, threads", "bare, 16 threads of preadv"}
+    assert ("girih, io_uring" in names) == ("io_uring" not in found["skipped"])
+    assert all(row["reads/s"] > 0 and row["of bare"] > 0 for row in table["rows"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "found.json"]
 
 
 def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):

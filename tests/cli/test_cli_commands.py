@@ -374,6 +374,14 @@ def test_report_draws_each_run(log_directory, trained, capsys):
     assert (trained / "report.html").is_file()
 
 
+def test_a_plan_says_what_tiers_take(log_directory, capsys):
+    tiers = ["--set", 'store.tiers=["dram", "ssd"]', "--set", "store.hot_rows=200000"]
+    assert run("plan", log_directory / "config.toml", *tiers) == 0
+    said = capsys.readouterr().err
+    assert "tiers: dram above ssd, in tiers/ of the run directory" in said
+    assert "200,000 hot rows of 96 bytes, 18.3 MiB of memory; 40 bytes for each row" in said
+
+
 def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
     words = [
         "--strategy",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from girih.kernels.cpu import jit
-from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean, prefetch, prefetch_at
+from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean
+from girih.kernels.cpu.prefetch import prefetch, prefetch_columns
 
 needs_jit = pytest.mark.skipif(JIT_DISABLED, reason="NUMBA_DISABLE_JIT is set")
 
@@ -20,7 +21,7 @@ def total(array):
     result = 0.0
     for i in range(array.shape[0]):
         prefetch(array, i + 8)
-        prefetch_at(array, -i, 64)
+        prefetch_columns(array, -i, 0, 40)
         result += array[i, 0]
     return result
 

@@ -9,9 +9,13 @@ import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
 from girih.comm.rpc import Reply
-from girih.errors import GirihError, Lost, NonFiniteError
+from girih.errors import GirihError, Lost, NonFiniteError, WireError
 from girih.runs.stats import Stats, wire_bytes
+from girih.sparse.groups.bags import Bags
+from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.remote import RemotePending
+from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import Verb, answer, as_text, from_text
 from girih.tables import LRU, MinCount
 
@@ -147,6 +151,49 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                     with pytest.raises(NonFiniteError, match="NaN or infinite"):
                         pending.wait()
                     np.testing.assert_array_equal(here.peek(batch), before)
+
+
+MISFITS = {
+    "another dtype": lambda rows: rows.astype(np.float64),
+    "another width": lambda rows: np.ascontiguousarray(rows[:, :-1]),
+    "a row too few": lambda rows: rows[:-1],
+    "another shape": lambda rows: rows.reshape(-1),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_them(monkeypatch, misfit):
+    distort, batch = MISFITS[misfit], batch_of([1, 2], [1, 2])
+    told = "group '.*: float.* expected float32.*in one piece"
+
+    def take_step(trainer, here):
+        pulled = trainer.pull(here.keep(batch))
+        give(pulled, 1)
+        pulled.push(1).wait()
+
+    def spoil(method, spoiled):
+        def wrapped(self, *given, **options):
+            return spoiled(method(self, *given, **options))
+
+        return wrapped
+
+    with site(num_servers=2) as here:
+        (trainer,) = here.trainers
+        before = here.peek(batch)
+        spoils = (
+            (ShardReader, "read", lambda found: (found[0], distort(found[1]))),  # server to worker
+            (Codec, "pack_gradients", lambda packed: [distort(each) for each in packed]),  # trainer to worker
+            (Bags, "scatter", lambda found: (distort(found[0]), found[1])),  # worker to server
+        )
+        for cls, name, spoiled in spoils:
+            with monkeypatch.context() as patched:
+                patched.setattr(cls, name, spoil(getattr(cls, name), spoiled))
+                with pytest.raises(WireError, match=told) as caught:
+                    take_step(trainer, here)
+            assert "\n" not in str(caught.value)
+            np.testing.assert_array_equal(here.peek(batch), before)
+    with pytest.raises(WireError, match="in pieces; expected"):
+        as_rows(np.zeros((4, 3), np.float32)[:, :2], 4, 2, "rows")
 
 
 @pytest.mark.parametrize("place", ["directory", "s3"])

@@ -55,7 +55,7 @@ def open_config(run: Path) -> RunConfig:
     settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
     if settings.store.arena == "shared":  # as embedding servers had it
         settings = replace(settings, store=replace(settings.store, arena="heap"))
-    return settings
+    return replace(settings, store=settings.store.within(run))
 
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
-from girih.report.text import size
+from girih.report.text import count, size
 from girih.runs.files import write_whole
+from girih.store.accounting import tiered_row_bytes
+from girih.store.rows.record import row_layout
 from girih.strategies import measures_of
 
 MOST_GROUPS = 6
@@ -51,6 +54,8 @@ def plan(
         write_whole(out, text + "\n")
     roles = ", ".join(f"{count} × {role}" for role, count in decided.roles.items())
     click.echo(f"{decided.strategy}: {roles}", err=True)
+    for line in tier_lines(settings, decided):
+        click.echo(line, err=True)
     sent = decided.predicted.get("bytes", {})
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
@@ -65,6 +70,25 @@ def plan(
             err=True,
         )
     return 0
+
+
+def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
+    """What tiers take, a line for each group; none where there is one tier."""
+    store = settings.store
+    if not store.is_tiered:
+        return []
+    groups = settings.sparse().following(decided).groups()
+    num_tables = sum(len(group.spec.tables) for group in groups)
+    lines = [f"tiers: {' above '.join(store.tiers)}, in {store.ssd_dir or 'tiers/ of the run directory'}"]
+    for group in groups:
+        of_row = row_layout(group.spec, 0, 1)
+        hot = math.ceil((store.hot_rows or 0) * len(group.spec.tables) / num_tables)
+        each, meta = 4 * of_row.num_words, sum(tiered_row_bytes(of_row.description).values())
+        lines.append(
+            f"  {group.spec.name}: {count(hot)} hot rows of {each} bytes, {size(hot * each)} of memory;"
+            f" {meta} bytes for each row, hot or not, and its index"
+        )
+    return lines
 
 
 def _show_groups(decided: Plan) -> None:

@@ -39,6 +39,10 @@ def results(summary: dict[str, Any], run: Path) -> None:
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
         f"{summary['duration_s']:.1f} s in all{compiling}"
     )
+    if "hit_ratio" in summary:
+        shares = ", ".join(f"{tier} {share:.1%}" for tier, share in summary["hit_ratio"].items())
+        read, written = (size(summary["store"][f"ssd_bytes_{done}"]) for done in ("read", "written"))
+        console.print(f"rows were read from {shares}; {read} read from the SSD, {written} written")
     console.print(f"next: girih report {run}", soft_wrap=True)
 
 

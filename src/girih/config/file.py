@@ -30,6 +30,7 @@ from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
 from girih.trainer import Trainer
 from girih.training.planning import facts_of
@@ -103,6 +104,8 @@ class RunConfig:
         store = section("store", StoreOptions, StoreOptions())
         if store.directory is not None:
             store = replace(store, directory=relative_to(directory, store.directory))
+        if store.ssd_dir is not None:
+            store = replace(store, ssd_dir=relative_to(directory, store.ssd_dir))
         saves = section("checkpoint", CheckpointOptions, CheckpointOptions())
         if saves.dir is not None:
             saves = replace(saves, dir=relative_to(directory, saves.dir))
@@ -143,6 +146,8 @@ class RunConfig:
             mapping["strategy"] = strategy | {"name": self._absolute(strategy["name"])}
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
+        if self.store.ssd_dir is not None:
+            mapping["store"]["ssd_dir"] = self._absolute(mapping["store"]["ssd_dir"])
         if self.checkpoint.dir is not None:
             mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
         return mapping
@@ -177,6 +182,11 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
+    def sparse(self, model: nn.Module | None = None) -> SparseSpec:
+        """Tables, what the model reads of them, and how they are kept."""
+        optimizers = self.sparse_optimizer, self.first_order_optimizer
+        return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
+
     def planned(self, links: Links | None = None) -> Plan:
         """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
 
@@ -184,9 +194,7 @@ class RunConfig:
             links: calibrated ones, by which times are predicted.
         """
         model = self.model()
-        sparse = sparse_spec(
-            model, self.schema, self.train, self.store, self.sparse_optimizer, self.first_order_optimizer
-        )
+        sparse = self.sparse(model)
         dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
         try:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)

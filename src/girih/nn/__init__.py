@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from girih.nn.collection import EmbeddingBagCollection
 from girih.nn.embedding import Embedding, EmbeddingBag
 
-__all__ = ["Embedding", "EmbeddingBag"]
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection"]

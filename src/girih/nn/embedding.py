@@ -19,19 +19,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
-from girih.nn.growing import GrowingModule, RowOptions, integers
+from girih.nn.inputs import Flat, flat, integers, without
+from girih.nn.one_table import RowOptions, TableModule
 from girih.nn.refusals import answers_movers, uncaptured
 from girih.schema import Pooling
 from girih.sparse.groups.pack import POOLING_MODES
 
-Module = TypeVar("Module", bound=GrowingModule)
+Module = TypeVar("Module", bound=TableModule)
 
 
-class EmbeddingBag(GrowingModule):
+class EmbeddingBag(TableModule):
     """``torch.nn.EmbeddingBag`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Args:
@@ -61,8 +63,7 @@ class EmbeddingBag(GrowingModule):
     ) -> None:
         if mode not in POOLING_MODES:
             raise ConfigError(f"mode = {mode!r}: expected 'sum', 'mean' or 'sqrtn'")
-        super().__init__(dim, **rows)
-        self._pooled, self._vectors = self.table.group(mode, whole=False), self.table.group("sum", whole=True)
+        super().__init__(dim, mode, **rows)
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx
@@ -85,37 +86,11 @@ class EmbeddingBag(GrowingModule):
         Raises:
             ConfigError: shapes or types that do not go together.
         """
-        ids = integers(input, "input")
-        if ids.dim() == 2:
-            if offsets is not None:
-                raise ConfigError("offsets: an input of two dimensions is bags already; drop offsets")
-            bounds = torch.arange(ids.shape[0] + 1) * ids.shape[1]
-        elif ids.dim() == 1:
-            bounds = _bounds(offsets, len(ids), last_included=self.include_last_offset)
-        else:
-            raise ConfigError(f"input: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
-        weights = per_sample_weights
-        if weights is not None:
-            if weights.shape != ids.shape:
-                raise ConfigError(
-                    f"per_sample_weights: shape {tuple(weights.shape)}, expected {tuple(ids.shape)}"
-                )
-            weights = weights.cpu().flatten().float()
-        ids = ids.flatten()
+        given = flat(input, offsets, per_sample_weights, last_included=self.include_last_offset)
         if self.padding_idx is not None:
-            ids, bounds, weights = _without(self.padding_idx, ids, bounds, weights)
-        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
-            return self._pool(ids, bounds, weights)
-        return self.read(self._pooled, ids, bounds, weights).flatten(1)
-
-    def _pool(self, ids: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
-        """Pools in torch, so that autograd reaches the weights."""
-        vectors = self.read(self._vectors, ids, torch.tensor([0, len(ids)]))
-        counts = bounds.diff()
-        bags = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        sums = torch.zeros(len(counts), self.dim).index_add(0, bags, vectors * weights[:, None])
-        power = {"sum": 0.0, "mean": -1.0, "sqrtn": -0.5}[self.mode]
-        return sums * counts.clamp(min=1).float().pow(power)[:, None]
+            given = without(self.padding_idx, given)
+        (bags,) = self.pool(*given).blocks
+        return bags.values.flatten(1)
 
     @classmethod
     def from_torch(
@@ -135,7 +110,7 @@ class EmbeddingBag(GrowingModule):
         )
 
 
-class Embedding(GrowingModule):
+class Embedding(TableModule):
     """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
 
     Arguments are those of :class:`EmbeddingBag`, without pooling; ``padding_idx`` gives zeros and learns nothing.
@@ -143,8 +118,7 @@ class Embedding(GrowingModule):
 
     @answers_movers(RowOptions.__annotations__)
     def __init__(self, dim: int, *, padding_idx: int | None = None, **rows: Unpack[RowOptions]) -> None:
-        super().__init__(dim, **rows)
-        self._vectors = self.table.group("sum", whole=padding_idx is None)
+        super().__init__(dim, "sum", **rows)
         self.padding_idx = padding_idx
 
     @uncaptured
@@ -155,12 +129,13 @@ class Embedding(GrowingModule):
             ConfigError: ids that are not integers.
         """
         ids = integers(input, "input")
-        flat = ids.flatten()
+        each = ids.flatten()
         if self.padding_idx is None:
-            bounds = torch.tensor([0, len(flat)])
+            (vectors,) = self.read(self._vectors, each, np.array([0, len(each)]))
         else:
-            flat, bounds, _ = _without(self.padding_idx, flat, torch.arange(len(flat) + 1), None)
-        return self.read(self._vectors, flat, bounds).reshape(*ids.shape, self.dim)
+            one_each = without(self.padding_idx, Flat(each, np.arange(len(each) + 1), None))
+            (vectors,) = self.read(self._bags, *one_each)
+        return vectors.reshape(*ids.shape, self.dim)
 
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:
@@ -178,32 +153,12 @@ def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[...,
             f"from_torch: a {type(module).__module__}.{type(module).__qualname__}, expected a torch.nn.Embedding or"
             " torch.nn.EmbeddingBag; share=module uses the rows of a module of girih.nn"
         )
-    for name, without in (("max_norm", None), ("scale_grad_by_freq", False)):
+    for name, unused in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
-        if value != without:
-            raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {without}")
+        if value != unused:
+            raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {unused}")
     made = make(dim=module.embedding_dim, padding_idx=module.padding_idx)
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids
     made.assign(kept, module.weight.detach()[kept])
     return made
-
-
-def _bounds(offsets: Tensor | None, num_ids: int, *, last_included: bool) -> Tensor:
-    if offsets is None:
-        raise ConfigError("offsets: missing; an input of one dimension needs them (or give it two)")
-    offsets = integers(offsets, "offsets")
-    if offsets.dim() != 1:
-        raise ConfigError(f"offsets: {offsets.dim()} dimensions, expected 1")
-    bounds = offsets if last_included else torch.cat([offsets, torch.tensor([num_ids])])
-    if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != num_ids or (bounds.diff() < 0).any():
-        raise ConfigError(f"offsets: {bounds.tolist()[:8]}…: expected to rise from 0 to the {num_ids} ids")
-    return bounds
-
-
-def _without(
-    absent: int, ids: Tensor, bounds: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    kept = ids != absent
-    before = torch.cat([torch.zeros(1, dtype=torch.long), kept.long().cumsum(0)])
-    return ids[kept], before[bounds], None if weights is None else weights[kept]

@@ -25,10 +25,11 @@ ATTRIBUTES = {
     " set them by module.assign(ids, vectors)",
     "num_embeddings": "rows appear as ids are seen; module.num_rows counts them",
     "embedding_dim": "it is called dim",
+    "embedding_bags": "rows are no parameters; they are read by module(ids) under torch.no_grad(), which makes no rows",
 }
-"""Attributes of torch's modules, and what there is instead."""
+"""Attributes of torch's and TorchRec's modules, and what there is instead."""
 
-_OPTIONS = {
+OPTIONS = {
     "num_embeddings": "rows appear as ids are seen; leave num_embeddings out, write {example}",
     "embedding_dim": "it is called dim; write {example}",
     "max_norm": "rows are never renormalized; leave it out",
@@ -39,15 +40,28 @@ _OPTIONS = {
     "_weight": "trained weights come by {name}.from_torch(module)",
     "_freeze": "module.eval() keeps rows as they are; leave it out",
 }
+"""Arguments of torch's modules, and what to write here."""
+
+_BY_FEATURE = "features have it; write {example}"
+_BY_TABLE = 'tables have it, as tables=[girih.Table(name="user", {option}=...)]'
+COLLECTION = {
+    **{name: told for name, told in OPTIONS.items() if name not in ("_weight", "embedding_dim")},
+    **dict.fromkeys(("dim", "embedding_dim", "mode"), _BY_FEATURE),
+    **dict.fromkeys(("initializer", "admission", "eviction", "dtype"), _BY_TABLE),
+    "is_weighted": "weights come with the ids, as per_sample_weights; leave it out",
+    "share": 'features of one table share its rows, as girih.Categorical(name="history", table="items")',
+}
+"""The same for a module of many features; those of TorchRec's too."""
 
 
 def answers_movers(
-    known: Iterable[str],
+    known: Iterable[str] = (), answers: Mapping[str, str] = OPTIONS, example: str = "{name}({width})"
 ) -> Callable[[Callable[Concatenate[Self, P], None]], Callable[Concatenate[Self, P], None]]:
     """Decorates an ``__init__``: arguments of torch's modules, and unknown ones, are ConfigErrors that help.
 
     Args:
         known: options that it takes besides those in its signature.
+        answers: option → the sentence; example: how the module is made.
     """
 
     def decorate(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
@@ -55,7 +69,7 @@ def answers_movers(
 
         @functools.wraps(init)
         def checked(self: Self, *given: P.args, **options: P.kwargs) -> None:
-            _check(name, names - {"self", "rows"}, given, options)
+            _check(name, names - {"self", "rows"}, given, options, answers, example)
             init(self, *given, **options)
 
         return cast(Callable[Concatenate[Self, P], None], checked)
@@ -81,15 +95,23 @@ def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatena
     return cast(Callable[Concatenate[Self, P], R], disabled)
 
 
-def _check(name: str, known: set[str], given: Sequence[object], options: Mapping[str, object]) -> None:
+def _check(
+    name: str,
+    known: set[str],
+    given: Sequence[object],
+    options: Mapping[str, object],
+    answers: Mapping[str, str],
+    example: str,
+) -> None:
     numbers = [one for one in given[:2] if isinstance(one, SupportsIndex)]
     width = numbers[1] if len(numbers) == 2 else options.get("embedding_dim", options.get("dim", 16))
-    example = f"{name}({width})"
+    example = example.format(name=name, width=width)
     if len(numbers) == 2:
-        told = _OPTIONS["num_embeddings"].format(example=example)
+        told = answers["num_embeddings"].format(example=example)
         raise ConfigError(f"{name}({numbers[0]}, {numbers[1]}): {told}")
     for option in options:
-        if option in _OPTIONS:
-            raise ConfigError(f"{name}: {option}: {_OPTIONS[option].format(name=name, example=example)}")
+        if option in answers:
+            told = answers[option].format(name=name, example=example, option=option)
+            raise ConfigError(f"{name}: {option}: {told}")
         if option not in known:
             raise ConfigError(f"{name}: unknown option {option!r}{nearest(option, known)}")

@@ -21,8 +21,10 @@ from girih.runs.files import disk_full, write_whole
 
 LOCK = ".lock"
 PROCESSES = "processes.json"
+TIERS = "tiers"
+"""The directory of files below memory, none of which has a name."""
 BEFORE_TRAINING = frozenset(
-    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints"}
+    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints", TIERS}
 )
 """All that a run may have written when it ends before its first record."""
 

@@ -61,7 +61,7 @@ class RunLog:
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
-        names = ("hits", "lookups", ASKED_KEYS, PACED_KEYS)
+        names = ("hits", "lookups", "dram_reads", "ssd_reads", ASKED_KEYS, PACED_KEYS)
         seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in names}
         seconds = state.train_s - self._window_train_s
         record = {
@@ -76,6 +76,11 @@ class RunLog:
             "elapsed_s": round(time.perf_counter() - self._start, 3),
             "lr_scale": lr_scale,
             "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
+            **(
+                {"dram_share": 1 - seen["ssd_reads"] / reads}
+                if (reads := seen["dram_reads"] + seen["ssd_reads"])
+                else {}
+            ),
             **({"imbalance": seen[PACED_KEYS] / seen[ASKED_KEYS]} if seen[ASKED_KEYS] else {}),
             **({"refused": state.refused} if state.refused else {}),
         }

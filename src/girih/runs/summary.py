@@ -83,6 +83,7 @@ def summarize(
         "checkpoint_step": state.step if state.best_step is None else state.best_step,
         "refused_steps": state.refused,
         "store": dict(sparse.store),
+        **hit_ratio(sparse.store),
         "phases_s": {name: round(seconds, 3) for name, seconds in own.spans.totals_s.items()},
         "by_label": {} if metrics is None else metrics.as_dict(),
     }
@@ -109,6 +110,21 @@ def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[flo
         SERVED_ROWS: [int(count) for count in served],
         "exchange_s": [round(each / 1e9, 6) for each in exchange_ns],
     }
+
+
+def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """``hit_ratio``: the share of reads in training that each tier answered; empty where there is one tier.
+
+    A read is that of a row that was there, once for each batch that has its key. What was fetched ahead counts for the
+    tier that it came from.
+    """
+    reads = {tier: counters[f"{tier}_reads"] for tier in ("dram", "ssd") if f"{tier}_reads" in counters}
+    total = sum(reads.values())
+    return (
+        {"hit_ratio": {tier: count / total if total else 0.0 for tier, count in reads.items()}}
+        if reads
+        else {}
+    )
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:

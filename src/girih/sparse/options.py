@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.errors import ConfigError
+from girih.runs.directory import TIERS
 from girih.runs.files import disk_full
-from girih.store import File, GroupSpec, Heap, Shared, Store
+from girih.store import File, GroupSpec, Heap, Shared, Store, Tiers
 
 MOST_THREADS = 8
 
@@ -32,20 +34,58 @@ class StoreOptions(Options):
         directory: for arena "file": the disk whose room they take; they have no names there and end with
             the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
+        tiers: where values of rows lie, hot to cold: ``["dram"]``, or ``["dram", "ssd"]`` for tables larger than memory.
+        hot_rows: rows of all tables, in all processes, whose values stay in memory, where there are several tiers.
+        flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
+            they are chosen first.
+        ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
+            with their process.
     """
 
     shards: Annotated[int, Bounds(1, 256)] | None = None
     arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
     reserve_rows: Count | None = None
+    tiers: tuple[Literal["gpu", "dram", "ssd"], ...] = ("dram",)
+    hot_rows: Annotated[int, Bounds(0)] | None = None
+    flush_every_steps: Count = 100
+    warm_up_steps: Annotated[int, Bounds(0)] = 100
+    ssd_dir: str | None = None
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        self._check_tiers()
         if (self.arena == "file") != (self.directory is not None):
             raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
 
     def _owner(self) -> str:
         return "store: "
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether values of rows lie in several tiers."""
+        return len(self.tiers) > 1
+
+    def within(self, run: Path | None) -> StoreOptions:
+        """The same, with a directory for tiers that have none: in that of the run, if there is one."""
+        if not self.is_tiered or self.ssd_dir is not None or run is None:
+            return self
+        return replace(self, ssd_dir=str(run / TIERS))
+
+    def _check_tiers(self) -> None:
+        given = f"store: tiers = {list(self.tiers)}: "
+        if "gpu" in self.tiers:
+            raise ConfigError(
+                f"{given}rows in GPU memory are not implemented; use ['dram'] or ['dram', 'ssd']"
+            )
+        if self.tiers not in (("dram",), ("dram", "ssd")):
+            raise ConfigError(f"{given}expected ['dram'] or ['dram', 'ssd'], hot to cold")
+        if self.is_tiered and self.hot_rows is None:
+            raise ConfigError(f"{given}hot_rows is missing: how many rows of all tables stay in memory")
+        if self.is_tiered and self.arena not in (None, "heap"):
+            raise ConfigError(
+                f"{given}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']"
+            )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
         """Number of shards that all these groups have in one process.
@@ -60,16 +100,22 @@ class StoreOptions(Options):
             return 1
         return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 
-    def open_store(self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None) -> Store:
+    def open_store(
+        self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None, hot_share: float = 1.0
+    ) -> Store:
         """Opens one shard of a group.
 
         Args:
             segment: begins the names of shared memory, which the caller removes; None where there is none.
+            hot_share: the group's part of the hot rows.
 
         Raises:
-            ConfigError: ``arena = "shared"`` where nobody removes it.
+            ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
             StorageFullError: no memory or disk to begin with.
         """
+        if self.is_tiered:
+            heap, tiers = Heap(reserve_rows=self.reserve_rows), self._tiers(hot_share / num_shards)
+            return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=tiers)
         if self.arena == "shared" and segment is None:
             raise ConfigError(
                 "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
@@ -79,6 +125,19 @@ class StoreOptions(Options):
         if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
             os.unlink(arena.path)
         return store
+
+    def _tiers(self, hot_share: float) -> Tiers:
+        if self.ssd_dir is None:
+            raise ConfigError(
+                f"store: tiers = {list(self.tiers)}: ssd_dir is missing, and there is no run directory to take; give"
+                " a directory on the SSD"
+            )
+        return Tiers(
+            directory=self.ssd_dir,
+            hot_rows=math.ceil((self.hot_rows or 0) * hot_share),
+            flush_every_steps=self.flush_every_steps,
+            warm_up_steps=self.warm_up_steps,
+        )
 
     def _arena(self, spec: GroupSpec, shard: int, segment: str | None) -> Heap | Shared | File:
         if segment is not None and self.arena in (None, "shared"):

@@ -6,6 +6,7 @@ from girih.store.snapshot.file import SnapshotFile, write_rows
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.store.store import Store
+from girih.store.tiers.options import Tiers
 
 __all__ = [
     "ArenaOptions",
@@ -18,6 +19,7 @@ __all__ = [
     "SnapshotFile",
     "Store",
     "TableSpec",
+    "Tiers",
     "remove_arena",
     "shard_of",
     "write_rows",

@@ -15,7 +15,7 @@ from girih.store.memory.shard_memory import index_bytes
 from girih.store.snapshot.columns import columns_of
 from girih.store.state import ShardState
 
-_ROW_ALIGNMENT, _NEIGHBOURS = 8, 8
+_ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
 
 def disk_bytes(description: Mapping[str, Any]) -> dict[str, int]:
@@ -34,6 +34,11 @@ def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
     return {**parts, "padding": -(-last // _ROW_ALIGNMENT) * _ROW_ALIGNMENT - sum(parts.values())}
 
 
+def tiered_row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of one row in the memory of a shard with tiers, by column, its values left out."""
+    return {**row_bytes({**description, "segments": []}), "padding": 0, "place": _PLACE}
+
+
 def loaded_bytes(description: Mapping[str, Any], num_rows: int) -> dict[str, int]:
     """Bytes of ``num_rows`` rows in a store that has just loaded them, by part, Bloom filters left out."""
     rows = {name: size * num_rows for name, size in row_bytes(description).items()}
@@ -47,10 +52,13 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
     ahead of rows to come; ``next_index`` is what an index that grows has of its successor; ``header`` is whole
     pages of the header, the description and the tables' ends and counters; ``saving`` is what verbs keep while
     a save is under way (its reader has more); ``scratch`` is kept from call to call. Private memory is used
-    once it was touched; that of Bloom filters counts as a whole.
+    once it was touched; that of Bloom filters counts as a whole. Where there are tiers, ``slots`` hold the values of
+    hot rows and of those on their way, and ``ssd_buffers`` what is written behind.
     """
-    memory, row_size = state.memory, 4 * state.layout.num_words
+    memory, tiers = state.memory, state.tier_bytes()
     arena, arrays = memory.arena, memory.arrays
+    row_size = 4 * arrays.meta.shape[1]
+    of_row = (tiered_row_bytes if tiers else row_bytes)(state.layout.description)
     num_rows, rows_ever = memory.num_rows, int(arrays.state[layout.ROWS_EVER])
     committed = int(arrays.state[layout.ROWS_COMMITTED]) if arena.is_claimed_ahead else rows_ever
     most_rows = arena.reserve_rows - committed + num_rows
@@ -69,9 +77,7 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
         "index": (SLOT_BYTES * used_slots, arena.size_bytes("index 0")),
         "next_index": (SLOT_BYTES * memory.num_next_slots, arena.size_bytes("index 1")),
         **{part: (size, size) for part, size in same.items()},
-        **{
-            name: (size * num_rows, size * most_rows)
-            for name, size in row_bytes(state.layout.description).items()
-        },
+        **{name: (size * num_rows, size * most_rows) for name, size in of_row.items()},
+        **tiers,
     }
     return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}

@@ -8,3 +8,4 @@ from numpy.typing import NDArray
 Longs = NDArray[np.int64]
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]

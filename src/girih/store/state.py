@@ -1,19 +1,21 @@
 """One shard's rows in one memory: what the verbs of a store do once their arguments were checked.
 
-This is the seam below :class:`girih.store.Store`. A tier answers the same ``lookup``, ``peek`` and
-``apply_gradients``, over another store; a repair finds all there is to know of a row in the row itself
-(``memory.arrays.meta``), and can make a new index and new lists of it.
+This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.TieredState` answers the same verbs where
+values lie in several tiers; a repair finds all there is to know of a row in the row itself (``memory.arrays.meta``),
+and can make a new index and new lists of it.
 
-Shapes: U unique keys, W columns of a row that training sees.
+Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, layout, update
 from girih.kernels.cpu.arrays import sealed
@@ -27,6 +29,9 @@ from girih.store.rows.row_table import ONCE, RowTable
 from girih.store.spec import GroupSpec
 
 LAST_STEP = (1 << 31) - 1
+
+LoadedColumn = tuple[int, NDArray[Any]]
+"""Where a column begins in a row, in bytes, and [K, width] of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,58 @@ class ShardState:
                 update.assign(memory.arrays, kernel, rows[part], values[part], hyper, step)
         return rows
 
+    def fetch(self, ids: Longs, tables: Ints) -> None:
+        """Begins to bring in the rows of keys; see :meth:`Store.fetch`. They are here already."""
+
+    def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
+        """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too."""
+        arrays = self.memory.arrays
+        write_columns(arrays.values, rows, columns)
+        if begins:
+            update.begin_states(arrays, self.layout.kernel, rows, self.layout.first_hyper)
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.memory.clear()
+
+    def freeze(self) -> None:
+        """Called with the lock held when a snapshot begins: from now on, :meth:`whole` gives values as they are now."""
+
+    def whole(self, records: Ints, live: Ints) -> tuple[Ints, Ints]:
+        """Records with their values, int32[·, V], and the places of the live ones in them.
+
+        Args:
+            records: int32[K, ·], as memory had them when the snapshot began. live: those that are wanted.
+        """
+        return records, live
+
+    def thaw(self) -> None:
+        """Called with the lock held when a snapshot ends."""
+
+    def tier_counters(self) -> dict[str, int]:
+        """Counts of what each tier did; empty where there is one."""
+        return {}
+
+    def tier_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bytes of memory, used and reserved, that tiers take by part; empty where there is one."""
+        return {}
+
+    def close(self) -> None:
+        """Lets go of memory."""
+        self.memory.close()
+
     def _find(self, ids: Longs, tables: Ints) -> Ints:
         rows = np.empty(len(ids), np.int32)
         index.find_all(self.memory.arrays, ids, tables, rows)
         return rows
+
+
+def write_columns(values: Floats, rows: Ints, columns: Sequence[LoadedColumn]) -> None:
+    """Writes columns to rows of ``values``, float32[·, V]."""
+    for first_byte, column in columns:
+        words = values.view(column.dtype)
+        first = first_byte // column.itemsize
+        words[rows, first : first + column.shape[1]] = column
 
 
 def open_state(

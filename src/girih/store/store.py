@@ -26,7 +26,9 @@ from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
-from girih.store.state import LAST_STEP, open_state
+from girih.store.state import LAST_STEP, ShardState, open_state
+from girih.store.tiers.options import Tiers
+from girih.store.tiers.tiered_state import open_tiered_state
 
 
 class Store:
@@ -40,6 +42,7 @@ class Store:
         spec: the tables and their rows.
         shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
         arena: where the arrays live; :class:`Heap` by default.
+        tiers: has the values of most rows in a file below memory, with a heap arena only; None keeps all in the arena.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Attributes:
@@ -58,10 +61,17 @@ class Store:
         num_shards: int = 1,
         arena: ArenaOptions | None = None,
         clock: Callable[[], float] = time.time,
+        tiers: Tiers | None = None,
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
-        self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
+        self.state: ShardState
+        if tiers is None:
+            self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
+        elif isinstance(arena, Heap | None):
+            self.state = open_tiered_state(spec, shard, num_shards, arena or Heap(), clock, tiers)
+        else:
+            raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
 
     def lookup(
         self,
@@ -103,6 +113,16 @@ class Store:
         self.num_peeks += len(rows)
         self.num_absent += int(np.count_nonzero(rows < 0))
         return rows
+
+    def fetch(self, ids: Longs, tables: Ints) -> None:
+        """Begins to read, from tiers below memory, the rows of keys that the next :meth:`lookup` will want.
+
+        Changes no result. May be called by another thread than the verbs.
+
+        Args:
+            ids, tables: the keys, as in :meth:`lookup`.
+        """
+        self.state.fetch(*self._keys(ids, tables))
 
     def apply_gradients(
         self,
@@ -238,13 +258,20 @@ class Store:
         """
         return self.state.memory.counters(table)
 
+    def tier_counters(self) -> dict[str, int]:
+        """Counts of what tiers did; empty where there is one.
+
+        ``dram_reads``, ``ssd_reads`` rows that training read from each; ``ssd_bytes_read``, ``ssd_bytes_written``.
+        """
+        return self.state.tier_counters()
+
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part; see :func:`girih.store.accounting.held_bytes`."""
         return held_bytes(self.state)
 
     def close(self) -> None:
         """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""
-        self.state.memory.close()
+        self.state.close()
 
     def __enter__(self) -> Store:
         return self

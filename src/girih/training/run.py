@@ -106,6 +106,8 @@ class TrainingRun:
             optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
             evictions = (table.eviction for spec in specs for table in spec.tables)
             self._compile(ahead.training(optimizers, evictions))
+            if sparse.store.is_tiered:
+                self._compile(ahead.on_disk())
             plan = decide(
                 self.strategy,
                 self.facts,

@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
-from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
+from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.pool import bag_scale, examples_ahead
+from girih.kernels.cpu.prefetch import prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
-_LINE = 64
 _INFINITY_BITS = np.uint32(0x7F80_0000)
 _SIGN_MASK = np.uint32(0x7FFF_FFFF)
-
-
-@njit_lean
-def prefetch_columns(rows: F32, row: Any, first_column: Any, num_columns: Any) -> None:
-    """Asks for the cache lines of a row's columns."""
-    for byte in range(4 * first_column, 4 * (first_column + num_columns), _LINE):
-        prefetch_at(rows, row, byte)
 
 
 @njit_lean

@@ -1,4 +1,4 @@
-"""Compilation of kernels: functions that Python calls, functions that those are made of, and a prefetch.
+"""Compilation of kernels: functions that Python calls, and functions that those are made of.
 
 Numba's on-disk cache looks at the file of the cached function only, not at those of the functions that it calls. Here
 the cache directory carries a digest of all sources of ``kernels``, of their path (numba finds kernels by it), of the
@@ -215,43 +215,6 @@ def njit_lean(function: F) -> F:
 def warm_up() -> None:
     """Has numba begin: the first kernel that a process calls takes a third of a second more than any other."""
     _nothing(0)
-
-
-if JIT_DISABLED:
-
-    def prefetch_at(array: Any, row: Any, byte: Any) -> None:
-        """Asks for the cache line ``byte`` bytes into ``array[row]``; does nothing without the JIT."""
-
-else:
-
-    @intrinsic
-    def prefetch_at(typing_context: Any, array: Any, row: Any, byte: Any) -> Any:
-        """Asks for the cache line ``byte`` bytes into ``array[row]``; any row number is safe."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            fields = context.make_array(signature.args[0])(context, builder, arguments[0])
-            word = context.get_value_type(types.intp)
-            number = context.cast(builder, arguments[1], signature.args[1], types.intp)
-            start = context.cast(builder, arguments[2], signature.args[2], types.intp)
-            stride = cgutils.unpack_tuple(builder, fields.strides)[0]
-            offset = builder.add(builder.mul(number, stride), start)
-            address = builder.add(builder.ptrtoint(fields.data, word), offset)
-            flag = context.get_value_type(types.int32)
-            function_type = cgutils.ir.FunctionType(
-                cgutils.ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag]
-            )
-            function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch")
-            read, keep, data = flag(0), flag(3), flag(1)
-            builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), read, keep, data])
-            return context.get_dummy_value()
-
-        return types.void(array, row, byte), generate
-
-
-@njit_lean
-def prefetch(array: Any, row: Any) -> None:
-    """Asks for the first cache line of ``array[row]``."""
-    prefetch_at(array, row, 0)
 
 
 @kernel()

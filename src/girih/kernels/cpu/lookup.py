@@ -22,6 +22,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, I32, I64, U8, F32x2, F64x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
+from girih.kernels.cpu.prefetch import row_address
 from girih.kernels.cpu.rows import (
     AT_ONCE,
     begin_state,
@@ -34,7 +35,6 @@ from girih.kernels.cpu.rows import (
     write_row,
 )
 from girih.kernels.cpu.saving import keep_cells, keep_row
-from girih.kernels.cpu.vector import address_of
 
 DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
 _AHEAD = 24
@@ -90,15 +90,9 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
 def find_row(shard: Shard, layout: Layout, row: Any, out: F32, i: Any, in_place: Any) -> Any:
     """The address of a row's columns: in the shard, or in ``out[i]``, float32[W], to which they are copied."""
     if in_place and layout.dtype == at.FLOAT32:
-        return address_of(shard.values) + 4 * (row * shard.values.shape[1] + at.VALUES)
+        return row_address(shard.values, row) + 4 * at.VALUES
     read_row(shard, layout, row, out, i)
-    return address_in(out, i)
-
-
-@njit_lean
-def address_in(out: F32, i: Any) -> Any:
-    """The address of ``out[i]``."""
-    return address_of(out) + 4 * i * out.shape[1]
+    return row_address(out, i)
 
 
 @kernel()
@@ -264,7 +258,7 @@ def read_new(
         if need != DONE and need != REFUSE:
             return i, need
         read_initial(shard, layout, key_id, table, out[i])
-        addresses[i] = address_in(out, i)
+        addresses[i] = row_address(out, i)
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
             rows[i] = row
@@ -296,6 +290,6 @@ def peek(
         rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
         if rows[i] < 0:
             read_initial(shard, layout, ids[i], table, out[i])
-            addresses[i] = address_in(out, i)
+            addresses[i] = row_address(out, i)
         else:
             addresses[i] = find_row(shard, layout, np.int64(rows[i]), out, i, in_place)

@@ -15,10 +15,10 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, I64x2, SealedF32, SealedI32
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.vector import address_of, copy_from, prefetch_address, sum_from, weigh_from
+from girih.kernels.cpu.prefetch import LINE_BYTES, address_of, prefetch_words
+from girih.kernels.cpu.vector import copy_from, sum_from, weigh_from
 
 SUM, MEAN, SQRTN = 0, 1, 2
-_LINE = 64
 _LINES_AHEAD = 104
 
 
@@ -52,16 +52,8 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
-    lines = num_ids * max(1, 4 * num_columns // _LINE)
+    lines = num_ids * max(1, 4 * num_columns // LINE_BYTES)
     return 1 + _LINES_AHEAD * num_examples // max(1, lines)
-
-
-@njit_lean
-def prefetch_floats(address: Any, num_floats: Any) -> None:
-    """Asks for the cache lines of some floats."""
-    for byte in range(0, 4 * num_floats, _LINE):
-        prefetch_address(address + byte)
-    prefetch_address(address + 4 * num_floats - 1)
 
 
 @njit_lean
@@ -111,7 +103,7 @@ def pool_bags(
             place, first = b * num_places + p, firsts[p]
             to, tail_to = out + 4 * dim * place, tail + 4 * num_tail * place
             if first >= 0:
-                prefetch_floats(addresses[inverse[first + later]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[first + later]] + start_byte, dim + num_tail)
                 address = addresses[inverse[first + b]]
                 copy_from(to, address + start_byte, dim)
                 if num_tail > 0:
@@ -119,7 +111,7 @@ def pool_bags(
                 continue
             bag = features[p] * num_examples
             for i in range(offsets[bag + later], offsets[bag + later + 1]):
-                prefetch_floats(addresses[inverse[i]] + start_byte, dim + num_tail)
+                prefetch_words(addresses[inverse[i]] + start_byte, dim + num_tail)
             start, stop = offsets[bag + b], offsets[bag + b + 1]
             scale = bag_scale(modes[p], stop - start)
             if weighted:
@@ -142,9 +134,9 @@ def spread_rows(
     addresses: I64, first_column: Any, inverse: I32, start: Any, stop: Any, out: Any, dim: Any
 ) -> None:
     """Copies the row of each id from ``start`` to ``stop``, unpooled, to ``out`` and on."""
-    ahead = _LINES_AHEAD // max(1, 4 * dim // _LINE)
+    ahead = _LINES_AHEAD // max(1, 4 * dim // LINE_BYTES)
     for i in range(start, stop):
-        prefetch_floats(addresses[inverse[min(i + ahead, stop - 1)]] + 4 * first_column, dim)
+        prefetch_words(addresses[inverse[min(i + ahead, stop - 1)]] + 4 * first_column, dim)
         copy_from(out + 4 * dim * (i - start), addresses[inverse[i]] + 4 * first_column, dim)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from girih.kernels.cpu.arrays import I32, I32x2, I64x2
-from girih.kernels.cpu.jit import kernel, njit_lean, prefetch
+from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
+from girih.kernels.cpu.prefetch import prefetch
 from girih.kernels.cpu.saving import keep_row
 
 

@@ -13,15 +13,15 @@ from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, F64, I32
 from girih.kernels.cpu.initial import fill_initial
-from girih.kernels.cpu.jit import njit_lean, prefetch_at
+from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import begin_row
+from girih.kernels.cpu.prefetch import prefetch_words, row_address
 from girih.kernels.cpu.rounding import narrow_row, widen_row
 from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.vector import copy_row
 
 AT_ONCE = 32  # rows that are asked for together, a power of two
-_LINE = 64
 
 
 @njit_lean
@@ -32,9 +32,7 @@ def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any
     slowly where nothing of them is in a cache.
     """
     for i in range(first, min(last, rows.shape[0])):
-        for byte in range(0, 4 * num_words, _LINE):
-            prefetch_at(shard.values, rows[i], byte)
-        prefetch_at(shard.values, rows[i], 4 * num_words - 1)
+        prefetch_words(row_address(shard.values, rows[i]), num_words)
 
 
 @njit_lean

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I64, F32x2, I32x2, I64x2, SealedF32, SealedF32x2, SealedI64
-from girih.kernels.cpu.jit import kernel, prefetch, prefetch_at
+from girih.kernels.cpu.jit import kernel
+from girih.kernels.cpu.prefetch import prefetch, prefetch_columns
 
 _IDS, _WEIGHTS = {"values": SealedI64, "out": I64}, {"values": SealedF32, "out": F32}
 AHEAD = 16  # rows between asking for one and reading it
-LINE_BYTES = 64
 
 
 @kernel(_IDS, _WEIGHTS)
@@ -35,11 +35,9 @@ def take(values: Any, index: I64x2, starts: I64, out: Any) -> None:
 def take_rows(values: SealedF32x2, index: I64, out: F32x2) -> None:
     """Writes ``values[index]``: float32[R, X], int64[B], float32[B, X]."""
     width = values.shape[1]
-    row_bytes = width * values.itemsize
     for b in range(len(index)):
         if b + AHEAD < len(index):
-            for byte in range(0, row_bytes, LINE_BYTES):
-                prefetch_at(values, index[b + AHEAD], byte)
+            prefetch_columns(values, index[b + AHEAD], 0, width)
         row = values[np.uint64(index[b])]
         target = out[b]
         for x in range(width):

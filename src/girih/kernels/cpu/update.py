@@ -14,9 +14,10 @@ import numpy as np
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, F64, I32, I64, F32x2, F64x2, SealedF32x2, sealed
-from girih.kernels.cpu.jit import kernel, njit_lean, prefetch_at
+from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import UPDATES, settle_row, update_row
+from girih.kernels.cpu.prefetch import prefetch_columns
 from girih.kernels.cpu.rounding import narrow_row_randomly
 from girih.kernels.cpu.rows import begin_state, drop_row, holds, prefetch_ahead, read_row, write_row
 from girih.kernels.cpu.saving import keep_row
@@ -24,7 +25,6 @@ from girih.kernels.cpu.vector import add_scaled, sum_rows
 
 GRADIENT = 1  # the row of a shard's scratch that holds the gradient of a row on its way
 TERMS_AHEAD = 32
-_LINE = 64
 _NO_FACTORS = np.empty(0, np.float32)
 _NO_TAIL = np.empty((0, 0), np.float32)
 
@@ -33,8 +33,7 @@ _NO_TAIL = np.empty((0, 0), np.float32)
 def prefetch_terms(grads: F32, order: I32, term: Any) -> None:
     """Asks for the row of ``grads`` that is a term, if there is one."""
     if term < order.shape[0]:
-        for byte in range(0, 4 * grads.shape[1], _LINE):
-            prefetch_at(grads, order[term], byte)
+        prefetch_columns(grads, order[term], 0, grads.shape[1])
 
 
 @njit_lean
@@ -50,20 +49,25 @@ def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, s
         add_scaled(scratch, GRADIENT, column, grads, np.int64(order[i]), 0, dim, factors[i])
 
 
-def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
-    """Makes a kernel that moves rows, with what it need not ask compiled into it.
+@njit_lean
+def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> Any:
+    """The row of a key, ``row`` where it is still there, noted as moved in this step; -1 where the key has none."""
+    if not holds(shard, row, key_id, table):
+        row = index.find(shard, key_id, table)
+        if row < 0:
+            shard.tables[table, at.DROPPED] += 1
+            return row
+    shard.tables[table, at.UPDATES] += 1
+    keep_row(shard, row)
+    shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
+    return row
 
-    With all optimizers in it, and with slices of any segment, a step on a row takes half as long again, and the kernel
-    three times as long to compile.
 
-    Args:
-        update: the optimizer of all segments, where they are ``alike``.
-        single: rows are one segment.
-    """
+def _updating(update: Any, *, alike: bool, single: bool) -> Any:
+    """Makes a function: one optimizer step on the columns of a row, float32[W]; for arguments see :func:`_applying`."""
 
     @njit_lean
     def update_segments(shard: Shard, layout: Layout, row: Any, columns: F32, grad: F32, hyper: F64) -> None:
-        """One optimizer step on a row whose W columns are ``columns``."""
         if single:
             start = layout.segments[0, at.STATE_START]
             state = shard.values[row, start : start + layout.segments[0, at.STATE_WIDTH]]
@@ -80,6 +84,21 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
                     optimizer = layout.segments[segment, at.OPTIMIZER]
                     update_row(optimizer, columns[first:last], state, grad[first:last], hyper[segment])
 
+    return update_segments
+
+
+def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
+    """Makes a kernel that moves rows, with what it need not ask compiled into it.
+
+    With all optimizers in it, and with slices of any segment, a step on a row takes half as long again, and the kernel
+    three times as long to compile.
+
+    Args:
+        update: the optimizer of all segments, where they are ``alike``.
+        single: rows are one segment.
+    """
+    update_segments = _updating(update, alike=alike, single=single)
+
     def apply(
         shard: Shard,
         layout: Layout,
@@ -94,22 +113,15 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
         hyper: F64x2,
         step: int,
     ) -> Any:
-        num_keys, num_columns = len(ids), shard.scratch.shape[1]
-        num_words, dropped = shard.values.shape[1], 0
-        for i in range(num_keys):
+        num_columns, num_words, dropped = shard.scratch.shape[1], shard.values.shape[1], 0
+        for i in range(len(ids)):
             prefetch_ahead(shard, rows, i, num_words)
             prefetch_terms(grads, order, np.int64(starts[i]) + TERMS_AHEAD)
             table = np.int64(tables[i])
-            row = np.int64(rows[i])
-            if not holds(shard, row, ids[i], table):
-                row = index.find(shard, ids[i], table)
-                if row < 0:
-                    shard.tables[table, at.DROPPED] += 1
-                    dropped += 1
-                    continue
-            shard.tables[table, at.UPDATES] += 1
-            keep_row(shard, row)
-            shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
+            row = row_to_move(shard, ids[i], table, np.int64(rows[i]), step)
+            if row < 0:
+                dropped += 1
+                continue
             start, stop = np.int64(starts[i]), np.int64(starts[i + 1])
             sum_terms(shard.scratch, 0, grads, order, factors, start, stop)
             if tail.shape[1] > 0:
@@ -121,19 +133,14 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
                 continue
             read_row(shard, layout, row, shard.scratch, 0)
             update_segments(shard, layout, row, shard.scratch[0], grad, hyper)
+            halves = shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns]
             narrow_row_randomly(
-                layout.dtype,
-                shard.scratch[0],
-                shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns],
-                layout.table_seeds[table],
-                ids[i],
-                step,
+                layout.dtype, shard.scratch[0], halves, layout.table_seeds[table], ids[i], step
             )
         return dropped
 
-    apply.__name__ = apply.__qualname__ = (
-        f"apply_{name}"  # numba's cache tells functions apart by their names
-    )
+    # numba's cache tells functions apart by their names
+    apply.__name__ = apply.__qualname__ = f"apply_{name}"
     return kernel()(apply)
 
 

@@ -44,13 +44,6 @@ if JIT_DISABLED:
     def _put_float_at(address: Any, value: Any) -> None:
         _floats_at(address, 1)[0] = value
 
-    def prefetch_address(address: Any) -> None:
-        """Asks for the cache line at an address; does nothing without the JIT."""
-
-    def address_of(array: Any) -> Any:
-        """The address of an array's first item."""
-        return array.ctypes.data
-
     def _all_lanes(value: Any) -> F32:
         return np.full(_LANES, value, np.float32)
 
@@ -151,30 +144,6 @@ else:
             return context.get_dummy_value()
 
         return types.void(types.int64, types.float32), generate
-
-    @intrinsic
-    def address_of(typing_context: Any, array: Any) -> Any:
-        """The address of an array's first item."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            return builder.ptrtoint(data, context.get_value_type(types.intp))
-
-        return types.int64(array), generate
-
-    @intrinsic
-    def prefetch_address(typing_context: Any, address: Any) -> Any:
-        """Asks for the cache line at an address; any address is safe."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            flag = context.get_value_type(types.int32)
-            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
-            pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-            builder.call(function, [pointer, flag(0), flag(3), flag(1)])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), generate
 
     @intrinsic
     def _all_lanes(typing_context: Any, value: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
+from girih.errors import NonFiniteError
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.pack import Group, ids_within
@@ -155,7 +156,35 @@ def ids_of(batch: Batch, group: Group) -> Ids:
     return Ids(batch.ids, batch.offsets, batch.num_examples, group.features, group.tables)
 
 
-def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> int | None:
-    """A feature of the group (its index in the batch) that has an id of this key number, if any."""
-    found = (f for f in group.features.tolist() if (inverse[ids_within(batch, f)] == key).any())
-    return next(found, None)
+def apply_all(
+    groups: Sequence[EmbeddingGroup],
+    reads: Sequence[GroupRead],
+    given: Sequence[Sequence[Any]],
+    batch: Batch,
+    step: int,
+    lr_scale: float,
+) -> None:
+    """Moves the rows of all groups by the gradients of each one's outputs: one step, or none.
+
+    Raises:
+        NonFiniteError: a gradient is NaN or infinite; no row was moved.
+    """
+    updates = []
+    for group, read, own in zip(groups, reads, given, strict=True):
+        found = group.gradients(read, own, batch)
+        if found is None:
+            continue
+        if found.nonfinite_key >= 0:
+            name = _feature_of(group.group, read.keys.inverse, found.nonfinite_key, batch)
+            raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
+        updates.append((group, read, found))
+    for group, read, found in updates:
+        group.apply(read, found, step, lr_scale)
+
+
+def _feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> str:
+    """Name of a feature that has an id of this key number."""
+    names = {
+        f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)
+    }
+    return next((name for f, name in names.items() if (inverse[ids_within(batch, f)] == key).any()), "?")

@@ -84,20 +84,23 @@ class LocalShards:
         self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
         self.stores: list[list[Store]] = [[] for _ in groups]
         num_shards = num_places * self.shards_each
+        num_tables = sum(len(group.spec.tables) for group in groups) + len(self._elsewhere)
         try:
             for number, (group, stores) in enumerate(zip(groups, self.stores, strict=True)):
                 own_segment = None if segment is None else f"{segment}-{number}"
+                share = len(group.spec.tables) / num_tables
                 for shard in range(place * self.shards_each, (place + 1) * self.shards_each):
-                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment))
+                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment, share))
         except BaseException:
             self.close()
             raise
 
     def counters(self) -> dict[str, int]:
-        """Sums over all shards here, see ``Store.counters``, and ``rows``, ``peeks``, ``absent``."""
+        """Sums over all shards, see ``Store.counters`` and ``tier_counters``, and ``rows``, ``peeks``, ``absent``."""
         total: Counter[str] = Counter()
         for _, store in self.files():
             total.update(store.counters())
+            total.update(store.tier_counters())
             total.update(rows=store.num_rows, peeks=store.num_peeks, absent=store.num_absent)
         return dict(total)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, WireError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu import routing
@@ -90,9 +90,31 @@ class Rows:
     memory: Sequence[NDArray[np.float32]]
 
     @classmethod
-    def copied(cls, *arrays: NDArray[np.float32]) -> Rows:
-        """Rows of arrays, float32[·, W] each, one after the other."""
-        return cls(np.concatenate([addresses_in(array) for array in arrays]), arrays)
+    def received(
+        cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, whose: str = "rows"
+    ) -> Rows:
+        """Rows that came over a wire, float32[size, W] from each sender, one after the other.
+
+        Raises:
+            WireError: an array is something else.
+        """
+        checked = [as_rows(array, size, width, whose) for array, size in zip(arrays, sizes, strict=True)]
+        return cls(np.concatenate([addresses_in(array) for array in checked]), checked)
+
+
+def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[np.float32]:
+    """An array that came over a wire, as kernels take it, which follow addresses and check nothing.
+
+    Raises:
+        WireError: it is not float32[size, width] in one piece; says whose it is.
+    """
+    whole = bool(array.flags.c_contiguous)
+    if array.dtype != np.float32 or array.shape != (size, width) or not whole:
+        raise WireError(
+            f"{whose}: {array.dtype}{list(array.shape)}{'' if whole else ' in pieces'}; expected float32[{size}, {width}]"
+            " in one piece; do all processes train the same model?"
+        )
+    return array
 
 
 def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -282,9 +304,7 @@ class Shards:
     def fetch(self, found: GroupKeys) -> None:
         """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
         for store, mine in zip(self.stores, found.shards, strict=True):
-            begin = getattr(store, "fetch", None)  # what has no tiers has nothing to begin
-            if begin is not None:
-                begin(mine.keys, mine.tables)
+            store.fetch(mine.keys, mine.tables)
 
     def apply(
         self,

@@ -35,7 +35,7 @@ from girih.kernels.buffers import Buffers
 from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.groups.bags import Gradients, Pooling
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import GroupKeys, Rows, addresses_in
+from girih.sparse.groups.shards import GroupKeys, Rows, addresses_in, as_rows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.here import Arrival, ShardedHalf
 from girih.sparse.routing.key_router import KeyRequest, KeyRouter, RoutedKeys
@@ -286,8 +286,10 @@ class CollectiveSparse(ShardedHalf[list[_Traffic], _Traffic]):
         at, codec = 0, self._rows
         for rank in range(self.ranks.size):
             for each in convoy:
-                width, size = codec.width(self._readers[each.group].dim), int(each.asks[rank, part])
-                rows = codec.unpack(came[at : at + size * width].reshape(size, width))
+                dim, size = self._readers[each.group].dim, int(each.asks[rank, part])
+                width = codec.width(dim)
+                packed = came[at : at + size * width].reshape(size, width)
+                rows = as_rows(codec.unpack(packed), size, dim, f"rows from trainer {rank}")
                 if codec.float16 and rank == self.ranks.rank:
                     self._restore_own(each, coming[each.group], part, rows)
                 to = coming[each.group]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, feature_of
+from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import GroupKeys
 from girih.sparse.halves.here import Arrival, ShardedHalf
@@ -37,7 +36,6 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
         groups = spec.groups()
         shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
-        self.schema = spec.schema
         self.groups: list[EmbeddingGroup] = [
             BY_DEVICE[(devices or {}).get(group.spec.name, "cpu")](group, stores, shards.pool)
             for group, stores in zip(groups, shards.stores, strict=True)
@@ -83,15 +81,4 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
         self, batch: Batch, reads: list[GroupRead], gradients: Sequence[Gradients], step: int, lr_scale: float
     ) -> None:
         """See :class:`ShardedHalf`."""
-        updates = []
-        for group, read, given in zip(self.groups, reads, gradients, strict=True):
-            found = group.gradients(read, given, batch)
-            if found is None:
-                continue
-            if found.nonfinite_key >= 0:
-                feature = feature_of(group.group, read.keys.inverse, found.nonfinite_key, batch)
-                name = "?" if feature is None else self.schema.sparse[feature].name
-                raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
-            updates.append((group, read, found))
-        for group, read, found in updates:
-            group.apply(read, found, step, lr_scale)
+        apply_all(self.groups, reads, gradients, batch, step, lr_scale)

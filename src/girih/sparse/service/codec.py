@@ -99,7 +99,7 @@ class Codec:
     def unpack_gradients(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32] | None]:
         """float32[·, D] each, or None where an output took no part in the loss."""
         rows = _unpacked(arrays) if self.float16_gradients else arrays
-        return [row.reshape(-1, row.shape[-1]) if row.ndim > 1 else None for row in rows]
+        return [None if row.shape == NO_ROWS.shape else row.reshape(-1, row.shape[-1]) for row in rows]
 
 
 def _packed(rows: Sequence[NDArray[np.float32]]) -> Arrays:

@@ -31,9 +31,9 @@ from girih.comm.rpc import Request
 from girih.errors import NonFiniteError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
-from girih.sparse.groups.shards import GroupKeys
+from girih.sparse.groups.shards import GroupKeys, as_rows
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.protocol import NO_TURN, Verb, as_float, as_text, from_text
+from girih.sparse.service.protocol import NO_TURN, TOOK_NO_PART, Verb, as_float, as_text, from_text
 from girih.sparse.service.serving import Service, attempt
 from girih.sparse.spec import SparseSpec
 
@@ -170,10 +170,13 @@ class _Work(Service):
         sums = []
         for g, reader in enumerate(self._readers):
             given = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
-            if not any(gradient.shape[1] for _, gradient in given):  # no width: it took no part in the loss
+            if all(gradient.shape == TOOK_NO_PART for _, gradient in given):
                 continue
+            whose = f"gradients of group {reader.stores[0].spec.name!r}"
             gradients = [
-                gradient if gradient.size else np.zeros((len(read.keys), reader.dim), np.float32)
+                as_rows(gradient, len(read.keys), reader.dim, whose)
+                if gradient.shape != TOOK_NO_PART
+                else np.zeros((len(read.keys), reader.dim), np.float32)
                 for read, gradient in given
             ]
             if len(given) == 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from girih.comm.rpc import Client, Frame, Request
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
-from girih.sparse.groups.pack import by_group, sequence_bounds
-from girih.sparse.groups.shards import Rows
+from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.pack import Group, by_group, sequence_bounds
+from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import Verb, answer, as_text
+from girih.sparse.service.protocol import TOOK_NO_PART, Verb, answer, as_text
 from girih.sparse.service.serving import Service
 from girih.sparse.spec import SparseSpec
 
@@ -153,7 +155,10 @@ class _Work(Service):
         outputs: list[NDArray[Any]] = []
         with self._stats.spans("pool"):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
-                rows = Rows.copied(*(frame.arrays[g] for frame in frames))
+                sizes, spec = np.diff(asked.bounds()).tolist(), router.group.spec
+                rows = Rows.received(
+                    [frame.arrays[g] for frame in frames], sizes, spec.dim, f"rows of group {spec.name!r}"
+                )
                 take = None if self._codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
@@ -167,8 +172,9 @@ class _Work(Service):
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
             for router, asked, given in zip(self._routers, sample.asked, gradients, strict=True):
-                totals = np.empty((0, 0), np.float32)
+                totals = np.empty(TOOK_NO_PART, np.float32)
                 if any(gradient is not None for gradient in given):
+                    _check(given, router.group, sample.batch)
                     totals, _ = router.bags.scatter(given, asked.keys, sample.batch)
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
@@ -203,3 +209,11 @@ class _Work(Service):
 
         for reply in replies:
             reply.add_done_callback(answered)
+
+
+def _check(given: Gradients, group: Group, batch: Batch) -> None:
+    """Refuses gradients that are not of the outputs of a group."""
+    for gradient, output in zip(given, group.outputs, strict=True):
+        if gradient is not None:
+            *shape, width = output.shape_in(batch)
+            as_rows(gradient, prod(shape), width, f"gradients of group {group.spec.name!r}")

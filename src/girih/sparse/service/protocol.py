@@ -25,6 +25,8 @@ from girih.errors import RemoteError, named
 
 NO_TURN = -1
 """The turn of a batch that was read ahead for nothing."""
+TOOK_NO_PART = (0, 0)
+"""Shape of the gradients of a group that took no part in the loss."""
 
 
 class Verb(IntEnum):

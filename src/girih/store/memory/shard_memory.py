@@ -29,7 +29,7 @@ _STRETCHES = 4  # that fill a save's log, at least: it is emptied when the next 
 _SPILL_SLOTS = 1 << 16  # a cluster that begins in claimed memory ends in claimed memory
 
 
-_NO_SAVE: dict[str, Any] = {
+NO_SAVE: dict[str, Any] = {
     "saving": np.zeros(layout.HEADS, np.int64),
     "kept": np.zeros(0, np.uint8),
     "log": np.zeros((0, LINKS), np.int32),
@@ -84,7 +84,7 @@ class ShardMemory:
             cells=arena.array("cells", np.uint8),
             scratch=np.zeros((2, num_columns), np.float32),
             scratch_halves=np.zeros(num_columns, np.uint16),
-            **_NO_SAVE,
+            **NO_SAVE,
         )
         self._see_index()
 
@@ -168,7 +168,7 @@ class ShardMemory:
     def end_saving(self) -> None:
         """Nothing is kept any more, and the memory for it given back; to be called with the lock held."""
         self.saving = None
-        self.arrays = self.arrays._replace(**_NO_SAVE)
+        self.arrays = self.arrays._replace(**NO_SAVE)
 
     def grow_rows(self, more: int = 1) -> None:
         """Makes sure that ``more`` rows can be made.

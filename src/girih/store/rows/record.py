@@ -5,7 +5,7 @@ Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,19 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
         first_hyper=hyper_rows(spec, 1.0, 1),
         description=_describe(spec, shard, num_shards),
     )
+
+
+def without_values(own: RowLayout, num_words: int) -> RowLayout:
+    """The same rows without segments, in ``num_words`` words: their meta, and what else is to lie there."""
+    kernel, num_tables = own.kernel, len(own.kernel.rules)
+    bare = kernel._replace(
+        dtype=layout.FLOAT32,
+        segments=kernel.segments[:0].copy(),
+        seeds=np.zeros((num_tables, 0), np.uint64),
+        initializers=np.zeros((num_tables, 0), np.int64),
+        initializer_options=np.zeros((num_tables, 0, 2)),
+    )
+    return replace(own, num_words=num_words, kernel=bare, first_hyper=own.first_hyper[:0].copy())
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:

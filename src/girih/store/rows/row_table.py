@@ -61,6 +61,8 @@ class RowTable:
         addresses: Longs | None = None,
         *,
         forced: bool = False,
+        rows: Ints | None = None,
+        known: Ints | None = None,
     ) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
@@ -69,6 +71,8 @@ class RowTable:
             now: int64[T], see :meth:`now`.
             out: float32[U, W], written, but for rows whose addresses are asked for and lie in the shard.
             addresses: int64[U], written: see :meth:`Store.lookup`.
+            rows: int32[U], what is returned, as far as it goes where an error is raised; new memory where None.
+            known: int32[U], written: where the rows were before any was made.
 
         Returns:
             int32[U]: where the rows are, -1 for none.
@@ -77,7 +81,7 @@ class RowTable:
             StorageFullError: no memory for more rows; the keys before were served.
         """
         memory, kernel = self._memory, self._kernel
-        rows = np.empty(len(ids), np.int32)
+        rows = np.empty(len(ids), np.int32) if rows is None else rows
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
         tags = self._scratch(len(ids))
@@ -90,6 +94,8 @@ class RowTable:
                 memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, in_place, rows[part],
                 out[part], addresses[part],
             )  # fmt: skip
+        if known is not None:
+            known[:] = rows
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
             found = rows[part], out[part], addresses[part]

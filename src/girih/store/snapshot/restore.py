@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, nearest
-from girih.kernels.cpu import layout, transfer, update
+from girih.kernels.cpu import layout, transfer
 from girih.kernels.cpu.arrays import sealed
 from girih.store.arrays import Ints, Longs
 from girih.store.route import shard_of
@@ -53,7 +53,7 @@ def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool)
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
-    state.memory.clear()
+    state.clear()
     num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
         num_givers += _take(state, source, optimizer_state)
@@ -165,13 +165,12 @@ def _load_chunk(
     arrays, kernel = state.memory.arrays, state.layout.kernel
     last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
     transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
-    for column in value_columns(state.layout.description):
-        if optimizer_state or "." not in column.name:
-            words: NDArray[Any] = arrays.values if column.dtype == np.float32 else arrays.halves
-            first = column.first_byte // words.itemsize
-            words[rows, first : first + column.width] = chunk[column.name][kept]
-    if not optimizer_state:
-        update.begin_states(arrays, kernel, rows, state.layout.first_hyper)
+    columns = [
+        (column.first_byte, chunk[column.name][kept])
+        for column in value_columns(state.layout.description)
+        if optimizer_state or "." not in column.name
+    ]
+    state.load_values(rows, columns, begins=not optimizer_state)
     return kept, tables, rows
 
 

@@ -60,13 +60,13 @@ class Snapshot:
         self, state: ShardState, directory: str | os.PathLike[str] | None = None, since: int | None = None
     ) -> None:
         memory, own = state.memory, state.layout
-        words, num_words = memory.arrays.state, own.num_words
+        words, num_words = memory.arrays.state, memory.arrays.meta.shape[1]
         self.where = "snapshot of a store"
-        self._memory, self._layout, self._since = memory, own, since
+        self._state, self._memory, self._layout, self._since = state, memory, own, since
         self._directory = directory or tempfile.gettempdir()
         self._rows_ever = int(words[layout.ROWS_EVER])
         self.num_rows = memory.num_rows if since is None else self._count_changed(since)
-        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * num_words)).bit_length() - 1)
+        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * own.num_words)).bit_length() - 1)
         chunk = 1 << self._chunk_bits
         self._row_chunks = -(-self._rows_ever // chunk)
         num_pages = -(-own.num_cells // (4 * num_words))
@@ -89,6 +89,11 @@ class Snapshot:
             self._words = words = memory.arrays.saving
             words[layout.SAVE_ROWS], words[layout.SAVE_PAGES] = self._rows_ever, num_pages
             words[layout.FIRST_PAGE], words[layout.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
+            try:
+                state.freeze()
+            except BaseException:
+                memory.end_saving()
+                raise
 
     def tensors(self) -> list[Tensor]:
         """All columns and Bloom filters."""
@@ -103,7 +108,7 @@ class Snapshot:
         Raises:
             StorageFullError: no room for records that verbs have changed meanwhile.
         """
-        num_words, size = self._layout.num_words, 1 << self._chunk_bits
+        num_words, size = self._memory.arrays.meta.shape[1], 1 << self._chunk_bits
         records = np.empty((min(size, self._rows_ever), num_words), np.int32)
         halves = self.description["dtype"] != "float32"
         unit, split = (np.uint16, saving.split_halves) if halves else (np.float32, saving.split_words)
@@ -119,7 +124,8 @@ class Snapshot:
                 live = live[part[live, layout.VERSION] > self._since]
             part[:, layout.OLDER] = np.arange(start, start + len(part))
             starts = len(live) * (np.cumsum(places[:, 1]) - places[:, 1])
-            split(part.view(unit), live, places, starts, out)
+            whole, numbers = self._state.whole(part, live)
+            split(whole.view(unit), numbers, places, starts, out)
             yield {
                 column.name: out[0, first : first + len(live) * width]
                 .view(column.dtype)
@@ -129,7 +135,7 @@ class Snapshot:
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """(table's name, its next Bloom cells), all cells of all tables."""
-        num_words, size = self._layout.num_words, 1 << self._chunk_bits
+        num_words, size = self._memory.arrays.meta.shape[1], 1 << self._chunk_bits
         pages = np.empty((size if self._layout.num_cells else 0, num_words), np.int32)
         copies = pages.reshape(-1).view(np.uint8)
         for number in range(self._num_chunks - self._row_chunks):
@@ -149,6 +155,7 @@ class Snapshot:
         with self._memory.lock:
             if self._memory.saving is self:
                 self._memory.end_saving()
+                self._state.thaw()
         self._spills.close()
 
     def __enter__(self) -> Snapshot:

@@ -1,0 +1,146 @@
+"""Records in blocks of a file: where they lie, into a segment's memory, and out of blocks that were read.
+
+A segment is blocks and, behind them, the owner of each of its records. A block holds ``per_block`` records, so that
+none crosses a block; a record that is larger than the smallest block has one of its own. A record's *place* is its
+number, counted over all segments.
+
+Shapes: n records, R bytes of a record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from girih.kernels.cpu.arrays import I32, I64, U8, SealedI32, SealedI64, SealedU8x2, U8x2
+from girih.kernels.cpu.jit import kernel, njit_lean
+from girih.kernels.cpu.prefetch import address_of
+from girih.kernels.cpu.system import copy_bytes
+
+NOBODY = -1
+"""The owner of a record that was never written."""
+
+
+class Blocks(NamedTuple):
+    """How records lie, and the most that is read at once; sizes in bytes."""
+
+    record_bytes: int
+    block_bytes: int
+    read_bytes: int
+    per_block: int
+    per_segment: int
+    segment_bytes: int
+
+
+class Reads(NamedTuple):
+    """What to read for a list of records, each time a block or some that follow each other; made by :func:`plan_reads`.
+
+    Attributes:
+        offsets, sizes: int64[n], where each read lies in the file, and its bytes; the first m count.
+        starts: int64[n + 1], for each read the first of its records; they end where those of the next one begin.
+        rows: int64[n], for each record its row of ``out``.
+        inside: int64[n], for each record where in its read it begins.
+        out: uint8[n, R].
+    """
+
+    offsets: I64
+    sizes: I64
+    starts: I64
+    rows: I64
+    inside: I64
+    out: U8x2
+
+
+@njit_lean
+def _block_of(blocks: Blocks, place: Any) -> Any:
+    """Where in its segment the block of a record begins."""
+    return place % blocks.per_segment // blocks.per_block * blocks.block_bytes
+
+
+@njit_lean
+def _byte_of(blocks: Blocks, place: Any) -> Any:
+    """Where in its segment a record begins."""
+    return _block_of(blocks, place) + place % blocks.per_segment % blocks.per_block * blocks.record_bytes
+
+
+@njit_lean
+def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None:
+    """Copies the records that are wanted of a read, whose bytes lie at an address, to where they are wanted."""
+    out, size = address_of(reads.out), blocks.record_bytes
+    for i in range(reads.starts[number], reads.starts[number + 1]):
+        copy_bytes(out + reads.rows[i] * size, memory + reads.inside[i], size)
+
+
+@kernel()
+def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, reads: Reads) -> int:
+    """Copies records of segments in memory and lists reads of the blocks of all others, each block once.
+
+    Args:
+        places: int64[n], one for each row of ``out``.
+        order: int64[n], the numbers of places in the order of places.
+        in_memory: int64[S], by segment the address of its memory, 0 where it is on the disk alone.
+
+    Returns:
+        m, the number of reads; -1 if a place is in no segment.
+    """
+    out, size = address_of(reads.out), blocks.record_bytes
+    num_reads, num_rows, start, end = 0, 0, np.int64(0), np.int64(0)
+    for i in range(len(order)):
+        row = order[i]
+        place = places[row]
+        segment = place // blocks.per_segment
+        if place < 0 or segment >= len(in_memory):
+            return -1
+        memory = in_memory[segment]
+        if memory != 0:
+            copy_bytes(out + row * size, memory + _byte_of(blocks, place), size)
+            continue
+        base = segment * blocks.segment_bytes
+        offset = base + _block_of(blocks, place)
+        if offset >= end:  # places are in order: it lies in the blocks that were read last, or behind them
+            if offset > end or num_reads == 0 or offset - start == blocks.read_bytes:
+                start = offset
+                reads.offsets[num_reads] = start
+                reads.starts[num_reads] = num_rows
+                num_reads += 1
+            end = offset + blocks.block_bytes
+            reads.sizes[num_reads - 1] = end - start
+        reads.rows[num_rows] = row
+        reads.inside[num_rows] = base + _byte_of(blocks, place) - start
+        num_rows += 1
+    reads.starts[num_reads] = num_rows
+    return num_reads
+
+
+@kernel()
+def put_records(
+    blocks: Blocks, segment: U8, first: int, records: SealedU8x2, owners: SealedI32, start: int, stop: int
+) -> None:
+    """Writes records ``start`` to ``stop`` and their owners to a segment's memory, from its record ``first`` on."""
+    memory, source, size = address_of(segment), address_of(records), blocks.record_bytes
+    owned = segment[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)
+    for i in range(start, stop):
+        place = first + i - start
+        owned[place] = owners[i]
+        copy_bytes(memory + _byte_of(blocks, place), source + i * size, size)
+
+
+@kernel()
+def take_live(blocks: Blocks, segment: U8, alive: U8, owners: I32, records: U8x2) -> int:
+    """Copies the records of a segment that are alive, and their owners; returns their number.
+
+    Args:
+        segment: as it lies on the disk.
+        alive: uint8[·], by record.
+        owners: int32[·]. records: uint8[·, R]; both written from the start.
+    """
+    memory, target, size = address_of(segment), address_of(records), blocks.record_bytes
+    owned = segment[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)
+    count = 0
+    for i in range(blocks.per_segment):
+        if alive[i]:
+            owners[count] = owned[i]
+            copy_bytes(target + count * size, memory + _byte_of(blocks, i), size)
+            count += 1
+    return count

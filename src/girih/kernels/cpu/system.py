@@ -1,0 +1,108 @@
+"""What kernels need of the system below arrays: bytes at an address, functions of the C library, and memory that
+another party reads and writes meanwhile.
+
+A *function* is the address of a C function that takes up to seven whole numbers or addresses and gives one. Unlike
+one of ctypes, which numba does not keep on the disk, it is an argument like any other, and a test may give its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, types
+
+
+class System(NamedTuple):
+    """Functions of the C library: ``pread``, ``syscall`` and the one that says where ``errno`` lies."""
+
+    pread: int
+    syscall: int
+    errno: int
+
+
+if JIT_DISABLED:
+    _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7, use_errno=True)
+
+    def copy_bytes(target: Any, source: Any, count: Any) -> None:
+        """Copies bytes from one address to another; they do not overlap."""
+        ctypes.memmove(int(target), int(source), int(count))
+
+    def call(function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any) -> Any:
+        """Calls a function of the C library."""
+        return _FUNCTION(int(function))(*(int(each) for each in (a, b, c, d, e, f, g)))
+
+    def errno_of(system: System) -> Any:
+        """Why the function that was called last in this thread failed."""
+        return ctypes.get_errno()
+
+    def load_acquire(array: Any) -> Any:
+        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
+        return int(array[0])  # the interpreter itself keeps the order on the processors that it is tested on
+
+    def store_release(array: Any, value: Any) -> None:
+        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+        array.view(np.uint32)[0] = value & 0xFFFFFFFF
+
+else:
+    ir = cgutils.ir
+    _WORD = ir.IntType(64)
+
+    @intrinsic
+    def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+        """Copies bytes from one address to another; they do not overlap."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            target, source = (builder.inttoptr(each, cgutils.voidptr_t) for each in arguments[:2])
+            cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), generate
+
+    @intrinsic
+    def call(
+        typing_context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any
+    ) -> Any:
+        """Calls a function of the C library."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.FunctionType(_WORD, [_WORD] * 7)
+            return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+        return types.int64(*[types.int64] * 8), generate
+
+    @intrinsic
+    def errno_of(typing_context: Any, system: Any) -> Any:
+        """Why the function that was called last in this thread failed."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            number = ir.IntType(32)
+            kind = ir.FunctionType(number.as_pointer(), [])
+            function = builder.extract_value(arguments[0], System._fields.index("errno"))
+            place = builder.call(builder.inttoptr(function, kind.as_pointer()), [])
+            return builder.sext(builder.load(place), _WORD)
+
+        return types.int64(system), generate
+
+    @intrinsic
+    def load_acquire(typing_context: Any, array: Any) -> Any:
+        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            return builder.sext(builder.load_atomic(data, "acquire", 4), _WORD)
+
+        return types.int64(array), generate
+
+    @intrinsic
+    def store_release(typing_context: Any, array: Any, value: Any) -> Any:
+        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            builder.store_atomic(builder.trunc(arguments[1], ir.IntType(32)), data, "release", 4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), generate

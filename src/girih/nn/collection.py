@@ -1,0 +1,131 @@
+"""A drop-in module for many features: what a list of ``EmbeddingBag`` would do, by one call.
+
+Rows learn and are read as those of :class:`~girih.nn.EmbeddingBag`; see :mod:`girih.nn.embedding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from girih.errors import ConfigError
+from girih.nn.growing import GrowingModule, GrowingTables
+from girih.nn.inputs import joined, packed
+from girih.nn.one_table import check_optimizer
+from girih.nn.refusals import COLLECTION, answers_movers, uncaptured
+from girih.optim import Adagrad, SparseOptimizer
+from girih.schema import Categorical
+from girih.sparse.options import StoreOptions
+from girih.tables import Table
+
+_OF_DATA = ("column", "max_length", "separator", "bucketize", "weights")
+
+
+class EmbeddingBagCollection(GrowingModule):
+    """Bags of many features, of tables that grow: any int64 id, rows appear as they are seen.
+
+    Tables of equal dim, optimizer and dtype are packed into one group, which one read and one update serve.
+
+    Args:
+        features: ``girih.Categorical``, with name, dim, pooling and table; features may share a table.
+        tables: ``girih.Table`` for those that differ from the defaults: optimizer, initializer, admission, eviction, dtype.
+        optimizer: of tables that have none of their own; Adagrad(lr=0.01) where None.
+        include_last_offset: offsets that come by name end with the number of ids; those of a packed input always do.
+        seed: initial values are a function of it, the table's name, the id and the column.
+        store: shards and memory; each shard has a thread.
+
+    Raises:
+        ConfigError: features that disagree, options that are unknown, out of range or for reading data.
+    """
+
+    @answers_movers(
+        answers=COLLECTION, example='EmbeddingBagCollection([girih.Categorical(name="user", dim=16)])'
+    )
+    def __init__(
+        self,
+        features: Sequence[Categorical],
+        tables: Sequence[Table] = (),
+        *,
+        optimizer: SparseOptimizer | None = None,
+        include_last_offset: bool = False,
+        seed: int = 0,
+        store: StoreOptions | None = None,
+    ) -> None:
+        _check(features)
+        check_optimizer(optimizer)
+        made = GrowingTables(features, tables, optimizer or Adagrad(), seed, store or StoreOptions())
+        super().__init__(made, features)
+        self.features = tuple(features)
+        self.include_last_offset = include_last_offset
+        self._names = tuple(feature.name for feature in features)
+        self._one_dim = len({made.schema.dim_of(feature) for feature in features}) == 1
+
+    @uncaptured
+    def forward(
+        self,
+        ids: Mapping[str, tuple[Tensor, Tensor] | Tensor] | Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Mapping[str, Tensor] | Tensor | None = None,
+    ) -> dict[str, Tensor] | Tensor:
+        """Pools the bags of all features, B each.
+
+        Args:
+            ids: by name, ``(ids, offsets)`` or int64[B, M], as :class:`~girih.nn.EmbeddingBag` takes them; or packed,
+                int64[N]: those of the first feature for all examples, then those of the second, and so on. Packed ones
+                take no Python by feature.
+            offsets: for packed ids, int64 or int32[F·B+1]: the bag of feature f in example b is
+                ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``, as in a ``KeyedJaggedTensor`` of TorchRec.
+            per_sample_weights: float32[N], or by name; those of a feature that is left out are 1. A bag is Σ w·row, over n
+                or √n by its pooling. Where they require a gradient, bags are pooled by torch, more slowly.
+
+        Returns:
+            By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] where dims differ. In host memory;
+            an empty bag is 0.
+
+        Raises:
+            ConfigError: features that are missing or unknown, shapes or types that do not go together.
+        """
+        if not isinstance(ids, Mapping):
+            found = self.pool(*packed(ids, offsets, per_sample_weights, len(self._names)))
+            return found.stacked(self._names) if self._one_dim else found.concatenated(self._names)
+        if offsets is not None:
+            raise ConfigError("offsets: ids come by name; give {name: (ids, offsets)}")
+        found = self.pool(
+            *joined(ids, per_sample_weights, self._names, last_included=self.include_last_offset)
+        )
+        bags = {
+            name: bag
+            for block in found.blocks
+            for name, bag in zip(block.features, block.values.unbind(1), strict=True)
+        }
+        return {name: bags[name] for name in self._names}
+
+    def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
+        """Sets rows of a table: int64[n] distinct ids, float32[n, D]; new ids get rows."""
+        self.tables.assign(table, ids, vectors)
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        rows = self.tables.rows()
+        told = [
+            f"{table.name}: {rows[table.name]:,} rows, dim={table.dim}" for table in self.tables.schema.tables
+        ]
+        return "\n".join([f"features={list(self._names)}", *told])
+
+
+def _check(features: Sequence[Categorical]) -> None:
+    given = features if isinstance(features, Sequence) else [features]
+    others = [feature for feature in given if not isinstance(feature, Categorical)]
+    if others or given is not features:
+        kind = type((others or given)[0])
+        raise ConfigError(
+            f"features: a {kind.__module__}.{kind.__qualname__}; expected a list of girih.Categorical,"
+            ' as [girih.Categorical(name="user", dim=16, pooling="sum")]'
+        )
+    for feature in features:
+        for option in _OF_DATA:
+            if getattr(feature, option) is not None:
+                raise ConfigError(
+                    f"feature {feature.name!r}: {option}: is for reading data, and ids come as they are; leave it out"
+                )

@@ -1,0 +1,1 @@
+"""Tiers below memory: rows on a disk."""

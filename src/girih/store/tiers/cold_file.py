@@ -1,0 +1,440 @@
+"""Records of one size on a disk: appended in segments, read by place, collected where few are left alive.
+
+    places of records   0 … N      N … 2N     2N … 3N
+    file                segment 0  segment 1  segment 2  …      each: blocks of records, then their owners
+                        on disk    written    filled            the last two are in memory too
+
+Whoever asks keeps the place of each record and gives up what it does not refer to any more. A log on a disk keeps
+dead records until the segment that holds them is used again; :meth:`ColdFile.collect` moves the live ones out of the
+segments with the fewest.
+
+Shapes: n records, R bytes of a record, N records of a segment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import ConfigError, StorageFullError
+from girih.kernels.cpu import disk
+from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.disk import NOBODY, Blocks, Reads
+from girih.store.arrays import Ints, Longs
+from girih.store.tiers.block_reader import BlockReader, ThreadedReader
+from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile, aligned_memory
+from girih.store.tiers.ring import RingReader
+from girih.store.tiers.segments import Segments
+from girih.store.tiers.write_behind import WriteBehind
+
+Bytes = NDArray[np.uint8]
+_MOST_VICTIMS = 2
+_MOST_READ_BYTES = 16 << 10
+
+
+@dataclass(slots=True)
+class ColdCounters:
+    """What a file did since it was made.
+
+    Attributes:
+        bytes_read, bytes_written: by the disk, all blocks in full.
+        device_reads: of blocks, or of some that follow each other.
+        records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
+        records_appended: ``records_moved`` of them by collection.
+        segments_collected: whose live records were moved.
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    device_reads: int = 0
+    records_read: int = 0
+    records_in_memory: int = 0
+    records_appended: int = 0
+    records_moved: int = 0
+    segments_collected: int = 0
+
+
+class Owners(Protocol):
+    """Whoever refers to records, as collection asks."""
+
+    def alive(self, owners: Ints, places: Longs) -> Bytes:
+        """Whether the record at each place is what its owner refers to: uint8[n]; owners below 0 are nobody's.
+
+        Args:
+            owners: int32[n]. places: int64[n].
+        """
+        ...
+
+    def moved(self, owners: Ints, places: Longs) -> None:
+        """Owners, int32[n], refer to these places from now on, int64[n]."""
+        ...
+
+
+class PendingRead:
+    """Records on their way; made by :meth:`ColdFile.begin_read`."""
+
+    def __init__(self, read: Future[None] | None) -> None:
+        self._read = read
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._read is None or self._read.done()
+
+    def wait(self) -> None:
+        """Returns when all records are in ``out``.
+
+        Raises:
+            OSError: a block could not be read.
+        """
+        if self._read is not None:
+            self._read.result()
+
+
+class _Victim(NamedTuple):
+    segment: int
+    memory: Bytes
+    read: Future[None]
+
+
+class ColdFile:
+    """A file without a name, private to the process. One thread at a time calls its methods.
+
+    Args:
+        directory: where the file lies; made if it is missing.
+        record_bytes: R.
+        segment_bytes: about how much is written at a time, a multiple of 4096.
+        write_behind: segments that may be on their way to the disk.
+        most_dead: the share of its space that dead records may take before :meth:`collect` moves live ones.
+        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``: threads where the system does not offer io_uring.
+        direct: False goes through the page cache.
+
+    Attributes:
+        direct: whether the page cache is out of play; some file systems refuse that.
+        engine: which one reads.
+        counters: what it did.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+        StorageFullError: its disk is full.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        record_bytes: int,
+        *,
+        segment_bytes: int = 4 << 20,
+        write_behind: int = 4,
+        most_dead: float = 0.25,
+        engine: str = "auto",
+        direct: bool = True,
+    ) -> None:
+        self._blocks = blocks_of(record_bytes, segment_bytes)
+        self._write_behind = write_behind
+        self._most_dead, self._too_dead = most_dead, (1 + most_dead) / 2
+        self._file = DirectFile(directory, direct=direct)
+        self.direct = self._file.direct
+        self._segments = Segments(self._file, self._blocks.segment_bytes)
+        self._writer = WriteBehind(self._file, self._blocks.segment_bytes, write_behind)
+        try:
+            self._reader = _reader(engine, self._file, self._blocks)
+        except ConfigError:
+            self._file.close()
+            raise
+        self.engine = self._reader.name
+        self._reading = ThreadPoolExecutor(1, "girih-cold-read")
+        self.counters = ColdCounters()
+        self._open: tuple[int, Bytes] | None = None
+        self._num_filled = self._blocks.per_segment  # of the open segment
+        self._num_live = 0
+        self._victims: deque[_Victim] = deque()
+        self._victim_memory = [np.empty(0, np.uint8)] * _MOST_VICTIMS
+        self._moved: tuple[Ints, Bytes] | None = None
+
+    @property
+    def num_records(self) -> int:
+        """Records that somebody refers to."""
+        return self._num_live
+
+    @property
+    def num_bytes(self) -> int:
+        """The space that the file takes on the disk."""
+        return self._segments.num_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it may come to hold: segments that are filled, written, read and moved, and reads on their way."""
+        segments = 1 + self._write_behind + _MOST_VICTIMS + 1
+        return segments * self._blocks.segment_bytes + self._reader.memory_bytes
+
+    @property
+    def dead_share(self) -> float:
+        """Which share of the records that were written, and whose space is not free, nobody refers to."""
+        room = self._segments.num_used * self._blocks.per_segment
+        written = room - (self._blocks.per_segment - self._num_filled)
+        return 1 - self._num_live / written if written else 0.0
+
+    def append(self, records: Bytes, owners: Ints) -> Longs:
+        """Adds records; they can be read at once, and are written behind.
+
+        Waits only where ``write_behind`` segments are being written already.
+
+        Args:
+            records: uint8[n, R]. owners: int32[n], not negative; :meth:`collect` asks by them.
+
+        Returns:
+            int64[n]: the place of each.
+
+        Raises:
+            StorageFullError: the disk is full; nothing was added.
+            OSError: an earlier segment could not be written.
+        """
+        self._reserve(len(owners), spare=1)  # one is left for collection, by which room is made
+        return self._append(records, owners)
+
+    def begin_read(self, places: Longs, out: Bytes) -> PendingRead:
+        """Asks the disk for records, for all at once.
+
+        Blocks with several of them are read once, and blocks that follow each other together.
+
+        Places may be given up before the read is done, and their records moved.
+
+        Args:
+            places: int64[n], of records that are alive now.
+            out: uint8[n, R], C-contiguous; nobody touches it until :meth:`PendingRead.wait` returned.
+
+        Raises:
+            IndexError: a place that was never given.
+            StorageFullError, OSError: an earlier segment could not be written.
+        """
+        self._settle()
+        count, counters = len(places), self.counters
+        reads = Reads(
+            np.empty(count, np.int64),
+            np.empty(count, np.int64),
+            np.empty(count + 1, np.int64),
+            np.empty(count, np.int64),
+            np.empty(count, np.int64),
+            out,
+        )
+        memory = self._segments.memory[: self._segments.num_segments]
+        num_reads = disk.plan_reads(self._blocks, sealed(places), np.argsort(places), memory, reads)
+        if num_reads < 0:
+            raise IndexError(f"{self._file.where}: a place below 0 or above {self._end_place - 1}")
+        counters.records_read += count
+        counters.records_in_memory += count - int(reads.starts[num_reads])
+        counters.device_reads += num_reads
+        counters.bytes_read += int(reads.sizes[:num_reads].sum())
+        if num_reads == 0:
+            return PendingRead(None)
+        read = self._reading.submit(self._reader.read, reads, num_reads)
+        ticket = self._segments.ticket(read.exception)
+        read.add_done_callback(lambda _: self._segments.give_back(ticket))
+        return PendingRead(read)
+
+    def free(self, places: Longs) -> None:
+        """Gives up records: nobody refers to these int64[n] places any more, each of which is named once."""
+        segments = places // self._blocks.per_segment
+        np.subtract.at(self._segments.num_live, segments, 1)
+        self._num_live -= len(places)
+        touched = np.unique(segments)
+        if (self._segments.num_live[touched] < 0).any():
+            raise RuntimeError(f"{self._file.where}: more records were freed than are alive")
+        busy = {victim.segment for victim in self._victims}
+        if self._open is not None:
+            busy.add(self._open[0])
+        for segment in touched[self._segments.num_live[touched] == 0]:
+            if int(segment) not in busy:
+                self._segments.give_up(int(segment))
+
+    def hold(self) -> int:
+        """Keeps all that is alive now readable, whatever is given up or moved, until the ticket is let go of."""
+        return self._segments.ticket()
+
+    def let_go(self, ticket: int) -> None:
+        """Ends what :meth:`hold` began; called by any thread."""
+        self._segments.give_back(ticket)
+
+    def collect(self, owners: Owners, *, wait: bool = False) -> int:
+        """Moves live records out of the segments with the fewest, where dead ones take more than ``most_dead``.
+
+        Segments are read in the background and moved by a later call, so that this is to be called often, at each
+        step. It waits for the disk only where dead records take far more than that, half-way to all.
+
+        Args:
+            owners: know which records are alive, and are told their new places.
+            wait: until dead records take no more than ``most_dead``.
+
+        Returns:
+            How many records were moved.
+
+        Raises:
+            StorageFullError: the disk is full.
+            OSError: a segment could not be read or written.
+        """
+        self._settle()
+        moved = 0
+        self._choose_victims()
+        while self._victims and (wait or self._victims[0].read.done() or self.dead_share > self._too_dead):
+            moved += self._move(owners)
+            self._choose_victims()
+        return moved
+
+    def close(self) -> None:
+        """Lets go of the file and of all that it holds; reads that were begun are finished."""
+        self._reading.shutdown()
+        self._writer.close()
+        self._reader.close()
+        self._file.close()
+
+    @property
+    def _end_place(self) -> int:
+        return self._segments.num_segments * self._blocks.per_segment
+
+    def _settle(self, *, wait: bool = False) -> None:
+        self._settled(self._writer.settle(wait=wait))
+
+    def _settled(self, written: list[int]) -> None:
+        self._segments.memory[written] = 0
+        self.counters.bytes_written += len(written) * self._blocks.segment_bytes
+
+    def _reserve(self, count: int, spare: int) -> None:
+        """Has room for ``count`` records and some segments."""
+        missing = count - (self._blocks.per_segment - self._num_filled)
+        needed = max(0, -(-missing // self._blocks.per_segment)) + spare
+        try:
+            self._segments.reserve(needed)
+        except StorageFullError:  # what was given up may be on its way to the disk, or be read
+            self._settle(wait=True)
+            self._segments.reserve(needed, wait=True)
+
+    def _append(self, records: Bytes, owners: Ints) -> Longs:
+        places = np.empty(len(owners), np.int64)
+        done, per_segment = 0, self._blocks.per_segment
+        while done < len(owners):
+            segment, memory = self._open_segment()
+            stop = min(len(owners), done + per_segment - self._num_filled)
+            disk.put_records(
+                self._blocks, memory, self._num_filled, sealed(records), sealed(owners), done, stop
+            )
+            first = segment * per_segment + self._num_filled
+            places[done:stop] = np.arange(first, first + stop - done)
+            self._num_filled += stop - done
+            self._segments.num_live[segment] += stop - done
+            self._num_live += stop - done
+            done = stop
+        self.counters.records_appended += len(owners)
+        return places
+
+    def _open_segment(self) -> tuple[int, Bytes]:
+        """The segment that is being filled, with room for a record."""
+        if self._open is not None and self._num_filled < self._blocks.per_segment:
+            return self._open
+        if self._open is not None:
+            segment, memory = self._open
+            self._open = None
+            self._writer.submit(segment, memory)
+            if self._segments.num_live[segment] == 0:
+                self._segments.give_up(segment)
+        written: list[int] = []
+        memory = self._writer.take(written)
+        self._settled(written)
+        memory[self._blocks.per_segment // self._blocks.per_block * self._blocks.block_bytes :] = (
+            NOBODY & 0xFF
+        )
+        segment = self._segments.take()
+        self._segments.memory[segment] = memory.ctypes.data
+        self._open, self._num_filled = (segment, memory), 0
+        return self._open
+
+    def _choose_victims(self) -> None:
+        """Has the segments with the fewest live records read, where there are too many dead ones."""
+        while len(self._victims) < _MOST_VICTIMS and self.dead_share > self._most_dead:
+            segments = self._segments
+            num_live = segments.num_live[: segments.num_segments].copy()
+            num_live[segments.memory[: segments.num_segments] != 0] = self._blocks.per_segment
+            num_live[[victim.segment for victim in self._victims]] = self._blocks.per_segment
+            num_live[num_live == 0] = self._blocks.per_segment  # free already
+            segment = int(num_live.argmin())
+            if num_live[segment] > (1 - self._most_dead) * self._blocks.per_segment:
+                return
+            memory = self._victim_memory.pop()
+            if len(memory) == 0:
+                memory = aligned_memory(self._blocks.segment_bytes)
+            read = self._writer.run(self._file.read, memory, segment * self._blocks.segment_bytes)
+            self.counters.bytes_read += len(memory)
+            self._victims.append(_Victim(segment, memory, read))
+
+    def _move(self, asked: Owners) -> int:
+        segment, memory, read = self._victims[0]
+        read.result()
+        blocks, segments = self._blocks, self._segments
+        if self._moved is None:
+            self._moved = (
+                np.empty(blocks.per_segment, np.int32),
+                np.empty((blocks.per_segment, blocks.record_bytes), np.uint8),
+            )
+        owners, records = self._moved
+        owned = memory[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)
+        first = segment * blocks.per_segment
+        alive = asked.alive(owned[: blocks.per_segment], np.arange(first, first + blocks.per_segment))
+        count = disk.take_live(blocks, memory, alive, owners, records)
+        if count != segments.num_live[segment]:
+            raise RuntimeError(
+                f"{self._file.where}: {segments.num_live[segment]} records of segment {segment} were not freed,"
+                f" but places name {count}"
+            )
+        self._reserve(count, spare=0)
+        asked.moved(owners[:count], self._append(records[:count], owners[:count]))
+        self._victims.popleft()
+        self._victim_memory.append(memory)
+        segments.num_live[segment] = 0
+        self._num_live -= count
+        segments.give_up(segment)
+        self.counters.records_moved += count
+        self.counters.segments_collected += 1
+        return count
+
+
+def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
+    """How records of a size lie: in the smallest blocks that hold one, as many in a segment as fit with their owners.
+
+    Raises:
+        ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.
+    """
+    block_bytes = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    per_block = block_bytes // record_bytes
+    num_blocks = segment_bytes // block_bytes
+    while num_blocks > 0:
+        owners = -(-4 * num_blocks * per_block // BLOCK_BYTES) * BLOCK_BYTES
+        if num_blocks * block_bytes + owners <= segment_bytes:
+            break
+        num_blocks -= 1
+    if num_blocks <= 0 or segment_bytes % BLOCK_BYTES:
+        raise ConfigError(
+            f"segment_bytes = {segment_bytes}: expected a multiple of {BLOCK_BYTES} that holds a record of"
+            f" {record_bytes} bytes"
+        )
+    read_bytes = max(1, _MOST_READ_BYTES // block_bytes) * block_bytes
+    return Blocks(record_bytes, block_bytes, read_bytes, per_block, num_blocks * per_block, segment_bytes)
+
+
+def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:
+    if engine not in ("auto", "io_uring", "threads"):
+        raise ConfigError(f"engine {engine!r}: expected 'auto', 'io_uring' or 'threads'")
+    if engine != "threads":
+        try:
+            return RingReader(file, blocks)
+        except OSError as error:  # forbidden in many containers, and unknown to old systems
+            if engine == "io_uring":
+                raise ConfigError(
+                    f"engine 'io_uring': this system does not offer it ({error.strerror}); use 'auto'"
+                ) from None
+    return ThreadedReader(file, blocks)

@@ -1,0 +1,206 @@
+"""Memory for the values of some rows: a slot for each, hot ones for long, others for a few calls.
+
+Shapes: N slots, W columns of a row that training sees, V 32-bit words of a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from girih.errors import StorageFullError
+from girih.kernels.cpu import layout, tiers
+from girih.kernels.cpu.layout import Shard
+from girih.kernels.cpu.tiers import (
+    CALL,
+    HAND,
+    HOT,
+    LEAST_COUNT,
+    MOST_HOT,
+    NUM_HOT,
+    NUM_SLOTS,
+    USED_SINCE,
+    Slots,
+)
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.memory import mapping
+from girih.store.memory.shard_memory import NO_SAVE
+
+_FIRST_STAGED = 1 << 10
+_CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
+_MOST_STAGED = 1 << 15  # where fewer rows than that are hot
+_MOST_SLOTS = (1 << 31) - 2
+_NEVER = 1 << 31
+_SAMPLE = 1 << 20
+_BYTES_BESIDE = 4 + 8 + 4 + 1  # of a slot, beside its record
+
+
+class SlotMemory:
+    """The slots of one shard: ``most_hot`` for hot rows, and as many more as the rows of a few calls take.
+
+    Args:
+        num_words: V. num_columns: W.
+        tables: counters of the shard's tables, which kernels write.
+
+    Attributes:
+        slots: for kernels that find slots.
+        shard: the same records, for kernels that move rows: a slot's number is its row.
+        num_calls_kept: slots that one of the last calls used stay.
+    """
+
+    def __init__(self, most_hot: int, num_words: int, num_columns: int, tables: Longs) -> None:
+        self.most_hot, self.record_bytes = most_hot, 4 * num_words
+        self.num_calls_kept = _CALLS_KEPT
+        room = mapping.room_bytes(None) // (self.record_bytes + _BYTES_BESIDE)
+        self._reserved = min(max(room, 2 * most_hot, 4 * _FIRST_STAGED), _MOST_SLOTS)
+        values = self._reserve(np.float32, num_words)
+        self.slots = Slots(
+            records=values.view(np.int32),
+            rows=self._reserve(np.int32),
+            places=self._reserve(np.int64),
+            calls=self._reserve(np.int32),
+            flags=self._reserve(np.uint8),
+            state=np.zeros(tiers.STATE_WORDS, np.int64),
+        )
+        self.shard = shard_of_records(values, tables, num_columns)
+        self.state[MOST_HOT], self.state[LEAST_COUNT] = most_hot, _NEVER
+        self.add(most_hot + _FIRST_STAGED)
+
+    @property
+    def state(self) -> Longs:
+        """Numbers that kernels share."""
+        return self.slots.state
+
+    @property
+    def num_slots(self) -> int:
+        """N."""
+        return int(self.state[NUM_SLOTS])
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of slots that were ever used, all of what goes with them."""
+        used = int(np.count_nonzero(self.slots.rows[: self.num_slots] >= 0))
+        return used * (self.record_bytes + _BYTES_BESIDE)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all slots."""
+        return self.num_slots * (self.record_bytes + _BYTES_BESIDE)
+
+    def begin_call(self) -> None:
+        """Counts a call: what it uses stays for the next few."""
+        self.state[CALL] += 1
+        self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
+
+    def make_room(self, count: int) -> None:
+        """Where a call finds no slot: gives up what earlier calls used, if there are as many slots as hot rows, or adds some.
+
+        Raises:
+            StorageFullError: see :meth:`add`.
+        """
+        staged = self.num_slots - self.most_hot
+        if staged + count > max(self.most_hot, _MOST_STAGED) and self.state[USED_SINCE] < self.state[CALL]:
+            self.num_calls_kept //= 2
+            self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
+        else:
+            self.add(count)
+
+    def add(self, count: int) -> None:
+        """Makes more slots, at least ``count``, for rows that are not hot.
+
+        Raises:
+            StorageFullError: the address space that was reserved ends.
+        """
+        first = self.num_slots
+        last = min(first + max(count, (first - self.most_hot) // 2), self._reserved)
+        if last < first + count:
+            raise StorageFullError(
+                f"memory for {first + count:,} rows of {self.record_bytes:,} bytes in the dram tier: this machine has"
+                " no more; lower store.hot_rows, or data.batch_size"
+            )
+        self.slots.rows[first:last] = layout.NO_ROW
+        self.state[NUM_SLOTS], self.state[HAND] = last, first
+
+    def choose(self, meta: Ints, num_rows: int) -> None:
+        """Chooses the hot rows anew: those with the highest counts (PICASSO Alg. 1, line 24).
+
+        Rows in slots are hot from now on, or not; others become hot when they next come in. Where there are far more
+        rows than a sample, the count that parts them is that of a sample.
+
+        Args:
+            meta: int32[·, ·], of all rows that were ever made. num_rows: of them, those that have a key; at least one.
+        """
+        slots, state = self.slots, self.state
+        stride = -(-len(meta) // _SAMPLE)
+        sample = meta[::stride]
+        counts = sample[:, layout.COUNT][sample[:, layout.TABLE] >= 0]
+        if num_rows <= self.most_hot:
+            above, ties = 0, 0
+        else:
+            last = len(counts) - 1 - int(self.most_hot / num_rows * len(counts))
+            above = int(np.partition(counts, last)[last])
+            ties = max(0, self.most_hot - int(np.count_nonzero(counts > above) / len(counts) * num_rows))
+        used = slots.rows[: self.num_slots]
+        rows = np.maximum(used, 0)
+        lives = (used >= 0) & (meta[rows, layout.TABLE] >= 0)
+        in_slots = meta[rows, layout.COUNT]
+        hot = np.flatnonzero(lives & (in_slots > above))[: self.most_hot]
+        tied = np.flatnonzero(lives & (in_slots == above))[: min(ties, self.most_hot - len(hot))]
+        flags = slots.flags[: self.num_slots]
+        flags &= ~HOT & 0xFF
+        flags[hot] |= HOT
+        flags[tied] |= HOT
+        state[NUM_HOT], state[LEAST_COUNT] = len(hot) + len(tied), above + 1
+
+    def clear(self) -> None:
+        """Empties all slots."""
+        count = self.num_slots
+        self.slots.rows[:count] = layout.NO_ROW
+        self.slots.places[:count] = 0
+        self.slots.flags[:count] = 0
+        self.state[[NUM_HOT, HAND]], self.state[LEAST_COUNT] = 0, _NEVER
+
+    def _reserve(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+        """Memory for all slots that there may ever be, which is used where it is touched."""
+        width = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        while True:
+            try:
+                memory = mapping.map_memory(None, max(1, self._reserved * width))
+                break
+            except (OSError, OverflowError, ValueError) as error:
+                if self._reserved <= 2 * (self.most_hot + _FIRST_STAGED):
+                    raise StorageFullError(
+                        f"the system does not reserve {self._reserved * width:,} bytes for the dram tier ({error});"
+                        " lower store.hot_rows"
+                    ) from None
+                self._reserved //= 2
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        array: NDArray[Any] = np.frombuffer(memory, dtype, self._reserved * width // np.dtype(dtype).itemsize)
+        return array.reshape(-1, *shape)
+
+
+def shard_of_records(values: Floats, tables: Longs, num_columns: int) -> Shard:
+    """Records, float32[N, V], as a shard without an index: kernels find a row where they are told it is."""
+    state = np.zeros(layout.STATE_WORDS, np.int64)
+    state[layout.ROWS_EVER] = len(values)
+    state[layout.INDEX_SHIFT] = layout.TAG_BITS - 4
+    return Shard(
+        slots=np.zeros(16, np.int64),
+        next_slots=np.zeros(0, np.int64),
+        meta=values.view(np.int32),
+        keys=values.view(np.int64),
+        values=values,
+        halves=values.view(np.uint16),
+        state=state,
+        tables=tables,
+        cells=np.zeros(0, np.uint8),
+        scratch=np.zeros((2, num_columns), np.float32),
+        scratch_halves=np.zeros(num_columns, np.uint16),
+        **NO_SAVE,
+    )

@@ -1,0 +1,367 @@
+"""The values of a shard's rows in two tiers: slots of memory above, a file below.
+
+A row whose values are wanted is brought into a slot. Rows that are in nobody's way stay: the hot ones until the hot set
+is chosen anew, others until their slot is needed. What changed meanwhile is written before its slot is given away.
+
+Shapes: U keys, K rows on their way, W columns of a row that training sees, V 32-bit words of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from girih.errors import CheckpointError
+from girih.kernels.cpu import layout, tiers
+from girih.kernels.cpu.tiers import (
+    CHANGED,
+    FETCHED,
+    LOADING,
+    MISSING,
+    NUM_FREED,
+    NUM_LEFT,
+    NUM_LOADS,
+    PLACE,
+    Leaving,
+)
+from girih.store.arrays import Bytes, Floats, Ints, Longs
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout
+from girih.store.tiers.cold_file import ColdFile, PendingRead
+from girih.store.tiers.options import Tiers
+from girih.store.tiers.slot_memory import SlotMemory, shard_of_records
+
+_MOST_AT_ONCE = 1 << 12  # keys that need slots together, and rows that are copied together
+_MOST_CALLS_KEPT = 1 << 8
+_RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to spare
+
+
+class _Fetch(NamedTuple):
+    loads: Ints
+    records: Ints
+    read: PendingRead
+
+
+class TieredValues:
+    """Where the values of a shard's rows are, and how they get from one tier to the other.
+
+    Methods are called while the shard's arrays may change (``ShardMemory.changing``), but for :meth:`whole`.
+
+    Attributes:
+        num_reads: rows that training has read and that were there; ``num_cold`` of them came from the file, those that
+            were fetched ahead included.
+    """
+
+    def __init__(self, memory: ShardMemory, own: RowLayout, num_columns: int, options: Tiers) -> None:
+        self._memory, self._layout, self._options = memory, own, options
+        self._num_columns = num_columns
+        self.memory = SlotMemory(options.hot_rows, own.num_words, num_columns, memory.arrays.tables)
+        self.cold = ColdFile(options.directory, self.memory.record_bytes, direct=options.direct)
+        self.num_reads, self.num_cold = 0, 0
+        self._fetches: list[_Fetch] = []
+        self._frozen: Longs | None = None
+        self._ticket = 0
+        self._chosen_at: int | None = None
+        self._error: Exception | None = None
+        self._is_closed = False
+
+    def parts(self, num_keys: int) -> Iterator[slice]:
+        """The keys of a verb, as many at a time as are to have slots together; each part is a call of its own."""
+        for start in range(0, num_keys, _MOST_AT_ONCE):
+            for part in self._memory.stretches(min(_MOST_AT_ONCE, num_keys - start), _RECORDS_PER_KEY):
+                self.memory.begin_call()
+                yield slice(start + part.start, start + part.stop)
+
+    def bring(self, ids: Longs, tables: Ints, rows: Ints) -> tuple[Ints, int]:
+        """Has rows in slots; what is not there is read from the file, all at once.
+
+        Returns:
+            int32[U], the slot of each, -1 where there is no row; and how many came from the file, fetched ones included.
+        """
+        found = np.empty(len(rows), np.int32)
+        num_missing, num_fetched, num_loading = self._find(rows, found)
+        if num_loading:
+            self._finish(found[found >= 0])
+        missing = int(np.count_nonzero(found == MISSING))
+        if missing:
+            fresh = np.zeros(len(rows), np.uint8)
+            loads = self._take(rows, found, fresh, missing)
+            new = np.flatnonzero(fresh)
+            if len(new):
+                out = np.empty((len(new), self._num_columns), np.float32)
+                self._read(ids[new], tables[new], found[new], fresh[new], out)
+            if len(loads):
+                self._put(self._begin_read(loads))
+        return found, num_missing + num_fetched
+
+    def read(self, ids: Longs, tables: Ints, rows: Ints, out: Floats) -> None:
+        """Copies the columns of rows to ``out``, float32[U, W]; initial ones where there is no row."""
+        found, num_cold = self.bring(ids, tables, rows)
+        self.num_cold += num_cold
+        self._read(ids, tables, found, np.zeros(len(found), np.uint8), out)
+
+    def peek(self, ids: Longs, tables: Ints, rows: Ints, out: Floats) -> None:
+        """As :meth:`read`, but rows of the file are not kept in memory."""
+        self.memory.begin_call()
+        found = np.empty(len(rows), np.int32)
+        *_, num_loading = self._find(rows, found)
+        if num_loading:
+            self._finish(found[found >= 0])
+        self._read(ids, tables, found, np.zeros(len(found), np.uint8), out)
+        places = self._memory.arrays.keys[np.maximum(rows, 0), PLACE]
+        missing = np.flatnonzero((found == MISSING) & (places > 0))
+        for start in range(0, len(missing), _MOST_AT_ONCE):
+            part = missing[start : start + _MOST_AT_ONCE]
+            records = self._read_cold(places[part] - 1)
+            self._check(records, self._memory.arrays.meta[rows[part], :3])
+            shard, numbers = self._shard_of(records), np.arange(len(part), dtype=np.int32)
+            values = np.empty((len(part), self._num_columns), np.float32)
+            none = np.zeros(len(part), np.uint8)
+            tiers.read_slots(
+                shard,
+                self._layout.kernel,
+                ids[part],
+                tables[part],
+                numbers,
+                none,
+                self._layout.first_hyper,
+                values,
+            )
+            out[part] = values
+
+    def fetch(self, rows: Ints) -> None:
+        """Begins to read those of some rows that only the file has."""
+        rows = rows[rows >= 0]
+        rows = rows[self._memory.arrays.keys[rows, PLACE] > 0]
+        for part in self.parts(len(rows)):
+            own, fresh = rows[part], np.zeros(part.stop - part.start, np.uint8)
+            loads = self._take(own, np.full(len(own), MISSING, np.int32), fresh, len(own))
+            if len(loads):
+                self.memory.slots.flags[loads] |= FETCHED | LOADING
+                self._fetches.append(self._begin_read(loads))
+
+    def mark_changed(self, rows: Ints, found: Ints, version: int) -> None:
+        """Before rows change in the slots that :meth:`bring` found."""
+        tiers.mark_changed(self._memory.arrays, self.memory.slots, rows, found, version)
+
+    def forget(self, known: Ints, rows: Ints) -> None:
+        """Rows that keys have got, where ``known`` is -1, begin anew: what their numbers had before is given up."""
+        new = rows[(known < 0) & (rows >= 0)]
+        if not len(new):
+            return
+        places = self._memory.arrays.keys[new, PLACE]
+        self._finish(-1 - places[places < 0])
+        freed = np.empty(len(rows), np.int64)
+        count = tiers.forget(self._memory.arrays, self.memory.slots, known, rows, freed)
+        self.cold.free(freed[:count])
+
+    def keep_longer(self) -> None:
+        """Slots stay for more calls: an update had to bring back what a read had brought before."""
+        self.memory.num_calls_kept = min(2 * self.memory.num_calls_kept, _MOST_CALLS_KEPT)
+
+    def choose(self, step: int) -> None:
+        """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        options = self._options
+        due = (
+            options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
+        )
+        if step >= due and self._memory.num_rows:
+            self._chosen_at = step
+            arrays = self._memory.arrays
+            self.memory.choose(arrays.meta[: arrays.state[layout.ROWS_EVER]], self._memory.num_rows)
+
+    def collect(self) -> None:
+        """Makes room in the file, where too much of it is of nobody."""
+        self.cold.collect(self)
+
+    def alive(self, owners: Ints, places: Longs) -> Bytes:
+        """Whether the file's record at each place, int64[K], is still that of its row: uint8[K]."""
+        found = np.empty(len(owners), np.uint8)
+        tiers.alive(self._memory.arrays, self.memory.slots, owners, places, found)
+        return found
+
+    def moved(self, owners: Ints, places: Longs) -> None:
+        """Remembers where the file has rows from now on."""
+        tiers.move_places(self._memory.arrays, self.memory.slots, owners, places)
+
+    def load(self, rows: Ints, records: Ints) -> None:
+        """Gives rows, none of which is in a slot, their records."""
+        before = self._memory.arrays.keys[rows, PLACE]
+        self.cold.free(before[before > 0] - 1)
+        self._write(rows, records)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._finish()
+        arrays, slots = self._memory.arrays, self.memory.slots
+        of_rows = arrays.keys[: arrays.state[layout.ROWS_EVER], PLACE]
+        for places in (of_rows, slots.places[: self.memory.num_slots]):
+            self.cold.free(places[places > 0] - 1)
+        of_rows[:] = 0
+        self.memory.clear()
+        self._chosen_at = None
+
+    def freeze(self) -> None:
+        """Writes what only memory has, and from now on keeps what :meth:`whole` may be asked for."""
+        self._finish()
+        slots, arrays = self.memory.slots, self._memory.arrays
+        changed = np.flatnonzero(slots.flags[: self.memory.num_slots] & CHANGED)
+        changed = changed[arrays.meta[slots.rows[changed], layout.TABLE] >= 0]
+        for start in range(0, len(changed), _MOST_AT_ONCE):
+            part = changed[start : start + _MOST_AT_ONCE]
+            before = slots.places[part]
+            slots.places[part] = 0
+            self.cold.free(before[before > 0] - 1)
+            slots.places[part] = self._append(slots.rows[part], slots.records[part]) + 1
+            slots.flags[part] &= ~CHANGED & 0xFF
+        self._frozen = slots.places[: self.memory.num_slots].copy()
+        self._ticket = self.cold.hold()
+
+    def thaw(self) -> None:
+        """Ends what :meth:`freeze` began."""
+        if self._frozen is not None:
+            self._frozen = None
+            self.cold.let_go(self._ticket)
+
+    def whole(self, records: Ints) -> Ints:
+        """Records of rows as they were when frozen, with their values as they were then; from any thread.
+
+        Args:
+            records: int32[K, ·], the rows in the shard's memory as they were.
+
+        Returns:
+            int32[K, V].
+        """
+        places = records.view(np.int64)[:, PLACE].copy()
+        with self._memory.lock:
+            if self._frozen is None:
+                raise CheckpointError(
+                    "a snapshot of a store with tiers: was closed before it was read to the end"
+                )
+            in_slots = np.flatnonzero(places < 0)
+            places[in_slots] = self._frozen[-1 - places[in_slots]]
+            stored = np.flatnonzero(places > 0)
+            found = np.empty((len(stored), self._layout.num_words), np.int32)
+            read = self.cold.begin_read(places[stored] - 1, _bytes(found))
+        read.wait()
+        self._check(found, records[stored, :3])
+        made = np.flatnonzero(places <= 0).astype(np.int32)
+        whole = found if not len(made) else np.zeros((len(records), self._layout.num_words), np.int32)
+        if len(made):
+            whole[stored] = found
+            ids, tables = records.view(np.int64)[made, 0], records[made, layout.TABLE]
+            out, fresh = np.empty((len(made), self._num_columns), np.float32), np.ones(len(made), np.uint8)
+            own = self._layout
+            tiers.read_slots(
+                self._shard_of(whole), own.kernel, ids, tables, made, fresh, own.first_hyper, out
+            )
+        whole[:, : layout.META_COLUMNS] = records[:, : layout.META_COLUMNS]
+        return whole
+
+    def counters(self) -> dict[str, int]:
+        """Rows that training read from each tier, and bytes that the file's disk read and wrote."""
+        counted = self.cold.counters
+        return {
+            "dram_reads": self.num_reads - self.num_cold,
+            "ssd_reads": self.num_cold,
+            "ssd_bytes_read": counted.bytes_read,
+            "ssd_bytes_written": counted.bytes_written,
+        }
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.cold.close()
+
+    def _finish(self, wanted: Longs | Ints | None = None) -> None:
+        """Returns when what was fetched is in the slots that are ``wanted``; in all of them where None."""
+        flags = self.memory.slots.flags
+        while self._fetches and (wanted is None or (flags[wanted] & LOADING).any()):
+            self._put(self._fetches.pop(0))
+
+    def _find(self, rows: Ints, found: Ints) -> tuple[int, int, int]:
+        if self._error is not None:
+            raise self._error
+        return tiers.find_slots(self._memory.arrays, self.memory.slots, rows, found)  # type: ignore[no-any-return]
+
+    def _take(self, rows: Ints, found: Ints, fresh: Bytes, most: int) -> Ints:
+        """Gives slots to rows that miss one; returns those that are to be loaded."""
+        leaving = Leaving(
+            rows=np.empty(most, np.int32),
+            records=np.empty((most, self._layout.num_words), np.int32),
+            freed=np.empty(most, np.int64),
+            loads=np.empty(most, np.int32),
+            ends=np.zeros(3, np.int64),
+        )
+        start = 0
+        while True:
+            arrays, slots = self._memory.arrays, self.memory.slots
+            start = tiers.take_slots(arrays, slots, rows, start, found, fresh, leaving)
+            if start == len(rows):
+                break
+            self.memory.make_room(most)
+        num_left, num_freed, num_loads = (int(leaving.ends[n]) for n in (NUM_LEFT, NUM_FREED, NUM_LOADS))
+        self.cold.free(leaving.freed[:num_freed])
+        if num_left:
+            self._write(leaving.rows[:num_left], leaving.records[:num_left])
+        return leaving.loads[:num_loads]
+
+    def _write(self, rows: Ints, records: Ints) -> None:
+        places = self._append(rows, records)
+        tiers.set_places(self._memory.arrays, rows, places)
+
+    def _append(self, rows: Ints, records: Ints) -> Longs:
+        """Writes records to the file; where that fails, rows are lost, so that nothing goes on."""
+        try:
+            return self.cold.append(_bytes(records), rows)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _begin_read(self, loads: Ints) -> _Fetch:
+        records = np.empty((len(loads), self._layout.num_words), np.int32)
+        return _Fetch(
+            loads, records, self.cold.begin_read(self.memory.slots.places[loads] - 1, _bytes(records))
+        )
+
+    def _put(self, fetch: _Fetch) -> None:
+        try:
+            fetch.read.wait()
+        except Exception as error:
+            self._error = error
+            raise
+        wrong = tiers.put_records(self.memory.slots, fetch.loads, fetch.records)
+        if wrong >= 0:
+            self._error = self._torn(fetch.records[wrong : wrong + 1])
+            raise self._error
+
+    def _read_cold(self, places: Longs) -> Ints:
+        records = np.empty((len(places), self._layout.num_words), np.int32)
+        self.cold.begin_read(places, _bytes(records)).wait()
+        return records
+
+    def _check(self, records: Ints, keys: Ints) -> None:
+        """Refuses records of other keys."""
+        if not np.array_equal(records[:, :3], keys):
+            raise self._torn(records)
+
+    def _torn(self, records: Ints) -> Exception:
+        return CheckpointError(
+            f"{self._options.directory}: the SSD tier gave back a row of another key ({records[0, :3].tolist()});"
+            " the disk is damaged: --resume from the last checkpoint, on another one"
+        )
+
+    def _read(self, ids: Longs, tables: Ints, found: Ints, fresh: Bytes, out: Floats) -> None:
+        own = self._layout
+        tiers.read_slots(self.memory.shard, own.kernel, ids, tables, found, fresh, own.first_hyper, out)
+
+    def _shard_of(self, records: Ints) -> layout.Shard:
+        return shard_of_records(records.view(np.float32), self._memory.arrays.tables, self._num_columns)
+
+
+def _bytes(records: Ints) -> Bytes:
+    """Records as uint8[K, 4 V]."""
+    return records.view(np.uint8)

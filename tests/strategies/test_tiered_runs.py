@@ -1,0 +1,107 @@
+"""Runs whose rows lie in memory and on a disk end with the rows of runs in memory, bit for bit, whatever kills them."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from girih import checkpoint
+from girih.checkpoint.parts import PartReader
+from runs import command, dense_of, train
+
+TIERS = [
+    'store.tiers=["dram","ssd"]', "store.hot_rows=150", "store.warm_up_steps=4", "store.flush_every_steps=3",
+]  # fmt: skip
+COMMON = ["store.shards=2", "data.batch_size=128"]
+NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
+
+
+@pytest.fixture(autouse=True)
+def few_slots(tmp_path, monkeypatch):
+    """In the processes of a test memory has room for few rows beside the hot ones, so that rows come and go."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = 32\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def rows_of(place):
+    """(table, id) in order, and every column of their rows, by table; what a part holds is verified first."""
+    manifest, found = checkpoint.Manifest.read(place), {}
+    for name in sorted(manifest.shards):
+        part = PartReader(place, manifest.shards).open(name)
+        part.verify()
+        tables = np.array([table["name"] for table in part.description["tables"]])[part.column("tables")]
+        for column in part._columns:
+            if column.name not in ("rows", "newer", "tables"):
+                key = part.description["group"], column.name
+                found.setdefault(key, []).append((tables, part.column("ids"), part.column(column.name)))
+    joined = {}
+    for key, parts in found.items():
+        tables, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.lexsort((ids, tables))
+        joined[key] = tables[order], ids[order], values[order]
+    return joined
+
+
+def assert_same(place, expected):
+    mine, theirs = rows_of(place), rows_of(expected)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        for one, other in zip(mine[name], theirs[name], strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=str(name))
+    dense, other = dense_of(place.local), dense_of(expected.local)
+    assert all((dense[name] == other[name]).all() for name in other)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "local",
+        pytest.param("hybrid", marks=pytest.mark.heavy),
+        pytest.param("synchronous", marks=pytest.mark.heavy),
+    ],
+)
+def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(log_directory, strategy):
+    words = {"hybrid": ["strategy.staleness=0"], "synchronous": ["strategy.trainers=2"]}.get(strategy, [])
+    words += [*COMMON, "checkpoint.every_steps=5"]
+    runs = {name: log_directory / name for name in ("one", "several", "halves")}
+    train(log_directory, strategy, runs["one"], *words)
+    summary = train(log_directory, strategy, runs["several"], *words, *TIERS)
+    train(log_directory, strategy, runs["halves"], *words, *TIERS, "train.max_steps=10")
+    train(log_directory, strategy, runs["halves"], *words, *TIERS, resume=True)
+    for name in ("several", "halves"):
+        assert_same(checkpoint.find(runs[name]), checkpoint.find(runs["one"]))
+    assert 0 < summary["hit_ratio"]["ssd"] < 0.9
+    assert sum(summary["hit_ratio"].values()) == pytest.approx(1)
+    assert summary["store"]["ssd_bytes_written"] >= 0
+    assert os.listdir(runs["several"] / "tiers") == []
+
+
+@pytest.mark.timeout(300 + 60 * NUM_KILLS)
+def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_holds(log_directory):
+    words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
+    whole, killed = log_directory / "whole", log_directory / "killed"
+    start = time.monotonic()
+    train(log_directory, "local", whole, *words)
+    lasts_s = time.monotonic() - start
+    rng = random.Random(7)
+    for _ in range(NUM_KILLS):
+        process = subprocess.Popen(
+            command(log_directory, "local", killed, *words, *TIERS, resume=killed.exists()),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            process.wait(rng.uniform(0.3, 1.1) * lasts_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        newest = checkpoint.latest(checkpoint.Storage.at(killed / "checkpoints"))
+        if newest is not None:
+            assert_same(newest, checkpoint.Storage.at(whole / "checkpoints") / newest.name)
+    train(log_directory, "local", killed, *words, *TIERS, resume=killed.exists())
+    assert_same(checkpoint.find(killed), checkpoint.find(whole))
