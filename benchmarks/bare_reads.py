@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER, Ring
 from girih.kernels.cpu.jit import numba
+from girih.kernels.cpu.prefetch import address_of
 from girih.kernels.cpu.system import System, call, load_acquire, store_release
-from girih.kernels.cpu.vector import address_of
 from girih.store.tiers.block_reader import c_library
 from girih.store.tiers.direct_file import aligned_memory
 from girih.store.tiers.ring import open_ring

@@ -134,7 +134,7 @@ def split(ranks):
     return moved(half, lambda one: one.of_features(placement.features_of(ranks.rank)))
 
 
-DOMAINS = [0, 0, 1, 0, 1, 1, 0, 1, 0]  # of each trainer one or two examples in each
+DOMAINS = [0, 0, 0, 1, 1, 1, 0, 1, 2]  # a trainer lacks one, one is a single example, and one is absent
 
 
 def of_domains(part, **more):
@@ -143,7 +143,7 @@ def of_domains(part, **more):
     schema = girih.Schema(
         [girih.Categorical(name="user", dim=2), girih.Numeric(name="domain")], labels="click"
     )
-    model = STAR(schema, domain="domain", num_domains=2, auxiliary_hidden=(), hidden=(4,))
+    model = STAR(schema, domain="domain", num_domains=4, auxiliary_hidden=(), hidden=(4,))
     batch = replace(batch_of(len(DOMAINS), 3), numeric=np.array(DOMAINS, np.float32)[:, None])
     replica = part(DenseSpec(module=model, optimizer=sgd, **more))
     computed, given = step(replica, batch if not more else share_of(batch, replica.ranks.rank, RANKS))

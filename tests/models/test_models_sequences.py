@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import accumulate
 
 import naive_models as naive
@@ -106,6 +107,12 @@ def test_the_auxiliary_loss_is_for_training_alone_and_taken_once():
         logits = silent(inputs.numeric, inputs.embeddings)
         plain = nn.functional.binary_cross_entropy_with_logits(logits, targets.labels)
         torch.testing.assert_close(silent.loss(logits, targets), plain, check_dtype=False)
+
+
+def test_a_model_is_copied_after_a_forward_pass_whose_loss_never_came():
+    model, inputs, _ = build("dien", [2, 3])
+    logits = model(inputs.numeric, inputs.embeddings)
+    torch.testing.assert_close(copy.deepcopy(model)(inputs.numeric, inputs.embeddings), logits)
 
 
 def test_an_example_of_weight_two_counts_twice_in_the_auxiliary_loss():

@@ -9,10 +9,11 @@ import pytest
 import girih
 from companions import together
 from girih.comm.codecs.value_codec import grow, shrink
-from girih.data.batch import Share
+from girih.data.batch import Batch, Share
 from girih.kernels.cpu import ahead
 from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.halves.collective import CollectiveSparse
+from girih.sparse.spec import SparseSpec
 from girih.testing import cases
 from girih.testing.twins import shard_of_key
 
@@ -109,6 +110,21 @@ def test_rows_move_by_gradients_of_which_those_that_travelled_are_rounded(told):
             np.testing.assert_allclose(after, expected, rtol=0, atol=2e-6)
     largest = max(np.abs(rounded(each) - each).max() for rows in given for each in rows.values())
     assert largest > 1e-4  # far beyond what is allowed
+
+
+def step_without_tables(ranks):
+    schema = girih.Schema([girih.Numeric(name="x")], labels="y")
+    half = CollectiveSparse(SparseSpec(schema=schema, needs={}, optimizer=SGD), ranks)
+    numbers = np.ones((3, 1), np.float32)
+    batch = Batch(ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), numeric=numbers, labels=numbers)
+    pulled = half.pull(batch, half.prepare(batch))
+    blocks = len(pulled.wait().blocks)
+    pulled.push(1, 1.0).wait()
+    return [blocks, half.last_step]
+
+
+def test_a_model_of_numbers_alone_takes_its_steps():
+    assert together(step_without_tables, RANKS) == [[0, 1]] * RANKS
 
 
 def test_keys_and_rows_of_each_trainer_are_counted(told):

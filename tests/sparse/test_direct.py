@@ -65,20 +65,23 @@ def trained(monkeypatch, repeats, half, num_features, **options):
     return found
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
+OPTIMIZERS = [girih.optim.RowwiseAdagrad(lr=0.1), girih.optim.Adam(lr=0.1), girih.optim.SGD(lr=0.1, l2=0.01)]
+BAGS = [(1, False, "sum"), (9, False, "mean"), (9, True, "sqrtn"), (9, False, "sum"), (9, True, "sum")]
+OPTIONS = [{}, {"first_order": False}, {"sequence": True}, {"dtype": "bfloat16"}]
+# each kind of bags with each of the options; optimizers and numbers of shards take turns
+CASES = [
+    (*of_bags, options, OPTIMIZERS[(b + o) % 3], 1 + 2 * ((b + o // 2) % 2))
+    for b, of_bags in enumerate(BAGS)
+    for o, options in enumerate(OPTIONS)
+]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [girih.optim.RowwiseAdagrad(lr=0.1), girih.optim.Adam(lr=0.1), girih.optim.SGD(lr=0.1, l2=0.01)],
-    ids=lambda optimizer: type(optimizer).__name__,
+    ("most", "weighted", "pooling", "options", "optimizer", "num_shards"),
+    CASES,
+    ids=lambda value: type(value).__name__ if hasattr(value, "lr") else str(value),
 )
-@pytest.mark.parametrize(
-    ("most", "weighted", "pooling"),
-    [(1, False, "sum"), (9, False, "mean"), (9, True, "sqrtn"), (9, False, "sum")],
-)
-@pytest.mark.parametrize(
-    "options", [{}, {"first_order": False}, {"sequence": True}, {"dtype": "bfloat16"}], ids=str
-)
-def test_direct_and_by_way_of_copies(monkeypatch, num_shards, optimizer, most, weighted, pooling, options):
+def test_direct_and_by_way_of_copies(monkeypatch, most, weighted, pooling, options, optimizer, num_shards):
     num_features = 3 + options.get("sequence", False)
     given = {"most": most, "weighted": weighted, "cardinality": 400}
     both = [

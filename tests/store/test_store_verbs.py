@@ -6,6 +6,7 @@ import pytest
 from girih import optim
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
+from girih.kernels.cpu.update import Terms
 from girih.store import Heap, Store
 from girih.tables import LRU, Probability
 from girih.testing.fake_store import FakeStore
@@ -21,6 +22,27 @@ def test_rows_are_numbered_from_0_and_used_again(arena):
         assert sorted(look(store, ids, tables, 1)[0]) == list(range(len(ids)))
         evict(store, ids[:2], tables[:2])
         assert sorted(look(store, ids, tables, 2)[0]) == list(range(len(ids)))
+
+
+def test_arrays_that_a_kernel_would_follow_astray_are_refused():
+    with Store(group()) as store:
+        ids, tables = keys_of(1, 2, 3)
+        out = np.empty((3, store.spec.dim), np.float32)
+        with pytest.raises(ConfigError, match="addresses: received an array in pieces"):
+            store.lookup(ids, tables, None, 1, out, np.empty(6, np.int64)[::2])
+        rows = store.lookup(ids, tables, None, 1, out)
+        starts, order, nothing = (
+            np.arange(4, dtype=np.int32),
+            np.arange(3, dtype=np.int32),
+            np.empty(0, np.float32),
+        )
+        good = Terms(starts, order, nothing, np.empty((0, 0), np.float32))
+        for bad in ({"starts": starts[:3]}, {"order": order[:2]}, {"order": order.astype(np.int64)},
+                    {"factors": np.ones(2, np.float32)}, {"tail": np.ones((2, 1), np.float32)}):  # fmt: skip
+            grads = np.ones((3, store.spec.dim - ("tail" in bad)), np.float32)
+            with pytest.raises(ConfigError, match="terms"):
+                store.apply_gradients(ids, tables, rows, grads, 1, 1.0, good._replace(**bad))
+        assert store.apply_gradients(ids, tables, rows, np.ones_like(out), 1, 1.0, good) == 0
 
 
 def test_many_rows_and_rehashes(arena, small_index):

@@ -115,12 +115,13 @@ class Save:
         self._root, self._name = root, name_of(content.step)
         self._fields, self._tensors = _begin(content, self._ranks)
         self._draft = root.draft(self._name)
-        with self._told():
-            if self._ranks.first:
-                root.remove(self._draft.name, first=NAME)
-                self._draft.make()
-            self._draft = Storage(self._ranks.broadcast(self._draft.absolute().url))
-            self._rows = content.sparse.begin_save(self._draft)
+        with self._removing():
+            with _named_full(root):
+                if self._ranks.first:
+                    root.remove(self._draft.name, first=NAME)
+                    self._draft.make()
+                self._draft = Storage(self._ranks.broadcast(self._draft.absolute().url))
+            self._rows = content.sparse.begin_save(self._draft)  # a disk that is full here is that of a tier
 
     def write(self) -> Storage:
         """Writes ``root/step-…``, which is a checkpoint from the moment when all of it is there; returns it.
@@ -131,7 +132,7 @@ class Save:
             StorageFullError: the disk is full; nothing is left behind.
             CheckpointError: parts are missing.
         """
-        with self._told():
+        with self._removing(), _named_full(self._root):
             try:
                 parts = self._rows.write()
             except BaseException as error:
@@ -191,11 +192,10 @@ class Save:
         return dict(told["parts"])
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Removes what is half-written where writing fails, and says so where the disk is full."""
+    def _removing(self) -> Iterator[None]:
+        """Removes what is half-written where writing fails."""
         try:
-            with _named_full(self._root):
-                yield
+            yield
         except Exception:
             if self._ranks.first:
                 with contextlib.suppress(Exception):  # the first error is the one to tell

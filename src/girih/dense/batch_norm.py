@@ -91,7 +91,7 @@ class GlobalBatchNorm(TorchFunctionMode):
         """
         values, channels = _at_least_float32(input), input.shape[1]
         own = values.new_zeros(1 + 2 * channels)
-        if self._counted:
+        if self._counted and len(values):
             own_mean = values.mean(_others(values))
             own[0] = values.numel() // channels
             own[1 : 1 + channels] = own_mean

@@ -62,13 +62,11 @@ class ATBRG(Model):
         dim = checks.one_dim("atbrg: nodes of the graph", schema, {*roots, *relations})
         self.relations = dict(relations)
         whole = [history for history, _ in self.pairs] + list(relations)
-        self.needs |= dict.fromkeys(whole, frozenset({needs.SEQUENCE}))
         self.relation_vectors = nn.Parameter(torch.randn(len(relations), dim) * dim**-0.5)
         self.extractors = nn.ModuleList(RelationAwareExtractor(dim) for _ in range(depth))
         self.units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for _ in self.pairs)
         self.targets = tuple(dict.fromkeys(target for _, target in self.pairs))
-        pooled = [feature.name for feature in schema.sparse if feature.name not in whole]
-        self.inputs = DenseInput(schema, pooled, for_products=True)
+        self.inputs = DenseInput(schema, self.read_whole(whole), for_products=True)
         width = self.inputs.width + dim * (len(self.targets) + len(self.pairs))
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
 

@@ -120,8 +120,8 @@ class CAN(Model):
         self.units = nn.ModuleList(units)
         in_units = {name for item, feeds in self.co_action.items() for name in (item, *feeds)}
         self.whole = {f.name for f in schema.sparse if f.name in in_units and isinstance(f, Sequence)}
-        self.needs |= dict.fromkeys(self.whole, frozenset({needs.SEQUENCE}))
-        self.inputs = DenseInput(schema, [name for name in dims if name not in in_units])
+        pooled = self.read_whole(self.whole)
+        self.inputs = DenseInput(schema, [name for name in pooled if name not in in_units])
         width += self.inputs.width
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
 

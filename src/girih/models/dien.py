@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,13 +52,15 @@ class DIEN(Model):
         self.auxiliary: float = build(NonNegative, auxiliary, "auxiliary")
         self.pairs = histories.pairs_of("dien", schema, attention)
         dims = histories.dims_of("dien", schema, self.pairs)
-        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
         self.units = nn.ModuleList(InterestEvolution(dim) for dim in dims.values())
-        pooled = [feature.name for feature in schema.sparse if feature.name not in dims]
-        self.inputs = DenseInput(schema, pooled, for_products=True)
+        self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + sum(dims.values())
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
         self._left_for_loss: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what a forward pass has left for a loss that never came, which no copy can have."""
+        return self.__dict__ | {"_left_for_loss": None}
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""

@@ -41,9 +41,8 @@ class DIN(Model):
         flag("softmax", softmax)
         self.pairs = pairs = histories.pairs_of("din", schema, attention)
         dims = histories.dims_of("din", schema, pairs)
-        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
+        pooled = self.read_whole(dims)
         units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values())
-        pooled = [f.name for f in schema.sparse if f.name not in dims]
         self.deep = FieldMLP(
             schema,
             hidden,

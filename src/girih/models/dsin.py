@@ -55,12 +55,10 @@ class DSIN(Model):
         for history, dim in dims.items():
             if dim % heads:
                 raise ConfigError(f"heads = {heads}: expected a divisor of {dim}, the dim of {history!r}")
-        self.needs |= dict.fromkeys(dims, frozenset({needs.SEQUENCE}))
         self.units = nn.ModuleList(
             SessionInterests(dim, session_length, max_sessions, heads) for dim in dims.values()
         )
-        pooled = [feature.name for feature in schema.sparse if feature.name not in dims]
-        self.inputs = DenseInput(schema, pooled, for_products=True)
+        self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + 3 * sum(dims.values())
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
 

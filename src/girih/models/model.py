@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from girih.models import needs
@@ -20,3 +22,8 @@ class Model(nn.Module):
         self.schema = schema
         self.needs = needs.of_all(schema, *kinds)
         self.num_labels = len(schema.labels.names)
+
+    def read_whole(self, sequences: Collection[str]) -> list[str]:
+        """Declares that the vectors of all ids of these are read; returns the names of the features that stay pooled."""
+        self.needs |= dict.fromkeys(sequences, frozenset({needs.SEQUENCE}))
+        return [feature.name for feature in self.schema.sparse if feature.name not in sequences]

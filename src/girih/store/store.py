@@ -143,7 +143,8 @@ class Store:
             ids, tables: the keys, as in :meth:`lookup`.
             grads: float32[U, W], those of equal keys summed, all finite.
             lr_scale: multiplies every learning rate.
-            terms: sums that are still to be formed: ``grads`` are then float32[·, W - E], of which they are made.
+            terms: sums that are still to be formed: ``grads`` are then float32[·, W - E], of which they are made. Which rows these
+                are is believed: a kernel reads them unchecked.
 
         Returns:
             How many gradients were dropped.
@@ -151,6 +152,8 @@ class Store:
         ids, tables = self._keys(ids, tables)
         shape = (len(ids), self._dim) if terms is None else (len(grads), self._dim - terms.tail.shape[1])
         grads = _checked("grads", grads, np.float32, shape)
+        if terms is not None:
+            _check_terms(terms, len(ids), len(grads))
         _check_step(step)
         if rows is not None:
             rows = _checked("rows", rows, np.int32, (len(ids),))
@@ -308,7 +311,23 @@ def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int,
 
 
 def _addresses(addresses: Longs | None, num_keys: int) -> Longs | None:
+    if addresses is not None and not addresses.flags.carray:  # a copy would be written, and lost
+        raise ConfigError(
+            "addresses: received an array in pieces, or one to be read only; expected a writable one"
+        )
     return None if addresses is None else _checked("addresses", addresses, np.int64, (num_keys,))
+
+
+def _check_terms(terms: Terms, num_keys: int, num_rows: int) -> None:
+    num_terms, num_tails = len(terms.order), num_rows if terms.tail.shape[1] else len(terms.tail)
+    _checked("terms: starts", terms.starts, np.int32, (num_keys + 1,))
+    _checked("terms: order", terms.order, np.int32, (num_terms,))
+    _checked("terms: factors", terms.factors, np.float32, (num_terms if len(terms.factors) else 0,))
+    _checked("terms: tail", terms.tail, np.float32, (num_tails, terms.tail.shape[1]))
+    if num_keys and int(terms.starts[-1]) > num_terms:
+        raise ConfigError(
+            f"terms: {int(terms.starts[-1])} in starts; expected at most {num_terms}, those of order"
+        )
 
 
 def _check_step(step: int) -> None:

@@ -203,7 +203,7 @@ def apply_gradients(
     )
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=32)
 def _many_numbers(bits: int) -> I32:
     return np.arange(1 << bits, dtype=np.int32)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -117,11 +117,19 @@ def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[n
     return array
 
 
-def addresses_in(array: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The address of each row of a C-contiguous array, int64[·]."""
+def addresses_in(array: NDArray[np.float32], out: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """The address of each row of a C-contiguous array, int64[·]; written to ``out`` where it is given."""
     size, width = array.shape
-    found: NDArray[np.int64] = array.ctypes.data + array.itemsize * width * np.arange(size, dtype=np.int64)
+    found: NDArray[np.int64] = np.multiply(
+        _numbers(size.bit_length())[:size], array.itemsize * width, out=out
+    )
+    found += array.ctypes.data
     return found
+
+
+@lru_cache(maxsize=32)
+def _numbers(bits: int) -> NDArray[np.int64]:
+    return np.arange(1 << bits, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -284,7 +292,8 @@ class Shards:
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
             if self.dim < WIDE or int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
-                addresses[own], where = addresses_in(out), None
+                where = None
+                addresses_in(out, addresses[own])
             if train:
                 mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, where)
             else:
