@@ -8,7 +8,7 @@ What is counted, of one step whose kernels are compiled and whose rows are there
 - collectives: calls of the trainers' group, which a step of several trainers waits for.
 
 "plain PyTorch" is what a user writes without girih (``plain_torch.py``): an ``nn.EmbeddingBag`` a feature, ``torch.cat``,
-Adagrad for tables and Adam for the network. The others are ``synchronous``. Counts depend on no machine; batches are small.
+Adagrad for tables and Adam for the network. The others are ``synchronous``. Counts do not depend on the machine; batches are small.
 
     girih bench picasso_table5 --json docs/results/picasso-table5.json
 """
