@@ -73,7 +73,7 @@ def plan(
 
 
 def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
-    """What tiers take, a line for each group; none where there is one tier."""
+    """Lines that say what tiers take, one for each group; none where there is one tier."""
     store = settings.store
     if not store.is_tiered:
         return []

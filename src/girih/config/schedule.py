@@ -1,4 +1,4 @@
-"""How a step's work is packed and laid out in time: ``[schedule]`` of a config (PICASSO §III)."""
+"""Packing of a step's work, and its order in time: ``[schedule]`` of a config (PICASSO §III)."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def without(absent: int, given: Flat) -> Flat:
 
 
 def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Bounds:
-    """Where bags begin, and the last one's end."""
+    """The begin of each bag, and the last one's end."""
     offsets = integers(offsets, f"{where}offsets")
     if offsets.dim() != 1:
         raise ConfigError(f"{where}offsets: {offsets.dim()} dimensions, expected 1")

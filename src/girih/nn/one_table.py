@@ -1,4 +1,4 @@
-"""What modules over one table have: its options, and rows that several modules share."""
+"""The common part of modules over one table: its options, and rows that several modules share."""
 
 from __future__ import annotations
 

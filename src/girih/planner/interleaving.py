@@ -13,7 +13,7 @@ from girih.planner.facts import Facts
 from girih.planner.packing import Packed, packed, spread, volumes_of
 
 FLOPS_PER_WEIGHT = 6
-"""Of one example: a product forward, two backward, a multiplication and an addition each."""
+"""Operations for one example: a product forward, two backward, a multiplication and an addition each."""
 PASSES = 4
 """Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
 EXCHANGES = 2

@@ -25,7 +25,7 @@ def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, 
 
 
 def micro_batches(facts: Facts) -> tuple[int, str]:
-    """How many micro-batches a trainer's share of a step is cut into, and why; by :func:`micro_batch_size` where "auto".
+    """The number of micro-batches that a trainer's share of a step is cut into, and why; by :func:`micro_batch_size` where "auto".
 
     Resources are memory, and, from the embedding layer on, the network:
 

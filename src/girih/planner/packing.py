@@ -129,7 +129,7 @@ def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:
 def _split_counts(
     volumes: Mapping[int, float], most: Mapping[int, int], split: bool, at_least: int
 ) -> dict[int, int]:
-    """How many parts each group becomes."""
+    """The number of parts that each group becomes."""
     average = sum(volumes.values()) / max(1, len(volumes))
     parts = dict.fromkeys(volumes, 1)
     if split and average:

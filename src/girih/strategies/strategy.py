@@ -164,13 +164,13 @@ def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:
 
 
 def steps_of(plan: Plan) -> dict[str, Any]:
-    """How a schedule lays a step out: the options of :func:`girih.training.schedules.in_step`."""
+    """The options of a plan's schedule for :func:`girih.training.schedules.in_step`."""
     names = ("micro_batches", "prefetch")
     return {name: plan.schedule[name] for name in names if name in plan.schedule}
 
 
 def ahead_of(plan: Plan) -> dict[str, Any]:
-    """What a sparse half with shards of its own does ahead: options of ``ShardedHalf``."""
+    """The options of ``ShardedHalf`` by which a sparse half works ahead."""
     laid_out = plan.schedule
     cut = laid_out.get("micro_batches_from") == "embedding"
     return {

@@ -23,7 +23,7 @@ NOBODY = -1
 
 
 class Blocks(NamedTuple):
-    """How records lie, and the most that is read at once; sizes in bytes."""
+    """The layout of records in a segment, and the most that is read at once; sizes in bytes."""
 
     record_bytes: int
     block_bytes: int
@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What to read for a list of records, each time a block or some that follow each other; made by :func:`plan_reads`.
+    """Reads for a list of records, each of a block or some that follow each other; made by :func:`plan_reads`.
 
     Attributes:
         offsets, sizes: int64[n], where each read lies in the file, and its bytes; the first m count.
@@ -54,13 +54,13 @@ class Reads(NamedTuple):
 
 @njit_lean
 def _block_of(blocks: Blocks, place: Any) -> Any:
-    """Where in its segment the block of a record begins."""
+    """The offset in its segment of the block that holds a record."""
     return place % blocks.per_segment // blocks.per_block * blocks.block_bytes
 
 
 @njit_lean
 def _byte_of(blocks: Blocks, place: Any) -> Any:
-    """Where in its segment a record begins."""
+    """The offset of a record in its segment."""
     return _block_of(blocks, place) + place % blocks.per_segment % blocks.per_block * blocks.record_bytes
 
 

@@ -37,7 +37,7 @@ def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any
 
 @njit_lean
 def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
-    """Where a block of ``rows`` begins at ``i``, asks for the rows of the next one."""
+    """Asks for the rows of the next block, if a block of ``rows`` begins at ``i``."""
     if i & (AT_ONCE - 1) == 0:
         prefetch_rows(shard, rows, i + AT_ONCE if i > 0 else 0, i + 2 * AT_ONCE, num_words)
 

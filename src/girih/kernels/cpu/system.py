@@ -1,4 +1,4 @@
-"""What kernels need of the system below arrays: bytes at an address, functions of the C library, and memory that
+"""The system below arrays, as kernels need it: bytes at an address, functions of the C library, and memory that
 another party reads and writes meanwhile.
 
 A *function* is the address of a C function that takes up to seven whole numbers or addresses and gives one. Unlike

@@ -63,7 +63,7 @@ class Slots(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """What :func:`take_slots` leaves to be done.
+    """Work that :func:`take_slots` leaves to be done.
 
     Attributes:
         rows, records: int32[K], int32[K, V]: rows that had to leave, and are to be written.

@@ -380,7 +380,7 @@ class CollectiveSparse(ShardedHalf[list[_Traffic], _Traffic]):
     def _one_ahead(
         self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[Any, ...]]
     ) -> Iterator[Tensor]:
-        """What comes of each of some messages, in their order; where a thread exchanges them, one more is under way."""
+        """Sends messages and yields what comes of each, in their order; with a thread that exchanges them, one more is under way."""
         under_way: deque[Future[Tensor]] = deque()
         for step in steps:
             under_way.append(send(*step))

@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 Read = TypeVar("Read")
 """Facts about one group's rows that a half needs to move them."""
 Arrival = tuple[list[Read], list[NDArray[np.float32]]]
-"""What :meth:`ShardedHalf.update` needs of each group, and the outputs of all groups."""
+"""The facts about each group that :meth:`ShardedHalf.update` needs, and the outputs of all groups."""
 
 
 class Done:

@@ -44,7 +44,7 @@ class RoutedKeys:
         return [0, *self.ends[:, -1, -1].tolist()]
 
     def sizes(self) -> NDArray[np.int64]:
-        """How many keys of each place each micro-batch is the first to need, int64[P, M]."""
+        """Numbers of keys of each place by the first micro-batch that needs them, int64[P, M]."""
         ends = self.ends[:, :, -1]
         sizes: NDArray[np.int64] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape)
         return sizes

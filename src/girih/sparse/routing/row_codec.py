@@ -33,7 +33,7 @@ class RowCodec:
         return np.float16 if self.float16 else np.float32
 
     def width(self, dim: int) -> int:
-        """How many numbers of it a row of so many is."""
+        """Numbers of :attr:`dtype` that a packed row of ``dim`` numbers takes."""
         return dim + _SCALE_HALVES * self.float16
 
     def pack(self, rows: NDArray[np.float32]) -> NDArray[Any]:

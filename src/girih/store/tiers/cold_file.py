@@ -40,7 +40,7 @@ _MOST_READ_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class ColdCounters:
-    """What a file did since it was made.
+    """Counts of what a file did since it was made.
 
     Attributes:
         bytes_read, bytes_written: by the disk, all blocks in full.
@@ -404,7 +404,7 @@ class ColdFile:
 
 
 def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
-    """How records of a size lie: in the smallest blocks that hold one, as many in a segment as fit with their owners.
+    """The layout of records of a size: in the smallest blocks that hold one, as many in a segment as fit with their owners.
 
     Raises:
         ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.

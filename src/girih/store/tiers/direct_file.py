@@ -20,7 +20,7 @@ from girih.runs.files import disk_full
 from girih.store.memory.mapping import claim
 
 BLOCK_BYTES = 4096
-"""What direct I/O begins at and takes multiples of, on whatever disk."""
+"""A multiple of what direct I/O begins at and takes, on whatever disk."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux' fallocate
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 

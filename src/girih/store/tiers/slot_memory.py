@@ -97,7 +97,7 @@ class SlotMemory:
         self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
 
     def make_room(self, count: int) -> None:
-        """Where a call finds no slot: gives up what earlier calls used, if there are as many slots as hot rows, or adds some.
+        """Makes slots for a call that finds none: gives up those of earlier calls, if there are as many slots as hot rows, or adds some.
 
         Raises:
             StorageFullError: see :meth:`add`.

@@ -45,7 +45,7 @@ class _Fetch(NamedTuple):
 
 
 class TieredValues:
-    """Where the values of a shard's rows are, and how they get from one tier to the other.
+    """The values of a shard's rows: where each lies, and its way from one tier to the other.
 
     Methods are called while the shard's arrays may change (``ShardMemory.changing``), but for :meth:`whole`.
 
