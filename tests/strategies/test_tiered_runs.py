@@ -2,12 +2,14 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 
 import numpy as np
 import pytest
+from scenes import play, play_all, write
 
 from girih import checkpoint
 from girih.checkpoint.parts import PartReader
@@ -17,6 +19,24 @@ TIERS = [
     'store.tiers=["dram","ssd"]', "store.hot_rows=150", "store.warm_up_steps=4", "store.flush_every_steps=3",
 ]  # fmt: skip
 COMMON = ["store.shards=2", "data.batch_size=128"]
+FEW = [
+    'store.tiers=["dram","ssd"]',
+    "store.hot_rows=40",
+    "store.warm_up_steps=2",
+    "store.flush_every_steps=3",
+]
+HALF = 10
+EQUAL = {
+    "synchronous": ("synchronous", 2, []),
+    "replicated": ("substitution", 2, ['dense="replicated"']),
+    "split": ("substitution", 2, ['dense="split"']),
+    "hybrid": ("hybrid", 2, ["staleness=0", "embedding_servers=2"]),
+    "asynchronous": ("asynchronous", 1, ["staleness=0", "embedding_servers=2"]),
+}
+FREE = {
+    "stale": ("hybrid", 2, ["staleness=3", "embedding_servers=2"]),
+    "free": ("asynchronous", 2, ["staleness=3", "embedding_servers=2"]),
+}
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
 
 
@@ -82,26 +102,87 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(
     assert os.listdir(runs["several"] / "tiers") == []
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("tiered"), num_examples=16 * 2 * HALF, held_out=100)
+
+
+def scenes_of(name, strategy, options):
+    """A run in memory, one with tiers, its first half, and its second."""
+    words = ["data.batch_size=16", "model.dropout=0.1"]
+    of_parts = {
+        "memory": [*words],
+        "tiers": [*words, *FEW],
+        "first": [*words, *FEW, f"train.max_steps={HALF}"],
+        "then": [*words, *FEW],
+    }
+    common = {"strategy": strategy, "options": options, "staged": 8}
+    scenes = [{**common, "name": f"{part}-{name}", "overrides": own} for part, own in of_parts.items()]
+    scenes[-1]["load"] = f"first-{name}"
+    return scenes
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_any_strategy_learns_with_tiers_what_it_learns_in_memory_and_goes_on_bit_for_bit(directory, name):
+    strategy, num_trainers, options = EQUAL[name]
+    summaries = played(directory, scenes_of(name, strategy, options), num_trainers)
+    for part in ("tiers", "then"):
+        assert summaries[f"{part}-{name}"]["hit_ratio"]["ssd"] > 0.05
+        assert_same(
+            checkpoint.find(directory / f"{part}-{name}"), checkpoint.find(directory / f"memory-{name}")
+        )
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_updates_that_come_as_they_come_are_applied_to_rows_of_a_file(directory, name):
+    """No two such runs have equal rows, in memory neither; but they have the same ones, and lose no update."""
+    strategy, num_trainers, options = FREE[name]
+    summaries = played(directory, scenes_of(name, strategy, options), num_trainers)
+    memory = summaries[f"memory-{name}"]
+    for part in ("tiers", "then"):
+        summary = summaries[f"{part}-{name}"]
+        assert summary["hit_ratio"]["ssd"] > 0.05
+        assert (summary["steps"], summary["num_rows"]) == (memory["steps"], memory["num_rows"])
+        assert summary["lost_updates"] == memory["lost_updates"] == 0
+        assert summary["logloss"] == pytest.approx(memory["logloss"], abs=0.02)
+
+
+def played(directory, scenes, num_trainers):
+    if num_trainers > 1:
+        return play_all(directory, scenes, num_trainers)
+    return {scene["name"]: play(directory, scene) for scene in scenes}
+
+
 @pytest.mark.timeout(300 + 60 * NUM_KILLS)
 def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_holds(log_directory):
     words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
     whole, killed = log_directory / "whole", log_directory / "killed"
-    start = time.monotonic()
     train(log_directory, "local", whole, *words)
-    lasts_s = time.monotonic() - start
-    rng = random.Random(7)
-    for _ in range(NUM_KILLS):
+    rng, num_kills = random.Random(7), 0
+    while num_kills < NUM_KILLS:
+        newest, dies = last_step(killed), False
         process = subprocess.Popen(
             command(log_directory, "local", killed, *words, *TIERS, resume=killed.exists()),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        try:
-            process.wait(rng.uniform(0.3, 1.1) * lasts_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        newest = checkpoint.latest(checkpoint.Storage.at(killed / "checkpoints"))
-        if newest is not None:
-            assert_same(newest, checkpoint.Storage.at(whole / "checkpoints") / newest.name)
-    train(log_directory, "local", killed, *words, *TIERS, resume=killed.exists())
+        lives_for_steps, then_s = 2 * rng.randint(1, 12), rng.uniform(0, 0.05)
+        while process.poll() is None and not dies:
+            time.sleep(0.002)
+            if dies := last_step(killed) >= newest + lives_for_steps:
+                time.sleep(then_s)
+                process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:  # it was at its end; the next kills are in a run of their own
+            assert_same(checkpoint.find(killed), checkpoint.find(whole))
+            shutil.rmtree(killed)
+            continue
+        assert process.returncode == -signal.SIGKILL
+        num_kills += 1
+        found = checkpoint.latest(checkpoint.Storage.at(killed / "checkpoints"))
+        assert_same(found, checkpoint.Storage.at(whole / "checkpoints") / found.name)
+        assert os.listdir(killed / "tiers") == []
+    train(log_directory, "local", killed, *words, *TIERS, resume=True)
     assert_same(checkpoint.find(killed), checkpoint.find(whole))
+
+
+def last_step(run):
+    return max((int(saved.name[5:]) for saved in (run / "checkpoints").glob("step-*")), default=0)
