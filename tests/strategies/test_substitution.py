@@ -21,6 +21,9 @@ from girih.cli import run as girih
 from runs import difference, latest
 
 ROWS, DENSE = 2e-5, 3e-5
+ROWS_OF = {"two_tower": 1e-4}
+"""Where one number needs more: in a row of ``user`` the terms of a gradient cancel to 1.6e-9, sixteen times Adagrad's eps, so that their
+rounding is in the step. All others of that run differ by 2e-7, and ``local`` from itself by 7e-5 when its batch is cut in two."""
 TESTED = 1001
 
 CONFIG = f"""
@@ -170,7 +173,7 @@ def test_substitution_equals_local(directory, played, num_trainers, model, optim
     assert summary["steps"] == STEPS
     assert summary["staleness_max"] == 0
     rows, parameters = difference(directory / f"{model}-{optimizer}-local", directory / name)
-    assert rows < ROWS
+    assert rows < ROWS_OF.get(model, ROWS)
     assert parameters < DENSE
 
 
