@@ -404,11 +404,12 @@ def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
         r"interleaving groups of [\d,]+, [\d,]+ numbers per step, as schedule.interleaving_groups says", told
     )
     assert "ahead of all others: embedding-4-adam_first_order-1-ftrl" in told
-    assert (
-        run("plan", log_directory / "config.toml", *words, *asked[:1], "schedule.interleaving_groups='auto'")
-        == 0
-    )
+    automatic = [
+        *asked[:1], "schedule.interleaving_groups='auto'", *asked[:1], "schedule.micro_batches='auto'"
+    ]  # fmt: skip
+    assert run("plan", log_directory / "config.toml", *words, *automatic) == 0
     told = capsys.readouterr().err
+    assert "micro-batches: 1 (what the model keeps of an example is not measured yet)" in told
     assert "one: speeds between trainers are not measured yet" in told
     assert "may change what is automatic here" in told
 

@@ -6,7 +6,7 @@ import pytest
 
 import girih
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts, ModelFacts
+from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts, ModelFacts, OperatorFacts
 from girih.planner.micro_batches import MEMORY_SHARE, MOST, micro_batch_size, micro_batches
 from girih.planner.traffic import Speeds
 from girih.strategies import BY_NAME
@@ -63,7 +63,7 @@ def test_rows_are_cut_as_often_as_it_hides_more_than_messages_cost():
 def test_one_where_nothing_is_known_and_the_plan_says_why():
     assert micro_batches(facts(measured=False)) == (
         1,
-        "one: what the model keeps of an example is not measured yet",
+        "what the model keeps of an example is not measured yet",
     )
     assert micro_batches(facts(trainers=1))[0] == 1
 
@@ -91,3 +91,15 @@ def test_layers_that_a_strategy_does_not_cut_from_are_refused():
     own_loss = replace(asked, model=replace(asked.model, loss_strategies=("synchronous",)))
     with pytest.raises(ConfigError, match="is of a whole batch"):
         BY_NAME["synchronous"]().plan(own_loss)
+
+
+def test_one_trainer_with_nobody_to_send_to_has_a_plan_too():
+    operator = OperatorFacts(name="first", aggregation="sum", columns=1, colocated_features=())
+    alone = replace(
+        facts(trainers=1),
+        model=ModelFacts(name="M", num_parameters=10, operators=(operator,)),
+        speeds=Speeds(0.0, 1e10, 1e10),
+    )
+    plan = BY_NAME["substitution"]().plan(alone)
+    assert plan.schedule["upper_network"] == "replicated"
+    assert "memory" in plan.predicted["micro_batches"]["why"]

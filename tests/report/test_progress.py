@@ -96,7 +96,10 @@ def test_a_plan_says_who_owns_what_and_where_another_strategy_would_send_less():
     Progress(None, console=where).on_plan(
         {"placement": {}, "predicted": predicted}
     )  # nothing is spread: no line
-    features, less, _, more = lines_of(where)
+    cut = {"schedule": {"micro_batches": 3}, "predicted": {"micro_batches": {"why": "by eq. 2"}}}
+    Progress(None, console=where).on_plan({**cut, "placement": {}})
+    features, less, _, more, parts = lines_of(where)
+    assert parts == "micro-batches: 3 (by eq. 2)"
     assert features == "features by trainer: 0 c0, c1, c2, c3, c4, c5 and 2 more; 1 x; upper network: split"
     assert less.startswith(
         "a trainer sends 3.00 MiB per step; strategy 'synchronous' would send 1.00 MiB, which is less"

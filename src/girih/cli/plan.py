@@ -106,6 +106,9 @@ def _show_groups(decided: Plan) -> None:
             f"interleaving groups of {sizes} numbers per step, {interleaved['why']}; see schedule.interleaving",
             err=True,
         )
+    if cut := decided.predicted.get("micro_batches"):
+        number = decided.schedule["micro_batches"]
+        click.echo(f"micro-batches: {number} ({cut['why']}); see schedule.micro_batches", err=True)
     if ahead := decided.schedule.get("excluded"):
         click.echo(f"ahead of all others: {', '.join(ahead)}", err=True)
 

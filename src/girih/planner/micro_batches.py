@@ -39,7 +39,7 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
     if wanted != "auto":
         return wanted, ""
     if facts.batch_size is None or facts.activations is None:
-        return 1, "one: what the model keeps of an example is not measured yet"
+        return 1, "what the model keeps of an example is not measured yet"
     share = facts.batch_size / facts.num_trainers
     kept = facts.activations.bytes_per_example
     bounds = {"memory": (MEMORY_SHARE * facts.activations.free_bytes, kept)}

@@ -98,9 +98,11 @@ class Progress(Callback):
         self._console.print(Text(text), soft_wrap=True)
 
     def on_plan(self, plan: Record) -> None:
-        """Shows the owner of each feature and the bytes of a step, beside those of a strategy that may send less."""
+        """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside a strategy's that may send less."""
         predicted = plan["predicted"]
-        if not plan["placement"] or not predicted:
+        if cut := predicted.get("micro_batches"):
+            self.message(f"micro-batches: {plan['schedule']['micro_batches']} ({cut['why']})")
+        if not plan["placement"] or "bytes_per_step" not in predicted:
             return
         owners: dict[int, list[str]] = {}
         for feature, rank in plan["placement"].items():

@@ -152,8 +152,8 @@ def _refuse(model: ModelFacts) -> None:
 
 
 def _split_pays(facts: Facts) -> bool:
-    """Whether to split, by what was measured; not where nothing was."""
-    if facts.speeds is None or facts.batch_size is None:
+    """Whether to split, by what was measured; not where nothing was, nor between a trainer and itself."""
+    if facts.num_trainers == 1 or facts.speeds is None or facts.batch_size is None:
         return False
     return traffic.split_pays(
         facts.batch_size,
