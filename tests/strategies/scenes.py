@@ -354,7 +354,7 @@ class Company:
             trainer.pipe.send((directory, scenes))
         waiting = {trainer.pipe for trainer in self._trainers}
         while waiting:
-            ready = wait(waiting, MOST_S)
+            ready = wait(waiting, MOST_S * len(scenes))
             try:
                 told = [pipe.recv() for pipe in ready]
             except EOFError:
@@ -381,9 +381,9 @@ def join(pipe, rank, num_trainers, address):
     with suppress(EOFError):
         while True:
             directory, scenes = pipe.recv()
-            faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
             summaries = {}
             for scene in scenes:
+                faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
                 ranks.forget_stop()
                 ranks.step_apart(False)
                 print("playing", scene)

@@ -75,6 +75,7 @@ def test_every_switch_learns_the_same(directory, config):
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)  # fifteen runs of 200 steps, on a machine that does other things too
 @pytest.mark.parametrize("config", ["deepfm", "din", "mmoe"])
 def test_every_switch_learns_the_same_in_all_steps(directory, config):
     check(directory, config, STEPS)

@@ -157,8 +157,9 @@ def played(directory):
     return on
 
 
+HEAVY = [pytest.mark.heavy, pytest.mark.timeout(1200)]  # the first of each number of trainers plays for all
 CASES = [
-    pytest.param(n, m, o, marks=[] if n == 2 and (m, o) in QUICK else pytest.mark.heavy)
+    pytest.param(n, m, o, marks=[] if n == 2 and (m, o) in QUICK else HEAVY)
     for n in (1, 2, 3, 4)
     for m, o in PAIRS
     if (n, m) != (4, "din")  # whose history and target join two of the four tables
