@@ -165,6 +165,7 @@ def test_auto_says_why_it_makes_one(given, told):
     assert len(arranged.interleaving) == 1
     assert arranged.capacity is None
     assert told in arranged.why
+    assert len(arranged.groups) == 2  # nothing is split for a single one
 
 
 @pytest.mark.parametrize(

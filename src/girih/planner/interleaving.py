@@ -70,7 +70,7 @@ def arrange(facts: Facts) -> Arrangement:
         number = 1 if bound is None else max(1, math.ceil(total / max(bound, 1.0)))
     else:
         number, why = wanted, "" if wanted == 1 else "as schedule.interleaving_groups says"
-    groups = packed(facts, split=wanted != 1, at_least=number)
+    groups = packed(facts, split=number != 1, at_least=number)
     included = [group for group in groups if not group.excluded]
     if len(included) < number:
         if wanted != "auto" and number > 1:
