@@ -409,7 +409,7 @@ def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
     ]  # fmt: skip
     assert run("plan", log_directory / "config.toml", *words, *automatic) == 0
     told = capsys.readouterr().err
-    assert "micro-batches: 1 (what the model keeps of an example is not measured yet)" in told
+    assert "micro-batches: 1 (what an example costs the model is not measured yet)" in told
     assert "one: speeds between trainers are not measured yet" in told
     assert "may change what is automatic here" in told
 
