@@ -20,7 +20,8 @@ lint: setup
 
 # Two files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
 # take the cores from the other file's (four times as long for tests of whole models).
-PYTEST := GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept: each process that a test starts would compile girih anew otherwise.
+PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup

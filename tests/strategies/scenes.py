@@ -28,7 +28,7 @@ from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log
 
-STEPS, SIZE = 200, 32
+STEPS, SIZE = 60, 32
 SECRET = b"of these scenes"
 MOST_S = 280
 ODD = 5
