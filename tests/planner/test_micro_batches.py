@@ -1,12 +1,12 @@
 """PICASSO's Eq. 2, by hand."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 import girih
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Activations, Facts, GroupFacts, ModelFacts
+from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.micro_batches import MEMORY_SHARE, MOST, micro_batch_size, micro_batches
 from girih.planner.traffic import Speeds
 from girih.strategies import BY_NAME
@@ -22,7 +22,7 @@ PROFILE = AccessProfile(
 SPEEDS = Speeds(1e9, 1e10, 1e10, latency_s=1e-6)
 
 
-def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, **schedule):
+def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, example_s=1e-6, **schedule):
     return Facts(
         schema=SCHEMA,
         model=ModelFacts(name="M", num_parameters=10),
@@ -33,7 +33,9 @@ def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, **schedule):
         schedule=girih.ScheduleOptions(**{"micro_batches": "auto", **schedule}),
         profile=PROFILE if measured else None,
         speeds=SPEEDS if measured else None,
-        activations=Activations(bytes_per_example=kept, free_bytes=free) if measured else None,
+        dense_cost=DenseCost(bytes_per_example=kept, free_bytes=free, pass_s=1e-6, example_s=example_s)
+        if measured
+        else None,
     )
 
 
@@ -51,19 +53,28 @@ def test_activations_that_do_not_fit_the_free_memory_are_cut():
     assert micro_batches(facts(free=1.0, micro_batches_from="mlp"))[0] == MOST
 
 
-def test_rows_are_cut_as_often_as_it_hides_more_than_messages_cost():
-    sent_s = 4 * 4 * 500 / 2 / 1e9  # half of the rows of a share lie elsewhere
-    best = (sent_s / 1e-6) ** 0.5
-    assert 1 < best < 2.1
-    assert micro_batches(facts())[0] == 2 == -(-best // 1)
-    slow = replace(facts(), speeds=Speeds(1e9, 1e10, 1e10, latency_s=1.0))
-    assert micro_batches(slow)[0] == 1
+ROWS_S = 4 * 4 * 500 / 2 / 1e9
+"""Half of the rows of a trainer's share lie elsewhere."""
+
+
+@pytest.mark.parametrize("example_s", [1e-6, 1e-9])
+def test_rows_are_cut_as_often_as_it_hides_more_than_a_part_costs(example_s):
+    asked = facts(example_s=example_s)
+    for latency_s, pass_s in [(1e-7, 1e-7), (1e-6, 0.0), (0.0, 1e-6), (1e-9, 1e-8), (1.0, 0.0), (0.0, 1.0)]:
+        slowed = replace(
+            asked,
+            speeds=replace(SPEEDS, latency_s=latency_s),
+            dense_cost=replace(asked.dense_cost, pass_s=pass_s),
+        )
+        hidden_s = min(ROWS_S, 500 * example_s)  # no more than there is to compute meanwhile
+        costs = {n: n * (latency_s + pass_s) + hidden_s / n for n in range(1, MOST + 1)}
+        assert micro_batches(slowed)[0] == min(costs, key=lambda n: costs[n])
 
 
 def test_one_where_nothing_is_known_and_the_plan_says_why():
     assert micro_batches(facts(measured=False)) == (
         1,
-        "one: what the model keeps of an example is not measured yet",
+        "one: what an example costs the model is not measured yet",
     )
     assert micro_batches(facts(trainers=1))[0] == 1
 
@@ -73,11 +84,12 @@ def test_a_number_is_taken_as_it_is():
 
 
 def test_a_plan_has_the_number_and_why_it_was_chosen():
-    plan = BY_NAME["synchronous"]().plan(facts())
-    assert plan.schedule["micro_batches"] == 2
+    asked = facts()
+    plan = BY_NAME["synchronous"]().plan(asked)
+    assert plan.schedule["micro_batches"] == micro_batches(asked)[0]
     assert plan.schedule["micro_batches_from"] == "embedding"
     assert "network" in plan.predicted["micro_batches"]["why"]
-    assert plan.measured["activations"] == {"bytes_per_example": 1000.0, "free_bytes": 1e9}
+    assert plan.measured["dense_cost"] == asdict(asked.dense_cost)
 
 
 def test_layers_that_a_strategy_does_not_cut_from_are_refused():

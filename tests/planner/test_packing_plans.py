@@ -7,7 +7,7 @@ import pytest
 import girih
 from girih.config.schedule import ScheduleOptions
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Facts, GroupFacts, ModelFacts, OperatorFacts
+from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts, OperatorFacts
 from girih.planner.interleaving import arrange, capacity
 from girih.planner.packing import packed, parameter_volume, spread
 from girih.planner.traffic import Speeds
@@ -42,6 +42,7 @@ def facts_of(schedule=None, *, measured=True, trainers=2, ids=None, **more):
         batch_size=100,
         schedule=schedule or ScheduleOptions(),
         profile=profile if measured else None,
+        dense_cost=more.pop("cost", COST),
         **more,
     )
 
@@ -115,7 +116,8 @@ def test_a_number_is_kept_whatever_was_measured(number, measured):
 
 
 SPEEDS = Speeds(bytes_per_s=1e6, flops_per_s=3e8, memory_bytes_per_s=1e12)
-# 6 · 1,000 weights · 50 examples at 3e8 a second are a millisecond, in which 1,000 bytes are sent. A trainer sends for a step half of
+COST = DenseCost(bytes_per_example=0.0, free_bytes=0.0, pass_s=5e-4, example_s=1e-5)
+# The model takes a millisecond for 50 examples, in which 1,000 bytes are sent. A trainer sends for a step half of
 # its 180 keys with 12 bytes each, and half of the 30 · 144 numbers of their rows, 4 bytes each, there and back: 1,080 + 17,280.
 # The step looks up 14,400 numbers.
 CAPACITY = 1000 / ((1080 + 17280) / 14400)
@@ -154,6 +156,7 @@ def test_auto_makes_as_many_as_the_capacity_says():
         ({"measured": False, "speeds": SPEEDS}, "not measured yet"),
         ({}, "speeds between trainers are not measured yet"),
         ({"speeds": SPEEDS, "weights": 0}, "no parameters"),
+        ({"speeds": SPEEDS, "cost": None}, "what an example costs the model is not measured yet"),
         ({"speeds": Speeds(0.0, 1e9)}, "neither network nor memory"),
     ],
 )
@@ -162,6 +165,7 @@ def test_auto_says_why_it_makes_one(given, told):
     assert len(arranged.interleaving) == 1
     assert arranged.capacity is None
     assert told in arranged.why
+    assert len(arranged.groups) == 2  # nothing is split for a single one
 
 
 @pytest.mark.parametrize(

@@ -84,16 +84,23 @@ class AccessProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
-    """Memory of a step's forward pass.
+class DenseCost:
+    """Memory and time of the model's forward and backward pass.
 
     Attributes:
-        bytes_per_example: that the model keeps for its backward pass.
+        bytes_per_example: that the forward pass keeps for the backward pass.
         free_bytes: that a trainer could take when it began.
+        pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
     """
 
     bytes_per_example: float
     free_bytes: float
+    pass_s: float = 0.0
+    example_s: float = 0.0
+
+    def seconds(self, examples: float) -> float:
+        """A forward and backward pass of so many examples."""
+        return self.pass_s + self.example_s * examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +133,7 @@ class Facts:
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
-        activations: measured on a few examples; None where they are not known.
+        dense_cost: measured on a few examples; None where it is not known.
         links: calibrated ones, to predict times with; no decision rests on them.
     """
 
@@ -142,5 +149,5 @@ class Facts:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
-    activations: Activations | None = None
+    dense_cost: DenseCost | None = None
     links: Links | None = None

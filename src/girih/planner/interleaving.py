@@ -12,8 +12,6 @@ from girih.planner import traffic
 from girih.planner.facts import Facts
 from girih.planner.packing import Packed, packed, spread, volumes_of
 
-FLOPS_PER_WEIGHT = 6
-"""Operations for one example: a product forward, two backward, a multiplication and an addition each."""
 PASSES = 4
 """Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
 EXCHANGES = 2
@@ -72,7 +70,7 @@ def arrange(facts: Facts) -> Arrangement:
         number = 1 if bound is None else max(1, math.ceil(total / max(bound, 1.0)))
     else:
         number, why = wanted, "" if wanted == 1 else "as schedule.interleaving_groups says"
-    groups = packed(facts, split=wanted != 1, at_least=number)
+    groups = packed(facts, split=number != 1, at_least=number)
     included = [group for group in groups if not group.excluded]
     if len(included) < number:
         if wanted != "auto" and number > 1:
@@ -96,7 +94,7 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
 
     The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by
     memory. RBound is what a resource carries while a trainer computes the dense half for its share of a step, so that
-    no group keeps it waiting longer than that: bytes per second × 6 · weights · examples / flops per second. RParam is the
+    no group keeps it waiting longer than that: bytes per second × seconds of a forward and backward pass, measured. RParam is the
     bytes that a number of a step costs a trainer: those that it sends for keys, rows and gradients, by the unique
     keys of the first batches, and four passes through memory; over all numbers, of which eq. 1 gives the volume.
 
@@ -111,11 +109,11 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
         return None, "one: what a step looks up is not measured yet"
     if speeds is None:
         return None, "one: speeds between trainers are not measured yet"
-    weights = facts.model.num_parameters
-    if not weights:
+    if not facts.model.num_parameters:
         return None, "one: the dense half has no parameters, so that there is nothing to compute meanwhile"
-    examples = facts.batch_size / facts.num_trainers
-    window_s = FLOPS_PER_WEIGHT * weights * examples / speeds.flops_per_s
+    if facts.dense_cost is None:
+        return None, "one: what an example costs the model is not measured yet"
+    window_s = facts.dense_cost.seconds(facts.batch_size / facts.num_trainers)
     sent = traffic.synchronous(
         facts.num_trainers, keys=profile.keys_of_share, numbers=profile.numbers_of_share, parameters=0
     )

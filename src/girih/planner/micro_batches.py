@@ -31,25 +31,26 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
 
     - memory: RBound is :data:`MEMORY_SHARE` of what is free for a trainer, RInstance what the model keeps of an example for its
       backward pass, both measured.
-    - network: all rows but those of the first micro-batch travel beside dense compute. With n micro-batches rows of T
-      seconds keep a trainer waiting for T / n, and their messages for n · L, L being the latency of those of one; least for
-      n = √(T / L). So RBound is what the network carries in √(T · L), and RInstance the bytes of an example's rows.
+    - network: of n micro-batches the rows of all but the first travel while another is computed, which hides (1 - 1 / n) · H
+      seconds, H being the shorter of a step's rows and its examples in the model. Each micro-batch costs L, the latency of its messages
+      and what a pass of the model takes however few its examples. n · L + H / n is least for the least n with n · (n + 1) ≥ H / L.
+      RBound is the bytes of rows that this leaves for each, RInstance those of an example.
     """
     wanted = facts.schedule.micro_batches
     if wanted != "auto":
         return wanted, ""
-    if facts.batch_size is None or facts.activations is None:
-        return 1, "one: what the model keeps of an example is not measured yet"
+    if facts.batch_size is None or facts.dense_cost is None:
+        return 1, "one: what an example costs the model is not measured yet"
     share = facts.batch_size / facts.num_trainers
-    kept = facts.activations.bytes_per_example
-    bounds = {"memory": (MEMORY_SHARE * facts.activations.free_bytes, kept)}
+    kept = facts.dense_cost.bytes_per_example
+    bounds = {"memory": (MEMORY_SHARE * facts.dense_cost.free_bytes, kept)}
     profile, speeds, others = facts.profile, facts.speeds, facts.num_trainers - 1
     if facts.schedule.micro_batches_from == "embedding" and profile is not None and speeds is not None:
         sent = FLOAT_BYTES * profile.numbers_of_share * others / facts.num_trainers
-        latency_s = others * speeds.latency_s
-        if sent and latency_s and speeds.bytes_per_s:
-            carried = math.sqrt(sent * latency_s * speeds.bytes_per_s)  # = bytes per second · √(T · L)
-            bounds["network"] = (carried, sent / share)
+        if sent and speeds.bytes_per_s:
+            hidden_s = min(sent / speeds.bytes_per_s, share * facts.dense_cost.example_s)
+            added_s = others * speeds.latency_s + facts.dense_cost.pass_s
+            bounds["network"] = (sent / _fewest(hidden_s / added_s) if added_s else sent, sent / share)
     size, resource = micro_batch_size(bounds)
     count = max(1, min(MOST, math.floor(share), math.ceil(share / max(size, 1.0))))
     bound, each = bounds[resource]
@@ -57,3 +58,8 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
         f"by eq. 2: {resource} is for {size:,.0f} examples, {bound:,.0f} bytes at {each:,.0f} each; a trainer's share of a"
         f" step has {share:,.0f}"
     )
+
+
+def _fewest(ratio: float) -> int:
+    """The least n ≥ 1 with n · (n + 1) ≥ ratio."""
+    return max(1, math.ceil(math.sqrt(ratio + 0.25) - 0.5))

@@ -62,7 +62,7 @@ class StrategyOptions(Options):
 
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
-    """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "activations"; its attribute ``measures``.
+    """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "dense_cost"; its attribute ``measures``.
 
     Args:
         schedule: adds those that it rests on.
@@ -75,8 +75,8 @@ def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> 
 def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
     """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
     wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
-    wanted |= {"speeds"} if schedule.interleaving_groups == "auto" else set()
-    wanted |= {"profile", "speeds", "activations"} if schedule.micro_batches == "auto" else set()
+    if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
+        wanted |= {"profile", "speeds", "dense_cost"}
     return frozenset(wanted)
 
 
@@ -117,7 +117,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {"profile": facts.profile, "speeds": facts.speeds, "activations": facts.activations}
+    measured = {"profile": facts.profile, "speeds": facts.speeds, "dense_cost": facts.dense_cost}
     count, why = micro_batches(facts)
     hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {

@@ -1,0 +1,122 @@
+"""Measures what an example costs the model: memory and time of a forward and backward pass."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from girih.data import Dataset
+from girih.data.batch import Batch
+from girih.data.shares import cut
+from girih.dense.halves.replica import to_device
+from girih.dense.spec import DenseSpec
+from girih.models.embeddings import Embeddings
+from girih.planner.facts import DenseCost
+from girih.sparse.groups.leaves import Leaves
+from girih.sparse.groups.pack import sequence_bounds
+from girih.sparse.spec import SparseSpec
+
+EXAMPLES, FEW, REPEATS = 256, 2, 3
+
+
+def measure_dense_cost(data: Dataset, sparse: SparseSpec, dense: DenseSpec, num_sharing: int) -> DenseCost:
+    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
+
+    What autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
+    some runs; a line through that of few examples and that of more tells what a pass takes from what each example adds.
+
+    Args:
+        num_sharing: trainers that share the memory that is free.
+
+    Raises:
+        DataError: a bad row.
+    """
+    free = _free_bytes(dense.device) / num_sharing
+    batch = next(iter(data.in_order().batches(0)), None)
+    if batch is None or batch[0].num_examples <= FEW:
+        return DenseCost(bytes_per_example=0.0, free_bytes=free)
+    more, few = (cut(batch[0], 0, min(number, batch[0].num_examples)) for number in (EXAMPLES, FEW))
+    devices = [dense.device] if dense.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        module = copy.deepcopy(dense.module).to(dense.device)  # whose gradients and running moments move
+        kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
+        of_few, of_more = (_seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more))
+    example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
+    return DenseCost(
+        bytes_per_example=kept / more.num_examples,
+        free_bytes=free,
+        pass_s=max(0.0, of_few - FEW * example_s),
+        example_s=example_s,
+    )
+
+
+def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:
+    groups = sparse.groups()
+    outputs = [np.zeros(output.shape_in(batch), np.float32) for group in groups for output in group.outputs]
+    return Leaves(groups, outputs, sequence_bounds(groups, batch), train=True).embeddings()
+
+
+def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> int:
+    given, numeric = _inputs(dense, batch, embeddings)
+    leaves = [block.values for block in (*given.blocks, *given.first_order)]
+    leaves += [sequence.values for sequence in given.sequences.values()]
+    there = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *leaves, numeric)}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in there:
+            found[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _arithmetic(dense):
+        logits = module(numeric, given)
+    del logits
+    return sum(size for size, _ in found.values())
+
+
+def _seconds(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> float:
+    given, numeric = _inputs(dense, batch, embeddings)
+    found = []
+    for _ in range(1 + REPEATS):
+        started = _now(dense.device)
+        with _arithmetic(dense):
+            logits = module(numeric, given)
+        if logits.requires_grad:
+            logits.sum().backward()
+        found.append(_now(dense.device) - started)
+    return min(found)
+
+
+def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Embeddings, Tensor]:
+    return to_device(embeddings, dense.device), torch.from_numpy(np.nan_to_num(batch.numeric)).to(
+        dense.device
+    )
+
+
+def _arithmetic(dense: DenseSpec) -> torch.autocast:
+    return torch.autocast(dense.device.type, torch.bfloat16, enabled=dense.precision == "bfloat16")
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _free_bytes(device: torch.device) -> float:
+    """Memory that could be taken now."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,0 +1,53 @@
+"""What an example costs the model, measured on one whose cost is known."""
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import girih
+from girih.dense.spec import DenseSpec
+from girih.sparse.spec import SparseSpec
+from girih.training.dense_cost import measure_dense_cost
+
+PASS_S, EXAMPLE_S, DIM = 0.02, 0.0005, 4
+
+
+class Known(torch.nn.Module):
+    """Sleeps, and keeps two numbers for each of a row: those that it squares."""
+
+    def __init__(self):
+        super().__init__()
+        self.moved = torch.nn.Parameter(torch.zeros(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, numeric, embeddings):
+        time.sleep(PASS_S + EXAMPLE_S * len(numeric))
+        self.calls += 1
+        made = embeddings["user"] + 1.0
+        return (made.square() + (made + 1.0).square()).sum(1, keepdim=True) + self.moved
+
+
+@pytest.mark.parametrize("rows", [100, 2])
+def test_memory_and_time_of_a_pass_and_of_an_example(tmp_path, rows):
+    table = {"user": np.arange(rows), "click": np.zeros(rows, np.int8)}
+    pq.write_table(pa.table(table), tmp_path / "train.parquet")
+    schema = girih.Schema([girih.Categorical(name="user", dim=DIM)], labels="click")
+    data = girih.read_parquet(tmp_path / "train.parquet", schema, batch_size=rows)
+    needs = {"user": frozenset({"embedding"})}
+    sparse = SparseSpec(schema=schema, needs=needs, optimizer=girih.optim.SGD())
+    module = Known()
+    dense = DenseSpec(module=module, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    cost = measure_dense_cost(data, sparse, dense, num_sharing=2)
+    assert module.calls == 0  # a copy ran
+    assert module.moved.grad is None
+    assert cost.free_bytes > 2**20
+    if rows == 2:  # too few for a line
+        assert (cost.bytes_per_example, cost.pass_s, cost.example_s) == (0.0, 0.0, 0.0)
+        return
+    assert cost.bytes_per_example == 2 * DIM * 4
+    assert 0.5 * PASS_S < cost.pass_s < 5 * PASS_S
+    assert 0.5 * EXAMPLE_S < cost.example_s < 5 * EXAMPLE_S
