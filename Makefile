@@ -1,6 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes.
 PYTHON ?= python3
 BIN := .venv/bin
+PROCESSES ?= 2
 INSTALLED := .venv/installed
 
 .PHONY: setup lint test test-all bench bench-peers claims demo docs clean
@@ -18,10 +19,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
+# PROCESSES files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
 # take the cores from the other file's (four times as long for tests of whole models).
 # Bytecode is kept: each process that a test starts would compile girih anew otherwise.
-PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup
