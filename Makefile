@@ -30,7 +30,7 @@ test: setup
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
 
 test-all: setup
-	GIRIH_KILLS=50 $(PYTEST)
+	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
 
 bench: setup
