@@ -1,16 +1,18 @@
 """Runs whose rows lie in memory and on a disk end with the rows of runs in memory, bit for bit, whatever kills them."""
 
+import json
 import os
 import random
-import signal
-import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
-from girih import checkpoint
+from companions import ALL_S, Companion
+from girih import checkpoint, cli
 from girih.checkpoint.parts import PartReader
+from girih.store.tiers import slot_memory
 from runs import command, dense_of, train
 
 TIERS = [
@@ -18,15 +20,39 @@ TIERS = [
 ]  # fmt: skip
 COMMON = ["store.shards=2", "data.batch_size=128"]
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
+FEW_SLOTS = 32
 
 
 @pytest.fixture(autouse=True)
 def few_slots(tmp_path, monkeypatch):
     """In the processes of a test memory has room for few rows beside the hot ones, so that rows come and go."""
+    monkeypatch.setattr(slot_memory, "_FIRST_STAGED", FEW_SLOTS)
     (tmp_path / "sitecustomize.py").write_text(
-        "import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = 32\n"
+        f"import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = {FEW_SLOTS}\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def train_here(directory, strategy, run, *overrides, resume=False):
+    """Like :func:`runs.train`, in this process."""
+    assert cli.run(command(directory, strategy, run, *overrides, resume=resume)[3:]) == 0
+    return json.loads((run / "summary.json").read_text())
+
+
+def begin(directory, run, *overrides):
+    """Begins or goes on with a run of one trainer, in a process that can be killed."""
+    return Companion(trainer, command(directory, "local", run, *overrides, resume=run.exists())[3:])
+
+
+def trainer(pipe, words):
+    slot_memory._FIRST_STAGED = FEW_SLOTS
+    sys.exit(cli.run(words))
+
+
+def end(companion):
+    companion.process.join(ALL_S)
+    assert companion.process.exitcode == 0, companion.printed()
+    companion.close()
 
 
 def rows_of(place):
@@ -70,10 +96,11 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(
     words = {"hybrid": ["strategy.staleness=0"], "synchronous": ["strategy.trainers=2"]}.get(strategy, [])
     words += [*COMMON, "checkpoint.every_steps=5"]
     runs = {name: log_directory / name for name in ("one", "several", "halves")}
-    train(log_directory, strategy, runs["one"], *words)
-    summary = train(log_directory, strategy, runs["several"], *words, *TIERS)
-    train(log_directory, strategy, runs["halves"], *words, *TIERS, "train.max_steps=10")
-    train(log_directory, strategy, runs["halves"], *words, *TIERS, resume=True)
+    play = train_here if strategy == "local" else train
+    play(log_directory, strategy, runs["one"], *words)
+    summary = play(log_directory, strategy, runs["several"], *words, *TIERS)
+    play(log_directory, strategy, runs["halves"], *words, *TIERS, "train.max_steps=10")
+    play(log_directory, strategy, runs["halves"], *words, *TIERS, resume=True)
     for name in ("several", "halves"):
         assert_same(checkpoint.find(runs[name]), checkpoint.find(runs["one"]))
     assert 0 < summary["hit_ratio"]["ssd"] < 0.9
@@ -87,21 +114,15 @@ def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_ho
     words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
     whole, killed = log_directory / "whole", log_directory / "killed"
     start = time.monotonic()
-    train(log_directory, "local", whole, *words)
+    end(begin(log_directory, whole, *words))
     lasts_s = time.monotonic() - start
     rng = random.Random(7)
     for _ in range(NUM_KILLS):
-        process = subprocess.Popen(
-            command(log_directory, "local", killed, *words, *TIERS, resume=killed.exists()),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            process.wait(rng.uniform(0.3, 1.1) * lasts_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+        companion = begin(log_directory, killed, *words, *TIERS)
+        companion.process.join(rng.uniform(0.3, 1.1) * lasts_s)
+        companion.close()
         newest = checkpoint.latest(checkpoint.Storage.at(killed / "checkpoints"))
         if newest is not None:
             assert_same(newest, checkpoint.Storage.at(whole / "checkpoints") / newest.name)
-    train(log_directory, "local", killed, *words, *TIERS, resume=killed.exists())
+    end(begin(log_directory, killed, *words, *TIERS))
     assert_same(checkpoint.find(killed), checkpoint.find(whole))
