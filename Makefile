@@ -1,6 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes.
 PYTHON ?= python3
 BIN := .venv/bin
+PROCESSES ?= 2
 INSTALLED := .venv/installed
 
 .PHONY: setup lint test test-all bench bench-peers claims demo docs clean
@@ -18,9 +19,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
+# PROCESSES files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
 # take the cores from the other file's (four times as long for tests of whole models).
-PYTEST := GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept: each process that a test starts would compile girih anew otherwise.
+PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup
@@ -28,7 +30,7 @@ test: setup
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
 
 test-all: setup
-	GIRIH_KILLS=50 $(PYTEST)
+	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
 
 bench: setup

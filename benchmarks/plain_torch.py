@@ -9,6 +9,7 @@ Shapes: B examples, L ids of a sequence, D dim.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from girih.data import Batch
-from girih.models.can import CoActionUnit
 from girih.models.layers.mlp import MLP
 
 TABLE_ROWS = 1000
@@ -125,19 +125,33 @@ class _CAN(nn.Module):
             {name: nn.Embedding(TABLE_ROWS, dims[name], sparse=True) for name in sorted(in_units)}
         )
         layers, width = tuple(model["unit_layers"]), self.bags.width
-        self.units = nn.ModuleDict()
-        for item, feeds in self.co_action.items():
-            unit = CoActionUnit(dims[feeds[0]], layers, model.get("orders", 3))
-            self.units[item] = unit
-            width += len(feeds) * unit.width
+        self.orders = model.get("orders", 3)
+        self.shapes = {
+            item: tuple(pairwise((dims[feeds[0]], *layers))) for item, feeds in self.co_action.items()
+        }
+        width += sum(len(feeds) for feeds in self.co_action.values()) * self.orders * sum(layers)
         self.deep = MLP(width, tuple(model["hidden"]), labels)
 
     def forward(self, ids: Ids, numeric: Tensor) -> Tensor:
         found = []
-        for item, unit in self.units.items():
+        for item, feeds in self.co_action.items():
             parameters = self.own[item](ids[item][0])
-            for name in self.co_action[item]:
+            for name in feeds:
                 feed = self.own[name](ids[name][0]).unflatten(0, (len(parameters), -1))  # [B, L, D]
-                found.append(unit(parameters, feed).sum(dim=1))
+                found.append(self._unit(parameters, feed, self.shapes[item]).sum(dim=1))
         logits: Tensor = self.deep(self.bags(ids, numeric, *found))
         return logits
+
+    def _unit(self, parameters: Tensor, feed: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
+        """float32[B, ·] and float32[B, L, D] to all layers' outputs for each order, side by side."""
+        sizes = [size for inputs, outputs in shapes for size in (inputs * outputs, outputs)]
+        pieces = parameters.split(sizes, dim=1)  # type: ignore[no-untyped-call]
+        layers = list(zip(pieces[::2], pieces[1::2], shapes, strict=True))
+        found = []
+        for order in range(self.orders):
+            h = feed ** (order + 1)
+            for number, (weight, bias, shape) in enumerate(layers, start=1):
+                h = torch.baddbmm(bias[:, None], h, weight.unflatten(1, shape))
+                h = h.tanh() if number < len(layers) else h
+                found.append(h)
+        return torch.cat(found, dim=2)

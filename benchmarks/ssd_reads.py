@@ -28,7 +28,8 @@ from bare_reads import bare_ring, bare_threads
 from numpy.typing import NDArray
 from rocks_side import RocksSide, Way, keys_of
 
-from girih.store.tiers.cold_file import ColdFile, blocks_of
+from girih.store.tiers.cold_file import ColdFile
+from girih.store.tiers.record_log import blocks_of
 
 WAYS = (Way(1, False), Way(16, False), Way(16, True), Way(64, False))
 PART = 50_000  # records made at a time

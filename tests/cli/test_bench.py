@@ -46,16 +46,12 @@ def test_an_installed_package_has_no_benchmarks(capsys, monkeypatch, tmp_path):
     assert "clone the repository" in told
 
 
-def test_options_are_the_benchmarks_own():
-    def girih(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "girih", *words], capture_output=True, text=True, check=False
-        )
-
-    helped = girih("bench", "train", "--help")
+def test_options_are_the_benchmarks_own(tmp_path):
+    helped = ran(bench.FOLDER / "train.py", "--help", cwd=tmp_path)
     assert helped.returncode == 0
     assert "--precision" in helped.stdout
-    refused = girih("bench", "train", "--dimz", "16")
+    words = [sys.executable, "-m", "girih", "bench", "train", "--dimz", "16"]
+    refused = subprocess.run(words, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr == "girih: bench train: unrecognized arguments: --dimz 16; see --help\n"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import girih
+from girih import cli
 from girih.cluster.roles import MODULES
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
@@ -35,6 +36,14 @@ def loaded_with(module):
 def test_the_launcher_loads_neither_torch_nor_numba(module):
     names, _ = loaded_with(module)
     assert names == set()
+
+
+def test_help_loads_no_command():
+    say = "import sys; from girih import cli; cli.run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
+    *shown, loaded = done.stdout.splitlines()
+    assert {line.split()[0] for line in shown[-len(cli.COMMANDS) :]} == set(cli.COMMANDS)
+    assert not {f"girih.cli.{name}" for name in cli.COMMANDS} & set(loaded.split())
 
 
 @pytest.mark.parametrize("module", MODULES.values())

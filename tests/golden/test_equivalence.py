@@ -169,6 +169,8 @@ OPTIONS = {
     "dsin": {"session_length": 2, "heads": 2},
     "atbrg": {"relations": NEIGHBOURS, "attention_hidden": (4,)},
     "can": {"co_action": {"units": ("user", "history")}, "unit_layers": (3, 2), "orders": 2},
+    # few units, as ``hidden`` gives the others: one whose rounding flips it at 0 parts two runs
+    "mmoe": {"expert_hidden": (16, 8), "tower_hidden": (8,)},
     "star": {"domain": "scene", "num_domains": SCENES},
     "two_tower": {"user": ("user", "history", "price"), "tower_dim": 8},
 }

@@ -11,7 +11,7 @@ from girih.kernels.cpu.disk import Reads, plan_reads
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER, SLOT_WORDS, Ring, read_at_once, read_in_turn
 from girih.kernels.cpu.system import System
 from girih.store.tiers.block_reader import c_library
-from girih.store.tiers.cold_file import blocks_of
+from girih.store.tiers.record_log import blocks_of
 
 BLOCKS = blocks_of(100, 64 << 10)
 SEGMENTS, ENTRIES, RESULTS, DEPTH = 16, 16, 32, 16

@@ -213,13 +213,24 @@ def din(p, e, dims, pairs, softmax=False):
 
 def mmoe(p, e, dims, num_experts, num_labels):
     x = flat(e, dims)
-    experts = [mlp(p, f"experts.{i}", x, last_is_plain=False) for i in range(num_experts)]
+    of_experts = p["first.weight"][: len(p["first.bias"])]
+    gates = p["first.weight"][len(of_experts) :].reshape(num_labels, num_experts, -1)
+    first = (of_experts @ x + p["first.bias"]).reshape(num_experts, -1)
+    experts = [_expert(p, number, h) for number, h in enumerate(first)]
     logits = []
     for label in range(num_labels):
-        gate = np.exp(p["gates.weight"][label * num_experts : (label + 1) * num_experts] @ x)
+        gate = np.exp(gates[label] @ x)
         mixed = sum(g * expert for g, expert in zip(gate / gate.sum(), experts, strict=True))
         logits.append(mlp(p, f"towers.{label}", mixed)[0])
     return np.array(logits)
+
+
+def _expert(p, number, h):
+    h, layer = np.maximum(h, 0), 0
+    while f"experts.weights.{layer}" in p:
+        h = p[f"experts.weights.{layer}"][number] @ h + p[f"experts.biases.{layer}"][number]
+        h, layer = np.maximum(h, 0), layer + 1
+    return h
 
 
 def xdeepfm(p, e, dims, split_half=False):

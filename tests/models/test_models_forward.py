@@ -240,4 +240,4 @@ def test_classes_take_plain_keywords():
     assert DCNv2(schema, structure="stacked").final.in_features == 400
     assert DLRM(schema, bottom_hidden=(8,)).bottom.width == 3
     assert DIN(schema, softmax=True).deep[0].attention[0].softmax
-    assert len(MMoE(schema, num_experts=7).experts) == 7
+    assert MMoE(schema, num_experts=7).experts.num_members == 7

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from girih.errors import ConfigError
+from girih.models import MMoE
 from girih.models.embeddings import Jagged
 from girih.models.layers.attention import Attention
+from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.interaction import MatrixCross, PairwiseDots
 from girih.models.layers.mlp import MLP
+from girih.schema import Categorical, Schema
 
 
 def test_mlp_lays_its_blocks_in_order():
@@ -92,3 +96,28 @@ def test_softmax_survives_large_scores():
     nn.init.constant_(layer.unit[0].weight, 300.0)
     history = Jagged(torch.tensor([[9.0], [1.0]]), torch.tensor([0, 2]))
     assert layer(torch.tensor([[1.0]]), history).item() == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_co_action_unit_gives_each_feed_what_it_gives_it_alone(independent):
+    torch.manual_seed(0)
+    unit = CoActionUnit(3, (4, 2), 2, independent_orders=independent)
+    parameters = torch.randn(2, unit.num_parameters)
+    feeds = [
+        Jagged(torch.randn(lengths.sum(), 3), F.pad(lengths.cumsum(0), (1, 0)))
+        for lengths in torch.tensor([[5, 0], [1, 1], [0, 0], [7, 8], [1, 0]])
+    ]  # two of about one length between others, in batches of their own
+    alone = torch.cat([unit(parameters, [feed]) for feed in feeds], dim=1)
+    torch.testing.assert_close(unit(parameters, feeds), alone)
+    assert not alone.view(2, 5, unit.width)[:, 2].any()
+
+
+def test_experts_start_as_separate_layers_do():
+    schema = Schema([Categorical(name="item", dim=3)], ["click", "buy"])
+    torch.manual_seed(3)
+    model = MMoE(schema, num_experts=2, expert_hidden=(5, 4))
+    torch.manual_seed(3)
+    experts, gates = [MLP(3, (5, 4)) for _ in range(2)], nn.Linear(3, 4, bias=False)
+    assert model.first.weight.equal(torch.cat([experts[0][0].weight, experts[1][0].weight, gates.weight]))
+    assert model.experts.weights[0].equal(torch.stack([expert[2].weight for expert in experts]))
+    assert model.experts.biases[0].equal(torch.stack([expert[2].bias for expert in experts]))

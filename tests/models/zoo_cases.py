@@ -108,7 +108,7 @@ def twin(name, model, schema, inputs, **options):
         dims = {k: v for k, v in dims.items() if k in needs_of(model, schema)}
         options["pairs"] = model.pairs
     if name == "mmoe":
-        options |= {"num_experts": len(model.experts), "num_labels": len(schema.labels.names)}
+        options |= {"num_experts": model.experts.num_members, "num_labels": len(schema.labels.names)}
     if name == "can":
         options |= {"co_action": model.co_action, "layers": LAYERS, "orders": ORDERS}
     if name == "star":

@@ -14,10 +14,14 @@ import pytest
 
 from girih import optim
 from girih.errors import ConfigError, MissingFileError, StorageFullError
+from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, Heap, Shared, Store, remove_arena
 from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
 from girih.testing.store_verbs import contents, group, keys_of, look, peek
+
+# Memory, files and processes, the same whatever runs the kernels.
+pytestmark = [pytest.mark.heavy] if JIT_DISABLED else []
 
 SPEC = group(("a", "b"), optimizer=optim.Adagrad(lr=0.1), eviction=LRU(max_rows=500))
 

@@ -11,7 +11,8 @@ import pytest
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store.tiers.cold_file import ColdFile, blocks_of
+from girih.store.tiers.cold_file import ColdFile
+from girih.store.tiers.record_log import blocks_of
 from girih.store.tiers.ring import IO_URING_SETUP
 
 SEGMENT = 16 << 10
@@ -111,7 +112,7 @@ def test_blocks_are_read_once_neighbours_together_and_records_in_memory_not_at_a
     places = file.append(records, np.arange(count, dtype=np.int32))
     np.testing.assert_array_equal(read(file, places[-2:]), records[-2:])
     assert file.counters.device_reads == 0
-    file._settle(wait=True)
+    file._log.settle(wait=True)
     for wanted, num_reads, num_blocks in (
         (np.arange(blocks.per_block), 1, 1),
         (np.array([2 * blocks.per_block, 0, blocks.per_block, 0, 4 * blocks.per_block]), 2, 4),
@@ -210,7 +211,7 @@ def test_blocks_that_the_disk_does_not_give_back_are_an_error(tmp_path, engine):
     """The file is cut behind its back: a block ends early, or is not there at all."""
     file = cold(tmp_path, engine)
     places = file.append(random_records(np.random.default_rng(3), 3000), np.arange(3000, dtype=np.int32))
-    file._settle(wait=True)
+    file._log.settle(wait=True)
     for left in (SEGMENT + 1536, SEGMENT):
         os.ftruncate(file._file.descriptor, left)
         pending = file.begin_read(places[:1000], np.zeros((1000, 96), np.uint8))
@@ -295,7 +296,7 @@ def test_a_disk_that_refuses_what_was_claimed_ahead_is_told_by_the_next_verb(tmp
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     file.append(random_records(rng, 100), np.arange(100, dtype=np.int32))
-    file._segments.reserve(40)
+    file._log.segments.reserve(40)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * SEGMENT, before[1]))
     try:
         with pytest.raises(
@@ -325,7 +326,7 @@ assert prctl(22, 2, ctypes.cast(filtered, ctypes.c_void_p), None, None) == 0
 file = ColdFile(sys.argv[2], 96)
 records = np.random.default_rng(8).integers(0, 256, (100_000, 96), np.uint8)
 places, out = file.append(records, np.arange(100_000, dtype=np.int32)), np.zeros((1000, 96), np.uint8)
-file._settle(wait=True)
+file._log.settle(wait=True)
 file.begin_read(places[:1000], out).wait()
 assert (out == records[:1000]).all() and file.counters.device_reads > 0
 print(file.engine)

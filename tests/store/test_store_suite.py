@@ -5,9 +5,13 @@ import uuid
 
 import pytest
 
+from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, Heap, Shared, Store, remove_arena
 from girih.testing.fake_store import FakeStore
 from girih.testing.stores import StoreSuite
+
+# Plain Python sees arrays alike wherever their memory is: one kind of arena shows what the kernels do.
+with_the_jit = pytest.mark.heavy if JIT_DISABLED else lambda tests: tests
 
 
 class OnArena(StoreSuite):
@@ -30,16 +34,19 @@ class TestHeap(OnArena):
         return Heap(reserve_rows=20_000)
 
 
+@with_the_jit
 class TestFile(OnArena):
     def options(self, name):
         return File(path=str(self.directory / name), reserve_rows=20_000)
 
 
+@with_the_jit
 class TestShared(OnArena):
     def options(self, name):
         return Shared(segment=f"girih-test-{name}", reserve_rows=20_000)
 
 
+@with_the_jit
 class TestFake(StoreSuite):
     def make(self, spec, **where):
         return FakeStore(spec, **where)

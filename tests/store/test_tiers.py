@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 from test_live_snapshot import NUM_IDS, assert_equal, change, read, spec_of
 from test_store_machine import KEYS, StoreMachine
+from test_store_suite import with_the_jit
 
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import Heap, Store, Tiers
@@ -36,6 +37,7 @@ class OnTiers(StoreSuite):
         )
 
 
+@with_the_jit
 class TestNothingHot(OnTiers):
     hot_rows = 0
 
@@ -44,6 +46,7 @@ class TestFewHot(OnTiers):
     hot_rows = 50
 
 
+@with_the_jit
 class TestAllHot(OnTiers):
     hot_rows = 20_000
 

@@ -7,6 +7,7 @@ workers and embedding servers are threads of the first one, with real sockets an
 import atexit
 import faulthandler
 import json
+import os
 import pickle
 import threading
 import time
@@ -29,7 +30,7 @@ from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log
 
-STEPS, SIZE = 200, 32
+STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
 SECRET = b"of these scenes"
 MOST_S = 280
 ODD = 5

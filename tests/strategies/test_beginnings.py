@@ -75,7 +75,10 @@ def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
     ended(running, time.monotonic())
 
 
-@pytest.mark.parametrize(("role", "index"), [("trainer", 1), ("embedding-server", 1), ("loader", 0)])
+@pytest.mark.parametrize(
+    ("role", "index"),
+    [("trainer", 1), ("embedding-server", 1), pytest.param("loader", 0, marks=pytest.mark.heavy)],
+)
 def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
     running = begin("hybrid", *HYBRID)
     os.kill(wait_for(running, lambda: process_of(running, role, index)), signal.SIGKILL)

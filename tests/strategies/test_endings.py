@@ -27,7 +27,7 @@ def directory(tmp_path_factory):
 heavy = pytest.mark.heavy
 SIGNALS = [
     ("hybrid", [*TWO, *ROLES], signal.SIGINT),
-    pytest.param("asynchronous", TWO, signal.SIGTERM),
+    pytest.param("asynchronous", TWO, signal.SIGTERM, marks=heavy),
     pytest.param("synchronous", TWO, signal.SIGTERM, marks=heavy),
     pytest.param("substitution", TWO, signal.SIGTERM, marks=heavy),
     pytest.param("hybrid", [], signal.SIGTERM, marks=heavy),
@@ -55,7 +55,7 @@ KILLED = [
     pytest.param("hybrid", [*TWO, *ROLES], "embedding-worker", marks=heavy),
     pytest.param("hybrid", [*TWO, *ROLES, "strategy.transport=tcp"], "loader", marks=heavy),
     pytest.param("hybrid", [*TWO, *ROLES], "trainer", marks=heavy),
-    ("synchronous", TWO, "trainer"),
+    pytest.param("synchronous", TWO, "trainer", marks=heavy),  # as substitution's, in test_substitution.py
     pytest.param("asynchronous", TWO, "trainer", marks=heavy),
     pytest.param("asynchronous", [], "embedding-server", marks=heavy),
 ]

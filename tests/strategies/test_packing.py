@@ -14,7 +14,7 @@ from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from runs import difference
 
-STEPS, HALF = 50, 25
+STEPS, HALF = 24, 12
 ROWS, DENSE = 2e-5, 3e-5
 """As in ``test_equality.py``."""
 UNPACKED = "schedule.packing=false"

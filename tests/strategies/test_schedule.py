@@ -10,7 +10,7 @@ from scenes import STEPS, play, play_all, write
 from runs import difference
 
 ROWS, DENSE = 2e-5, 3e-5
-SHORT = 40
+SHORT = 20
 CUT = "schedule.micro_batches=3"
 FROM_MLP = 'schedule.micro_batches_from="mlp"'
 OFF = "schedule.prefetch=false"

@@ -1,4 +1,4 @@
-"""Substitution against ``local``: every operator, model, optimizer and dense mode, 200 steps on 1 to 4 trainers.
+"""Substitution against ``local``: every operator, model, optimizer and dense mode, on 1 to 4 trainers.
 
 Dropout and batch norm are off. Partial results are sums of fewer numbers, summed up in another order, so float32
 numbers differ in their last bits, and optimizers carry that along; tolerances as of the other strategies.

@@ -1,18 +1,21 @@
 """Runs whose rows lie in memory and on a disk end with the rows of runs in memory, bit for bit, whatever kills them."""
 
+import json
 import os
 import random
 import shutil
 import signal
-import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from scenes import play, play_all, write
 
-from girih import checkpoint
+from companions import ALL_S, Companion
+from girih import checkpoint, cli
 from girih.checkpoint.parts import PartReader
+from girih.store.tiers import slot_memory
 from runs import command, dense_of, train
 
 TIERS = [
@@ -21,7 +24,7 @@ TIERS = [
 COMMON = ["store.shards=2", "data.batch_size=128"]
 FEW = [
     'store.tiers=["dram","ssd"]',
-    "store.hot_rows=40",
+    "store.hot_rows=15",
     "store.warm_up_steps=2",
     "store.flush_every_steps=3",
 ]
@@ -38,15 +41,39 @@ FREE = {
     "free": ("asynchronous", 2, ["staleness=3", "embedding_servers=2"]),
 }
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
+FEW_SLOTS = 32
 
 
 @pytest.fixture(autouse=True)
 def few_slots(tmp_path, monkeypatch):
     """In the processes of a test memory has room for few rows beside the hot ones, so that rows come and go."""
+    monkeypatch.setattr(slot_memory, "_FIRST_STAGED", FEW_SLOTS)
     (tmp_path / "sitecustomize.py").write_text(
-        "import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = 32\n"
+        f"import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = {FEW_SLOTS}\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def train_here(directory, strategy, run, *overrides, resume=False):
+    """Like :func:`runs.train`, in this process."""
+    assert cli.run(command(directory, strategy, run, *overrides, resume=resume)[3:]) == 0
+    return json.loads((run / "summary.json").read_text())
+
+
+def begin(directory, run, *overrides):
+    """Begins or goes on with a run of one trainer, in a process that can be killed."""
+    return Companion(trainer, command(directory, "local", run, *overrides, resume=run.exists())[3:])
+
+
+def trainer(pipe, words):
+    slot_memory._FIRST_STAGED = FEW_SLOTS
+    sys.exit(cli.run(words))
+
+
+def end(companion):
+    companion.process.join(ALL_S)
+    assert companion.process.exitcode == 0, companion.printed()
+    companion.close()
 
 
 def rows_of(place):
@@ -90,10 +117,11 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(
     words = {"hybrid": ["strategy.staleness=0"], "synchronous": ["strategy.trainers=2"]}.get(strategy, [])
     words += [*COMMON, "checkpoint.every_steps=5"]
     runs = {name: log_directory / name for name in ("one", "several", "halves")}
-    train(log_directory, strategy, runs["one"], *words)
-    summary = train(log_directory, strategy, runs["several"], *words, *TIERS)
-    train(log_directory, strategy, runs["halves"], *words, *TIERS, "train.max_steps=10")
-    train(log_directory, strategy, runs["halves"], *words, *TIERS, resume=True)
+    trains = train_here if strategy == "local" else train
+    trains(log_directory, strategy, runs["one"], *words)
+    summary = trains(log_directory, strategy, runs["several"], *words, *TIERS)
+    trains(log_directory, strategy, runs["halves"], *words, *TIERS, "train.max_steps=10")
+    trains(log_directory, strategy, runs["halves"], *words, *TIERS, resume=True)
     for name in ("several", "halves"):
         assert_same(checkpoint.find(runs[name]), checkpoint.find(runs["one"]))
     assert 0 < summary["hit_ratio"]["ssd"] < 0.9
@@ -127,7 +155,7 @@ def test_any_strategy_learns_with_tiers_what_it_learns_in_memory_and_goes_on_bit
     strategy, num_trainers, options = EQUAL[name]
     summaries = played(directory, scenes_of(name, strategy, options), num_trainers)
     for part in ("tiers", "then"):
-        assert summaries[f"{part}-{name}"]["hit_ratio"]["ssd"] > 0.05
+        assert summaries[f"{part}-{name}"]["hit_ratio"]["ssd"] > 0.02
         assert_same(
             checkpoint.find(directory / f"{part}-{name}"), checkpoint.find(directory / f"memory-{name}")
         )
@@ -141,7 +169,7 @@ def test_updates_that_come_as_they_come_are_applied_to_rows_of_a_file(directory,
     memory = summaries[f"memory-{name}"]
     for part in ("tiers", "then"):
         summary = summaries[f"{part}-{name}"]
-        assert summary["hit_ratio"]["ssd"] > 0.05
+        assert summary["hit_ratio"]["ssd"] > 0.02
         assert (summary["steps"], summary["num_rows"]) == (memory["steps"], memory["num_rows"])
         assert summary["lost_updates"] == memory["lost_updates"] == 0
         assert summary["logloss"] == pytest.approx(memory["logloss"], abs=0.02)
@@ -157,30 +185,30 @@ def played(directory, scenes, num_trainers):
 def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_holds(log_directory):
     words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
     whole, killed = log_directory / "whole", log_directory / "killed"
-    train(log_directory, "local", whole, *words)
+    end(begin(log_directory, whole, *words))
     rng, num_kills = random.Random(7), 0
     while num_kills < NUM_KILLS:
         newest, dies = last_step(killed), False
-        process = subprocess.Popen(
-            command(log_directory, "local", killed, *words, *TIERS, resume=killed.exists()),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        companion = begin(log_directory, killed, *words, *TIERS)
         lives_for_steps, then_s = 2 * rng.randint(1, 12), rng.uniform(0, 0.05)
-        while process.poll() is None and not dies:
+        while companion.process.is_alive() and not dies:
             time.sleep(0.002)
             if dies := last_step(killed) >= newest + lives_for_steps:
                 time.sleep(then_s)
-                process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:  # it was at its end; the next kills are in a run of their own
+                companion.process.kill()
+        companion.process.join(ALL_S)
+        if companion.process.exitcode == 0:  # it was at its end; the next kills are in a run of their own
+            end(companion)
             assert_same(checkpoint.find(killed), checkpoint.find(whole))
             shutil.rmtree(killed)
             continue
-        assert process.returncode == -signal.SIGKILL
+        assert companion.process.exitcode == -signal.SIGKILL, companion.printed()
+        companion.close()
         num_kills += 1
         found = checkpoint.latest(checkpoint.Storage.at(killed / "checkpoints"))
         assert_same(found, checkpoint.Storage.at(whole / "checkpoints") / found.name)
         assert os.listdir(killed / "tiers") == []
-    train(log_directory, "local", killed, *words, *TIERS, resume=True)
+    end(begin(log_directory, killed, *words, *TIERS))
     assert_same(checkpoint.find(killed), checkpoint.find(whole))
 
 

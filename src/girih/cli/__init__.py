@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import gc
 import importlib
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -39,6 +41,21 @@ class LazyGroup(click.Group):
         if cmd_name in COMMANDS:
             importlib.import_module(f"girih.cli.{cmd_name}")
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands' list as click does, from their docstrings, without importing any."""
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        commands = [click.Command(name, help=_docstring_of(name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(command.name or "", command.get_short_help_str(limit)) for command in commands]
+            )
+
+
+def _docstring_of(command: str) -> str | None:
+    tree = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == command)
+    return ast.get_docstring(next(functions))
 
 
 @click.group(

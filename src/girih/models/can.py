@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,62 +10,12 @@ from torch import Tensor, nn
 from girih.config.checks import flag, integer
 from girih.errors import ConfigError, nearest
 from girih.models import checks, needs
-from girih.models.embeddings import Embeddings
+from girih.models.embeddings import Embeddings, Jagged
+from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
 from girih.models.model import Model
 from girih.schema import Categorical, Schema, Sequence
-
-
-class CoActionUnit(nn.Module):
-    """A micro-MLP whose weights and biases are a row of a table: h_i = tanh(h_{i−1} W_i + b_i), h_0 = the feed.
-
-    All h_i side by side come out ("Co-Action Unit"), for each power of the feed, from the first to that of ``orders``
-    ("Multi-order Enhancement"). As in the authors' code the last layer has no tanh.
-
-    Shapes: B examples, M feeds of an example, D dim of a feed, P parameters of a micro-MLP.
-
-    Args:
-        layers: the width of each layer.
-        independent_orders: each power has a micro-MLP of its own ("orders independence").
-
-    Attributes:
-        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` where these are independent.
-        width: of what comes out.
-    """
-
-    __call__: Callable[..., Tensor]
-
-    def __init__(
-        self, dim: int, layers: tuple[int, ...], orders: int, *, independent_orders: bool = False
-    ) -> None:
-        super().__init__()
-        self.shapes = tuple(pairwise((dim, *layers)))
-        self.orders, self.num_micro = orders, orders if independent_orders else 1
-        self.num_parameters = self.num_micro * sum(dim * width + width for dim, width in self.shapes)
-        self.width = orders * sum(layers)
-
-    def forward(self, parameters: Tensor, feed: Tensor) -> Tensor:
-        """float32[B, P] and float32[B, M, D] to [B, M, width]."""
-        micro = [self._layers(own) for own in parameters.chunk(self.num_micro, dim=1)]
-        found = []
-        for order in range(self.orders):
-            h = feed ** (order + 1)
-            for number, (weight, bias) in enumerate(micro[order % self.num_micro], start=1):
-                h = torch.baddbmm(bias, h, weight)
-                if number < len(self.shapes):
-                    h = h.tanh()
-                found.append(h)
-        return torch.cat(found, dim=2)
-
-    def _layers(self, parameters: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """[B, ·] to the weight [B, inputs, outputs] and the bias [B, 1, outputs] of each layer."""
-        sizes = [size for inputs, outputs in self.shapes for size in (inputs * outputs, outputs)]
-        pieces = parameters.split(sizes, dim=1)  # type: ignore[no-untyped-call]
-        return [
-            (weight.unflatten(1, shape), bias[:, None])
-            for weight, bias, shape in zip(pieces[::2], pieces[1::2], self.shapes, strict=True)
-        ]
 
 
 class CAN(Model):
@@ -119,8 +68,8 @@ class CAN(Model):
             width += len(feeds) * unit.width
         self.units = nn.ModuleList(units)
         in_units = {name for item, feeds in self.co_action.items() for name in (item, *feeds)}
-        self.whole = {f.name for f in schema.sparse if f.name in in_units and isinstance(f, Sequence)}
-        pooled = self.read_whole(self.whole)
+        whole = {f.name for f in schema.sparse if f.name in in_units and isinstance(f, Sequence)}
+        pooled = self.read_whole(whole)
         self.inputs = DenseInput(schema, [name for name in pooled if name not in in_units])
         width += self.inputs.width
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
@@ -128,20 +77,18 @@ class CAN(Model):
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         co_actions = [
-            self._fed(unit, embeddings[item], embeddings, feed)
+            unit(embeddings[item], [_fed(feed, embeddings) for feed in feeds])
             for unit, (item, feeds) in zip(self.units, self.co_action.items(), strict=True)
-            for feed in feeds
         ]
         return self.deep(self.inputs(numeric, embeddings, *co_actions))
 
-    def _fed(self, unit: nn.Module, parameters: Tensor, embeddings: Embeddings, feed: str) -> Tensor:
-        """[B, width]: a unit of these parameters, and a feature that is fed to it."""
-        if feed not in self.whole:
-            single: Tensor = unit(parameters, embeddings[feed][:, None])
-            return single[:, 0]
-        feeds, mask = embeddings.sequences[feed].padded()
-        each: Tensor = unit(parameters, feeds) * mask[:, :, None]
-        return each.sum(1)
+
+def _fed(feed: str, embeddings: Embeddings) -> Jagged:
+    """The vectors of a feature that go through units: those of a sequence, or one for each example."""
+    if feed in embeddings.sequences:
+        return embeddings.sequences[feed]
+    values = embeddings[feed]
+    return Jagged(values, torch.arange(len(values) + 1, device=values.device))
 
 
 def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

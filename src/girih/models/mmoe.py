@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from girih.config.checks import integer
@@ -10,15 +13,17 @@ from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
+from girih.models.layers.stacked import StackedMLP, linear_layers
 from girih.models.model import Model
-from girih.models.operators import FieldMLP, FieldProjection
+from girih.models.operators import FieldProjection
 from girih.schema import Schema
 
 
 class MMoE(Model):
     """logit_t = tower_t(Σ_e softmax(W_t x)_e · expert_e(x)) with x = [embeddings, numeric] (eq. 6, 7).
 
-    A gate and a tower for each label; the experts are theirs together.
+    A gate and a tower for each label; the experts are theirs together. One product of x makes the first layers of all
+    experts and all gates.
     """
 
     def __init__(
@@ -35,12 +40,13 @@ class MMoE(Model):
         integer("num_experts", num_experts)
         expert_hidden = checks.widths("expert_hidden", expert_hidden)
         tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
-        self.experts = nn.ModuleList(
-            FieldMLP(schema, expert_hidden, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(num_experts)
-        )
         width = DenseInput(schema).width
-        self.gates = FieldProjection(schema, nn.Linear(width, self.num_labels * num_experts, bias=False))
+        experts = [
+            MLP(width, expert_hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(num_experts)
+        ]
+        gates = nn.Linear(width, self.num_labels * num_experts, bias=False)
+        self.first = ExpertsAndGates(schema, [linear_layers(expert)[0] for expert in experts], gates)
+        self.experts = StackedMLP(experts, dropout)
         self.towers = nn.ModuleList(
             MLP(expert_hidden[-1], tower_hidden, 1, dropout=dropout, batch_norm=batch_norm)
             for _ in range(self.num_labels)
@@ -48,7 +54,37 @@ class MMoE(Model):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        opinions = torch.stack([expert(numeric, embeddings) for expert in self.experts], dim=1)
-        gates = self.gates(numeric, embeddings).view(-1, len(self.towers), len(self.experts)).softmax(dim=2)
-        mixed = torch.bmm(gates, opinions)
-        return torch.cat([tower(mixed[:, label]) for label, tower in enumerate(self.towers)], dim=1)
+        first = self.first(numeric, embeddings)
+        of_experts, of_gates = first.split(self.first.widths, dim=1)  # type: ignore[no-untyped-call]
+        gates = of_gates.unflatten(1, (len(self.towers), -1)).softmax(dim=2)
+        mixed = torch.bmm(gates, self.experts(of_experts))
+        return torch.cat(
+            [tower(each) for tower, each in zip(self.towers, mixed.unbind(1), strict=True)], dim=1
+        )
+
+
+class ExpertsAndGates(FieldProjection):
+    """The first layers of all experts with their biases, and the gates, which have none, by one product.
+
+    Attributes:
+        widths: columns of the experts, and of the gates.
+    """
+
+    def __init__(self, schema: Schema, experts: Sequence[nn.Linear], gates: nn.Linear) -> None:
+        layers = [*experts, gates]
+        joined = nn.Linear(gates.in_features, sum(layer.out_features for layer in layers), device="meta")
+        joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+        joined.bias = nn.Parameter(torch.cat([expert.bias.detach() for expert in experts]))
+        super().__init__(schema, joined)
+        self.widths = [len(joined.bias), gates.out_features]
+
+    def combine(self, total: Tensor) -> Tensor:
+        """[B, Σ widths]."""
+        return total + self._biases()
+
+    def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """One product with the biases in it."""
+        return F.linear(self.flat(numeric, embeddings), self.weight, self._biases())
+
+    def _biases(self) -> Tensor:
+        return F.pad(self.bias, (0, self.widths[1]))

@@ -1,8 +1,4 @@
-"""Records of one size on a disk: appended in segments, read by place, collected where few are left alive.
-
-    places of records   0 … N      N … 2N     2N … 3N
-    file                segment 0  segment 1  segment 2  …      each: blocks of records, then their owners
-                        on disk    written    filled            the last two are in memory too
+"""Records of one size on a disk: appended in segments (``record_log``), read by place, collected where few are left alive.
 
 Whoever asks keeps the place of each record and gives up what it does not refer to any more. A log on a disk keeps
 dead records until the segment that holds them is used again; :meth:`ColdFile.collect` moves the live ones out of the
@@ -16,48 +12,23 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import ConfigError, StorageFullError
+from girih.errors import ConfigError
 from girih.kernels.cpu import disk
 from girih.kernels.cpu.arrays import sealed
-from girih.kernels.cpu.disk import NOBODY, Blocks, Reads
+from girih.kernels.cpu.disk import Blocks, Reads
 from girih.store.arrays import Ints, Longs
 from girih.store.tiers.block_reader import BlockReader, ThreadedReader
-from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile, aligned_memory
+from girih.store.tiers.direct_file import DirectFile, aligned_memory
+from girih.store.tiers.record_log import RecordLog, blocks_of
 from girih.store.tiers.ring import RingReader
-from girih.store.tiers.segments import Segments
-from girih.store.tiers.write_behind import WriteBehind
 
 Bytes = NDArray[np.uint8]
 _MOST_VICTIMS = 2
-_MOST_READ_BYTES = 16 << 10
-
-
-@dataclass(slots=True)
-class ColdCounters:
-    """Counts of what a file did since it was made.
-
-    Attributes:
-        bytes_read, bytes_written: by the disk, all blocks in full.
-        device_reads: of blocks, or of some that follow each other.
-        records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
-        records_appended: ``records_moved`` of them by collection.
-        segments_collected: whose live records were moved.
-    """
-
-    bytes_read: int = 0
-    bytes_written: int = 0
-    device_reads: int = 0
-    records_read: int = 0
-    records_in_memory: int = 0
-    records_appended: int = 0
-    records_moved: int = 0
-    segments_collected: int = 0
 
 
 class Owners(Protocol):
@@ -141,8 +112,8 @@ class ColdFile:
         self._most_dead, self._too_dead = most_dead, (1 + most_dead) / 2
         self._file = DirectFile(directory, direct=direct)
         self.direct = self._file.direct
-        self._segments = Segments(self._file, self._blocks.segment_bytes)
-        self._writer = WriteBehind(self._file, self._blocks.segment_bytes, write_behind)
+        self._log = RecordLog(self._file, self._blocks, write_behind)
+        self.counters = self._log.counters
         try:
             self._reader = _reader(engine, self._file, self._blocks)
         except ConfigError:
@@ -150,10 +121,6 @@ class ColdFile:
             raise
         self.engine = self._reader.name
         self._reading = ThreadPoolExecutor(1, "girih-cold-read")
-        self.counters = ColdCounters()
-        self._open: tuple[int, Bytes] | None = None
-        self._num_filled = self._blocks.per_segment  # of the open segment
-        self._num_live = 0
         self._victims: deque[_Victim] = deque()
         self._victim_memory = [np.empty(0, np.uint8)] * _MOST_VICTIMS
         self._moved: tuple[Ints, Bytes] | None = None
@@ -161,25 +128,23 @@ class ColdFile:
     @property
     def num_records(self) -> int:
         """Records that somebody refers to."""
-        return self._num_live
+        return self._log.num_live
 
     @property
     def num_bytes(self) -> int:
         """The space that the file takes on the disk."""
-        return self._segments.num_bytes
+        return self._log.segments.num_bytes
+
+    @property
+    def dead_share(self) -> float:
+        """Which share of the records that were written, and whose space is not free, nobody refers to."""
+        return self._log.dead_share
 
     @property
     def memory_bytes(self) -> int:
         """Memory that it may come to hold: segments that are filled, written, read and moved, and reads on their way."""
         segments = 1 + self._write_behind + _MOST_VICTIMS + 1
         return segments * self._blocks.segment_bytes + self._reader.memory_bytes
-
-    @property
-    def dead_share(self) -> float:
-        """Which share of the records that were written, and whose space is not free, nobody refers to."""
-        room = self._segments.num_used * self._blocks.per_segment
-        written = room - (self._blocks.per_segment - self._num_filled)
-        return 1 - self._num_live / written if written else 0.0
 
     def append(self, records: Bytes, owners: Ints) -> Longs:
         """Adds records; they can be read at once, and are written behind.
@@ -196,8 +161,8 @@ class ColdFile:
             StorageFullError: the disk is full; nothing was added.
             OSError: an earlier segment could not be written.
         """
-        self._reserve(len(owners), spare=1)  # one is left for collection, by which room is made
-        return self._append(records, owners)
+        self._log.reserve(len(owners), spare=1)  # one is left for collection, by which room is made
+        return self._log.append(records, owners)
 
     def begin_read(self, places: Longs, out: Bytes) -> PendingRead:
         """Asks the disk for records, for all at once.
@@ -214,7 +179,7 @@ class ColdFile:
             IndexError: a place that was never given.
             StorageFullError, OSError: an earlier segment could not be written.
         """
-        self._settle()
+        self._log.settle()
         count, counters = len(places), self.counters
         reads = Reads(
             np.empty(count, np.int64),
@@ -224,10 +189,10 @@ class ColdFile:
             np.empty(count, np.int64),
             out,
         )
-        memory = self._segments.memory[: self._segments.num_segments]
+        memory = self._log.segments.memory[: self._log.segments.num_segments]
         num_reads = disk.plan_reads(self._blocks, sealed(places), np.argsort(places), memory, reads)
         if num_reads < 0:
-            raise IndexError(f"{self._file.where}: a place below 0 or above {self._end_place - 1}")
+            raise IndexError(f"{self._file.where}: a place below 0 or above {self._log.end_place - 1}")
         counters.records_read += count
         counters.records_in_memory += count - int(reads.starts[num_reads])
         counters.device_reads += num_reads
@@ -235,32 +200,21 @@ class ColdFile:
         if num_reads == 0:
             return PendingRead(None)
         read = self._reading.submit(self._reader.read, reads, num_reads)
-        ticket = self._segments.ticket(read.exception)
-        read.add_done_callback(lambda _: self._segments.give_back(ticket))
+        ticket = self._log.segments.ticket(read.exception)
+        read.add_done_callback(lambda _: self._log.segments.give_back(ticket))
         return PendingRead(read)
 
     def free(self, places: Longs) -> None:
         """Gives up records: nobody refers to these int64[n] places any more, each of which is named once."""
-        segments = places // self._blocks.per_segment
-        np.subtract.at(self._segments.num_live, segments, 1)
-        self._num_live -= len(places)
-        touched = np.unique(segments)
-        if (self._segments.num_live[touched] < 0).any():
-            raise RuntimeError(f"{self._file.where}: more records were freed than are alive")
-        busy = {victim.segment for victim in self._victims}
-        if self._open is not None:
-            busy.add(self._open[0])
-        for segment in touched[self._segments.num_live[touched] == 0]:
-            if int(segment) not in busy:
-                self._segments.give_up(int(segment))
+        self._log.free(places, {victim.segment for victim in self._victims})
 
     def hold(self) -> int:
         """Keeps all that is alive now readable, whatever is given up or moved, until the ticket is let go of."""
-        return self._segments.ticket()
+        return self._log.segments.ticket()
 
     def let_go(self, ticket: int) -> None:
         """Ends what :meth:`hold` began; called by any thread."""
-        self._segments.give_back(ticket)
+        self._log.segments.give_back(ticket)
 
     def collect(self, owners: Owners, *, wait: bool = False) -> int:
         """Moves live records out of the segments with the fewest, where dead ones take more than ``most_dead``.
@@ -279,10 +233,12 @@ class ColdFile:
             StorageFullError: the disk is full.
             OSError: a segment could not be read or written.
         """
-        self._settle()
+        self._log.settle()
         moved = 0
         self._choose_victims()
-        while self._victims and (wait or self._victims[0].read.done() or self.dead_share > self._too_dead):
+        while self._victims and (
+            wait or self._victims[0].read.done() or self._log.dead_share > self._too_dead
+        ):
             moved += self._move(owners)
             self._choose_victims()
         return moved
@@ -290,74 +246,14 @@ class ColdFile:
     def close(self) -> None:
         """Lets go of the file and of all that it holds; reads that were begun are finished."""
         self._reading.shutdown()
-        self._writer.close()
+        self._log.writer.close()
         self._reader.close()
         self._file.close()
 
-    @property
-    def _end_place(self) -> int:
-        return self._segments.num_segments * self._blocks.per_segment
-
-    def _settle(self, *, wait: bool = False) -> None:
-        self._settled(self._writer.settle(wait=wait))
-
-    def _settled(self, written: list[int]) -> None:
-        self._segments.memory[written] = 0
-        self.counters.bytes_written += len(written) * self._blocks.segment_bytes
-
-    def _reserve(self, count: int, spare: int) -> None:
-        """Has room for ``count`` records and some segments."""
-        missing = count - (self._blocks.per_segment - self._num_filled)
-        needed = max(0, -(-missing // self._blocks.per_segment)) + spare
-        try:
-            self._segments.reserve(needed)
-        except StorageFullError:  # what was given up may be on its way to the disk, or be read
-            self._settle(wait=True)
-            self._segments.reserve(needed, wait=True)
-
-    def _append(self, records: Bytes, owners: Ints) -> Longs:
-        places = np.empty(len(owners), np.int64)
-        done, per_segment = 0, self._blocks.per_segment
-        while done < len(owners):
-            segment, memory = self._open_segment()
-            stop = min(len(owners), done + per_segment - self._num_filled)
-            disk.put_records(
-                self._blocks, memory, self._num_filled, sealed(records), sealed(owners), done, stop
-            )
-            first = segment * per_segment + self._num_filled
-            places[done:stop] = np.arange(first, first + stop - done)
-            self._num_filled += stop - done
-            self._segments.num_live[segment] += stop - done
-            self._num_live += stop - done
-            done = stop
-        self.counters.records_appended += len(owners)
-        return places
-
-    def _open_segment(self) -> tuple[int, Bytes]:
-        """The segment that is being filled, with room for a record."""
-        if self._open is not None and self._num_filled < self._blocks.per_segment:
-            return self._open
-        if self._open is not None:
-            segment, memory = self._open
-            self._open = None
-            self._writer.submit(segment, memory)
-            if self._segments.num_live[segment] == 0:
-                self._segments.give_up(segment)
-        written: list[int] = []
-        memory = self._writer.take(written)
-        self._settled(written)
-        memory[self._blocks.per_segment // self._blocks.per_block * self._blocks.block_bytes :] = (
-            NOBODY & 0xFF
-        )
-        segment = self._segments.take()
-        self._segments.memory[segment] = memory.ctypes.data
-        self._open, self._num_filled = (segment, memory), 0
-        return self._open
-
     def _choose_victims(self) -> None:
         """Has the segments with the fewest live records read, where there are too many dead ones."""
-        while len(self._victims) < _MOST_VICTIMS and self.dead_share > self._most_dead:
-            segments = self._segments
+        while len(self._victims) < _MOST_VICTIMS and self._log.dead_share > self._most_dead:
+            segments = self._log.segments
             num_live = segments.num_live[: segments.num_segments].copy()
             num_live[segments.memory[: segments.num_segments] != 0] = self._blocks.per_segment
             num_live[[victim.segment for victim in self._victims]] = self._blocks.per_segment
@@ -368,14 +264,14 @@ class ColdFile:
             memory = self._victim_memory.pop()
             if len(memory) == 0:
                 memory = aligned_memory(self._blocks.segment_bytes)
-            read = self._writer.run(self._file.read, memory, segment * self._blocks.segment_bytes)
+            read = self._log.writer.run(self._file.read, memory, segment * self._blocks.segment_bytes)
             self.counters.bytes_read += len(memory)
             self._victims.append(_Victim(segment, memory, read))
 
     def _move(self, asked: Owners) -> int:
         segment, memory, read = self._victims[0]
         read.result()
-        blocks, segments = self._blocks, self._segments
+        blocks, segments = self._blocks, self._log.segments
         if self._moved is None:
             self._moved = (
                 np.empty(blocks.per_segment, np.int32),
@@ -391,39 +287,16 @@ class ColdFile:
                 f"{self._file.where}: {segments.num_live[segment]} records of segment {segment} were not freed,"
                 f" but places name {count}"
             )
-        self._reserve(count, spare=0)
-        asked.moved(owners[:count], self._append(records[:count], owners[:count]))
+        self._log.reserve(count, spare=0)
+        asked.moved(owners[:count], self._log.append(records[:count], owners[:count]))
         self._victims.popleft()
         self._victim_memory.append(memory)
         segments.num_live[segment] = 0
-        self._num_live -= count
+        self._log.num_live -= count
         segments.give_up(segment)
         self.counters.records_moved += count
         self.counters.segments_collected += 1
         return count
-
-
-def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
-    """The layout of records of a size: in the smallest blocks that hold one, as many in a segment as fit with their owners.
-
-    Raises:
-        ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.
-    """
-    block_bytes = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
-    per_block = block_bytes // record_bytes
-    num_blocks = segment_bytes // block_bytes
-    while num_blocks > 0:
-        owners = -(-4 * num_blocks * per_block // BLOCK_BYTES) * BLOCK_BYTES
-        if num_blocks * block_bytes + owners <= segment_bytes:
-            break
-        num_blocks -= 1
-    if num_blocks <= 0 or segment_bytes % BLOCK_BYTES:
-        raise ConfigError(
-            f"segment_bytes = {segment_bytes}: expected a multiple of {BLOCK_BYTES} that holds a record of"
-            f" {record_bytes} bytes"
-        )
-    read_bytes = max(1, _MOST_READ_BYTES // block_bytes) * block_bytes
-    return Blocks(record_bytes, block_bytes, read_bytes, per_block, num_blocks * per_block, segment_bytes)
 
 
 def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:

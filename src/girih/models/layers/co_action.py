@@ -1,0 +1,144 @@
+"""Micro-MLPs whose parameters are rows of a table, and the vectors that are fed to them.
+
+Shapes: B examples, K feeds, L vectors of all feeds together, M places of a feed, O orders, D dim of a vector, P parameters
+of a micro-MLP, H outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.models.embeddings import Jagged
+
+Layers = list[tuple[Tensor, Tensor]]
+"""The weight [·, inputs, outputs] and the bias [·, 1, outputs] of each layer of B micro-MLPs, or of B · O independent ones."""
+
+
+class CoActionUnit(nn.Module):
+    """A micro-MLP whose weights and biases are a row of a table: h_i = tanh(h_{i−1} W_i + b_i), h_0 = the vector fed.
+
+    All h_i side by side come out ("Co-Action Unit"), for each power of the vector, from the first to that of ``orders``
+    ("Multi-order Enhancement"), summed over the vectors of a feed. As in the authors' code the last layer has no tanh: it
+    is linear, so it is given the sums.
+
+    Args:
+        layers: the width of each layer.
+        independent_orders: each power has a micro-MLP of its own ("orders independence").
+
+    Attributes:
+        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` where these are independent.
+        width: of what comes out for a feed.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(
+        self, dim: int, layers: tuple[int, ...], orders: int, *, independent_orders: bool = False
+    ) -> None:
+        super().__init__()
+        self.shapes = tuple(pairwise((dim, *layers)))
+        self.orders, self.num_micro = orders, orders if independent_orders else 1
+        self.num_parameters = self.num_micro * sum(dim * width + width for dim, width in self.shapes)
+        self.width = orders * sum(layers)
+
+    def forward(self, parameters: Tensor, feeds: Sequence[Jagged]) -> Tensor:
+        """float32[B, P] and K feeds to [B, K · width], one feed after the other; zeros where a feed is empty."""
+        layers = self._layers(parameters)
+        batches = Feeds.batches(feeds)
+        found = [self._fed(layers, batch) for batch in batches]
+        if len(found) == 1:
+            return found[0].flatten(1)
+        order = torch.tensor(
+            [number for batch in batches for number in batch.numbers], device=parameters.device
+        )
+        return torch.cat(found, dim=1).index_select(1, order.argsort()).flatten(1)
+
+    def _fed(self, layers: Layers, feeds: Feeds) -> Tensor:
+        """[B, K, width]."""
+        batch, num_feeds, places, dim = feeds.values.shape
+        micro, orders = batch * self.num_micro, self.orders // self.num_micro
+        powers = [feeds.values]
+        for _ in range(1, self.orders):
+            powers.append(powers[-1] * feeds.values)
+        h = torch.stack(powers, dim=1).view(micro, orders * num_feeds * places, dim)
+        found = []
+        for weight, bias in layers[:-1]:
+            h = torch.baddbmm(bias, h, weight).tanh()
+            found.append(feeds.summed(h, self.orders))
+        total = found[-1] if found else feeds.summed(h, self.orders)
+        weight, bias = layers[-1]
+        counts = feeds.counts.repeat(1, self.orders).view(micro, orders * num_feeds, 1)
+        last = torch.baddbmm(counts * bias, total.view(micro, orders * num_feeds, weight.shape[1]), weight)
+        found.append(last.view(batch, self.orders, num_feeds, weight.shape[2]))
+        return torch.cat([sums.transpose(1, 2) for sums in found], dim=3).flatten(2)
+
+    def _layers(self, parameters: Tensor) -> Layers:
+        sizes = [size for inputs, outputs in self.shapes for size in (inputs * outputs, outputs)]
+        rows = parameters.reshape(len(parameters) * self.num_micro, sum(sizes))
+        pieces = rows.split(sizes, dim=1)  # type: ignore[no-untyped-call]
+        return [
+            (weight.unflatten(1, shape), bias[:, None])
+            for weight, bias, shape in zip(pieces[::2], pieces[1::2], self.shapes, strict=True)
+        ]
+
+
+class Feeds(NamedTuple):
+    """Feeds about as long as each other, padded to the longest.
+
+    Attributes:
+        numbers: which of all feeds they are.
+        values: float32[B, K, M, D], zeros past each end. mask: float32[B, K, M], 1 for what is real. counts: float32[B, K].
+    """
+
+    numbers: list[int]
+    values: Tensor
+    mask: Tensor
+    counts: Tensor
+
+    @classmethod
+    def batches(cls, feeds: Sequence[Jagged]) -> list[Feeds]:
+        """All feeds: those together whose longest sequences end between the same powers of two.
+
+        So no feed is padded to twice the length that its own longest sequence asks for.
+        """
+        lengths = torch.stack([feed.offsets for feed in feeds]).diff()
+        longest = F.pad(lengths, (0, 1)).amax(dim=1).tolist()  # a batch may have no examples
+        alike: dict[int, list[int]] = {}
+        for number, length in enumerate(longest):
+            alike.setdefault(max(0, length - 1).bit_length(), []).append(number)
+        return [
+            cls._padded(numbers, feeds, lengths, max(1, *(longest[number] for number in numbers)))
+            for numbers in alike.values()
+        ]
+
+    @classmethod
+    def _padded(cls, numbers: list[int], feeds: Sequence[Jagged], lengths: Tensor, width: int) -> Feeds:
+        values = torch.cat([feeds[number].values for number in numbers])
+        own = lengths[numbers] if len(numbers) < len(feeds) else lengths
+        num_feeds, batch = own.shape
+        each = own.flatten()  # of all examples of the first feed, then of the next
+        begins = torch.arange(num_feeds * batch, device=own.device).view(batch, num_feeds).T.flatten() * width
+        shifts = begins - each.cumsum(0) + each
+        places = shifts.repeat_interleave(each, output_size=len(values)) + torch.arange(
+            len(values), device=own.device
+        )
+        padded = values.new_zeros(batch * num_feeds * width, values.shape[1]).index_copy(0, places, values)
+        counts = own.T.contiguous()
+        mask = torch.arange(width, device=own.device) < counts[:, :, None]
+        return cls(
+            numbers,
+            padded.view(batch, num_feeds, width, values.shape[1]),
+            mask.to(values.dtype),
+            counts.to(values.dtype),
+        )
+
+    def summed(self, h: Tensor, orders: int) -> Tensor:
+        """[·, ·, H], all orders of all feeds, to the sums over what is real: [B, O, K, H]."""
+        each = h.reshape(len(self.mask), orders, *self.mask.shape[1:], h.shape[-1])
+        return torch.matmul(self.mask[:, None, :, None], each).squeeze(3)

@@ -1,0 +1,67 @@
+"""Several MLPs of one shape, computed together: each layer of all of them is one batched product.
+
+Shapes: B examples, E MLPs, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.models.layers.mlp import MLP, BatchNorm
+
+
+class StackedMLP(nn.Module):
+    """E MLPs from the outputs of their first linear layers on, which read one input and so are one product elsewhere.
+
+    Args:
+        members: MLPs of one shape, without a plain last layer; their parameters are what these start with.
+        dropout: theirs.
+
+    Attributes:
+        weights: float32[E, O, I] of each layer but the first. biases: float32[E, O].
+        norms: the batch norm of each layer, over the columns of all MLPs; none where the members have none.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, members: Sequence[MLP], dropout: float) -> None:
+        super().__init__()
+        self.num_members, self.dropout = len(members), dropout
+        _, *others = zip(*map(linear_layers, members), strict=True)
+        self.weights, self.biases = (
+            nn.ParameterList(
+                torch.stack([getattr(each, name).detach() for each in layer]) for layer in others
+            )
+            for name in ("weight", "bias")
+        )
+        norms = [layer for layer in members[0] if isinstance(layer, BatchNorm)]
+        self.norms = nn.ModuleList(BatchNorm(len(members) * norm.num_features) for norm in norms)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """[B, E · O], the first layers' outputs of one MLP after the other, to [B, E, O]."""
+        x = self._activated(self._by_member(first), 0)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), start=1):
+            x = self._activated(torch.baddbmm(bias[:, None], x, weight.mT), number)
+        return x.transpose(0, 1)
+
+    def _activated(self, x: Tensor, layer: int) -> Tensor:
+        """BatchNorm → ReLU → Dropout, [E, B, O]."""
+        if self.norms:
+            # columns of a wider tensor take several times as long
+            x = self._by_member(self.norms[layer](x.transpose(0, 1).flatten(1).contiguous()))
+        x = x.relu()
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+    def _by_member(self, columns: Tensor) -> Tensor:
+        """[B, E · O] to [E, B, O]."""
+        x: Tensor = columns.unflatten(1, (self.num_members, -1))  # type: ignore[no-untyped-call]
+        return x.transpose(0, 1)
+
+
+def linear_layers(mlp: MLP) -> list[nn.Linear]:
+    """The linear layers of an MLP, from its input on."""
+    return [layer for layer in mlp if isinstance(layer, nn.Linear)]

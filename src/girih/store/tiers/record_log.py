@@ -1,0 +1,182 @@
+"""Records of one size, appended to a file in segments that a thread writes behind.
+
+    places of records   0 … N      N … 2N     2N … 3N
+    file                segment 0  segment 1  segment 2  …      each: blocks of records, then their owners
+                        on disk    written    filled            the last two are in memory too
+
+Shapes: n records, R bytes of a record, N records of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import ConfigError, StorageFullError
+from girih.kernels.cpu import disk
+from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.disk import NOBODY, Blocks
+from girih.store.arrays import Ints, Longs
+from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile
+from girih.store.tiers.segments import Segments
+from girih.store.tiers.write_behind import WriteBehind
+
+Bytes = NDArray[np.uint8]
+_MOST_READ_BYTES = 16 << 10
+
+
+@dataclass(slots=True)
+class ColdCounters:
+    """Counts of what a file did since it was made.
+
+    Attributes:
+        bytes_read, bytes_written: by the disk, all blocks in full.
+        device_reads: of blocks, or of some that follow each other.
+        records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
+        records_appended: ``records_moved`` of them by collection.
+        segments_collected: whose live records were moved.
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    device_reads: int = 0
+    records_read: int = 0
+    records_in_memory: int = 0
+    records_appended: int = 0
+    records_moved: int = 0
+    segments_collected: int = 0
+
+
+class RecordLog:
+    """The segments of a file, and the end at which records are added.
+
+    Args:
+        write_behind: segments that may be on their way to the disk.
+
+    Attributes:
+        num_live: records that somebody refers to.
+    """
+
+    def __init__(self, file: DirectFile, blocks: Blocks, write_behind: int) -> None:
+        self.file, self.blocks = file, blocks
+        self.segments = Segments(file, blocks.segment_bytes)
+        self.writer = WriteBehind(file, blocks.segment_bytes, write_behind)
+        self.counters = ColdCounters()
+        self.num_live = 0
+        self._open: tuple[int, Bytes] | None = None
+        self._num_filled = blocks.per_segment  # of the open segment
+
+    @property
+    def end_place(self) -> int:
+        """The place behind the last that a record may have."""
+        return self.segments.num_segments * self.blocks.per_segment
+
+    @property
+    def dead_share(self) -> float:
+        """Which share of the records that were written, and whose space is not free, nobody refers to."""
+        room = self.segments.num_used * self.blocks.per_segment
+        written = room - (self.blocks.per_segment - self._num_filled)
+        return 1 - self.num_live / written if written else 0.0
+
+    def append(self, records: Bytes, owners: Ints) -> Longs:
+        """Adds records, uint8[n, R], for which there is room, of owners int32[n]; returns their places, int64[n]."""
+        places = np.empty(len(owners), np.int64)
+        done, per_segment = 0, self.blocks.per_segment
+        while done < len(owners):
+            segment, memory = self._open_segment()
+            stop = min(len(owners), done + per_segment - self._num_filled)
+            disk.put_records(
+                self.blocks, memory, self._num_filled, sealed(records), sealed(owners), done, stop
+            )
+            first = segment * per_segment + self._num_filled
+            places[done:stop] = np.arange(first, first + stop - done)
+            self._num_filled += stop - done
+            self.segments.num_live[segment] += stop - done
+            self.num_live += stop - done
+            done = stop
+        self.counters.records_appended += len(owners)
+        return places
+
+    def free(self, places: Longs, busy: Collection[int]) -> None:
+        """Gives up the records at int64[n] places, each named once; ``busy`` segments are not used again yet."""
+        segments = places // self.blocks.per_segment
+        np.subtract.at(self.segments.num_live, segments, 1)
+        self.num_live -= len(places)
+        touched = np.unique(segments)
+        if (self.segments.num_live[touched] < 0).any():
+            raise RuntimeError(f"{self.file.where}: more records were freed than are alive")
+        filled = None if self._open is None else self._open[0]
+        for segment in touched[self.segments.num_live[touched] == 0]:
+            if int(segment) != filled and int(segment) not in busy:
+                self.segments.give_up(int(segment))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Notes what was written since; with ``wait`` all that is to be written.
+
+        Raises:
+            StorageFullError, OSError: a segment could not be written.
+        """
+        self._settled(self.writer.settle(wait=wait))
+
+    def reserve(self, count: int, spare: int) -> None:
+        """Has room for ``count`` records and ``spare`` segments.
+
+        Raises:
+            StorageFullError: the disk is full.
+        """
+        missing = count - (self.blocks.per_segment - self._num_filled)
+        needed = max(0, -(-missing // self.blocks.per_segment)) + spare
+        try:
+            self.segments.reserve(needed)
+        except StorageFullError:  # what was given up may be on its way to the disk, or be read
+            self.settle(wait=True)
+            self.segments.reserve(needed, wait=True)
+
+    def _settled(self, written: list[int]) -> None:
+        self.segments.memory[written] = 0
+        self.counters.bytes_written += len(written) * self.blocks.segment_bytes
+
+    def _open_segment(self) -> tuple[int, Bytes]:
+        """The segment that is being filled, with room for a record."""
+        if self._open is not None and self._num_filled < self.blocks.per_segment:
+            return self._open
+        if self._open is not None:
+            segment, memory = self._open
+            self._open = None
+            self.writer.submit(segment, memory)
+            if self.segments.num_live[segment] == 0:
+                self.segments.give_up(segment)
+        written: list[int] = []
+        memory = self.writer.take(written)
+        self._settled(written)
+        memory[self.blocks.per_segment // self.blocks.per_block * self.blocks.block_bytes :] = NOBODY & 0xFF
+        segment = self.segments.take()
+        self.segments.memory[segment] = memory.ctypes.data
+        self._open, self._num_filled = (segment, memory), 0
+        return self._open
+
+
+def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
+    """The layout of records of a size: in the smallest blocks that hold one, as many in a segment as fit with their owners.
+
+    Raises:
+        ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.
+    """
+    block_bytes = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    per_block = block_bytes // record_bytes
+    num_blocks = segment_bytes // block_bytes
+    while num_blocks > 0:
+        owners = -(-4 * num_blocks * per_block // BLOCK_BYTES) * BLOCK_BYTES
+        if num_blocks * block_bytes + owners <= segment_bytes:
+            break
+        num_blocks -= 1
+    if num_blocks <= 0 or segment_bytes % BLOCK_BYTES:
+        raise ConfigError(
+            f"segment_bytes = {segment_bytes}: expected a multiple of {BLOCK_BYTES} that holds a record of"
+            f" {record_bytes} bytes"
+        )
+    read_bytes = max(1, _MOST_READ_BYTES // block_bytes) * block_bytes
+    return Blocks(record_bytes, block_bytes, read_bytes, per_block, num_blocks * per_block, segment_bytes)
