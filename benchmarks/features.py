@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 
 import harness
@@ -11,6 +12,7 @@ from ids import Shape, Stream
 from sparse_sides import Fbgemm, Packed, Side, TorchRec, Unpacked, fill_all, run_step
 
 DIM, OPTIMIZER, WARMUP = 16, "rowwise_adagrad", 2
+PACKING_OPTIMIZERS = ("rowwise_adagrad", "adagrad")
 MANY_FEATURES, LARGE_BATCH, SPARE_ROWS = 200, 8192, 20_000
 
 
@@ -67,30 +69,34 @@ def packing_table(report: harness.Report, options: argparse.Namespace, peers: Ma
     rows = max(1, options.rows // MANY_FEATURES)
     shape = Shape(MANY_FEATURES, LARGE_BATCH, rows)
     table = report.table(
-        f"Packing: {MANY_FEATURES} features of D = {DIM}, {OPTIMIZER}, {LARGE_BATCH:,} examples, one id a bag, Zipf,"
+        f"Packing: {MANY_FEATURES} features of D = {DIM}, {LARGE_BATCH:,} examples, one id a bag, Zipf,"
         f" {rows * MANY_FEATURES:,} rows in all",
-        {"threads": "{}", "what": "{}", "forward ms": "{:.1f}", "back + update ms": "{:.1f}", "step ms": "{:.1f}",
+        {"optimizer": "{}", "threads": "{}", "what": "{}", "forward ms": "{:.1f}", "back + update ms": "{:.1f}", "step ms": "{:.1f}",
          "packed is x as fast": "{:.2f}"},
     )  # fmt: skip
     stream = Stream(shape, "zipf", zipf=options.zipf)
     batches = [stream.next() for _ in range(WARMUP + options.repeats)]
     gradient = torch.randn(shape.num_ids * DIM)
-    for threads in options.threads:
+    for optimizer, threads in itertools.product(PACKING_OPTIMIZERS, options.threads):
         sides: dict[str, Side] = {
-            "girih packed": Packed(shape, DIM, OPTIMIZER, threads, spare_rows=SPARE_ROWS),
-            "girih unpacked": Unpacked(shape, DIM, OPTIMIZER, threads, spare_rows=SPARE_ROWS),
+            "girih packed": Packed(shape, DIM, optimizer, threads, spare_rows=SPARE_ROWS),
+            "girih unpacked": Unpacked(shape, DIM, optimizer, threads, spare_rows=SPARE_ROWS),
         }
         if peers["FBGEMM"]:
-            sides["FBGEMM TBE"] = Fbgemm(shape, DIM, OPTIMIZER)
+            sides["FBGEMM TBE"] = Fbgemm(shape, DIM, optimizer)
         fill_all([(side, shape.rows) for side in sides.values()])
         with harness.threads(threads):
             contestants = {name: _contestant(side, batches, gradient) for name, side in sides.items()}
             measured = harness.alternate(contestants, options.repeats, WARMUP)
         for name, times in measured.items():
             forward, backward = (1e3 * harness.median_part(times, part) for part in (0, 1))
-            row = {"threads": threads, "what": name, "forward ms": forward, "back + update ms": backward}
-            row["packed is x as fast"] = harness.ratio(measured["girih packed"], times)
-            table.row(row | {"step ms": 1e3 * harness.median(times)})
+            row = {"optimizer": optimizer, "threads": threads, "what": name}
+            row |= {
+                "forward ms": forward,
+                "back + update ms": backward,
+                "step ms": 1e3 * harness.median(times),
+            }
+            table.row(row | {"packed is x as fast": harness.ratio(measured["girih packed"], times)})
         for side in sides.values():
             side.close()
 

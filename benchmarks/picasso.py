@@ -226,9 +226,9 @@ def parser(
     made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="of the cache, hot to cold")
     made.add_argument("--hot-rows", type=int, default=100_000)
     made.add_argument("--rounds", type=int, default=2, help="runs of each case, by turns")
-    made.add_argument("--warmup", type=int, default=40, help="steps that do not count, whole windows")
-    made.add_argument("--steps", type=int, default=20, help="of a window")
-    made.add_argument("--windows", type=int, default=5)
+    made.add_argument("--warmup", type=int, default=10, help="steps that do not count, whole windows")
+    made.add_argument("--steps", type=int, default=5, help="of a window")
+    made.add_argument("--windows", type=int, default=6)
     return made
 
 
