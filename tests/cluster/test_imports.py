@@ -42,8 +42,16 @@ def test_help_loads_no_command():
     say = "import sys; from girih import cli; cli.run(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
     *shown, loaded = done.stdout.splitlines()
-    assert {line.split()[0] for line in shown[-len(cli.COMMANDS) :]} == set(cli.COMMANDS)
-    assert not {f"girih.cli.{name}" for name in cli.COMMANDS} & set(loaded.split())
+    told = dict(line.split(maxsplit=1) for line in shown[-len(cli.COMMANDS) :])
+    assert told == cli.COMMANDS
+    loaded = set(loaded.split())
+    assert not ({f"girih.cli.{name}" for name in cli.COMMANDS} | {"torch", "numba"}) & loaded
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_says_of_each_command_what_it_says_itself(command):
+    own = cli.cli.get_command(None, command).help
+    assert own.startswith(cli.COMMANDS[command].rstrip("."))
 
 
 @pytest.mark.parametrize("module", MODULES.values())

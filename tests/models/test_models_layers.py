@@ -12,6 +12,7 @@ from girih.models.layers.attention import Attention
 from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.interaction import MatrixCross, PairwiseDots
 from girih.models.layers.mlp import MLP
+from girih.models.layers.stacked import StackedMLP, linear_layers
 from girih.schema import Categorical, Schema
 
 
@@ -112,6 +113,18 @@ def test_a_co_action_unit_gives_each_feed_what_it_gives_it_alone(independent):
     assert not alone.view(2, 5, unit.width)[:, 2].any()
 
 
+def test_a_co_action_unit_takes_a_batch_of_nothing():
+    unit = CoActionUnit(3, (4, 2), 2)
+    nothing = [Jagged(torch.zeros(0, 3, requires_grad=True), torch.zeros(size + 1).long()) for size in (0, 2)]
+    for size, feed in zip((0, 2), nothing, strict=True):
+        parameters = torch.randn(size, unit.num_parameters, requires_grad=True)
+        out = unit(parameters, [feed, feed])
+        assert out.shape == (size, 2 * unit.width)
+        assert not out.any()
+        out.sum().backward()
+        assert not parameters.grad.any()
+
+
 def test_experts_start_as_separate_layers_do():
     schema = Schema([Categorical(name="item", dim=3)], ["click", "buy"])
     torch.manual_seed(3)
@@ -120,4 +133,36 @@ def test_experts_start_as_separate_layers_do():
     experts, gates = [MLP(3, (5, 4)) for _ in range(2)], nn.Linear(3, 4, bias=False)
     assert model.first.weight.equal(torch.cat([experts[0][0].weight, experts[1][0].weight, gates.weight]))
     assert model.experts.weights[0].equal(torch.stack([expert[2].weight for expert in experts]))
-    assert model.experts.biases[0].equal(torch.stack([expert[2].bias for expert in experts]))
+    assert model.first.bias.equal(torch.cat([expert[0].bias for expert in experts]))
+    assert model.experts.biases[0].equal(torch.cat([expert[2].bias for expert in experts]))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_stacked_experts_are_separate_ones(batch_norm):
+    torch.manual_seed(1)
+    experts = [MLP(6, (5, 4, 3), batch_norm=batch_norm) for _ in range(2)]
+    stacked = StackedMLP(experts, dropout=0.0)
+    firsts = [linear_layers(expert)[0] for expert in experts]
+    for training, size in [(True, 6), (True, 2), (False, 6), (True, 1), (False, 1), (True, 0), (False, 0)]:
+        for module in (stacked, *experts):
+            module.train(training)
+        x, given = torch.randn(size, 6), torch.randn(size, 2, 3)
+        found = stacked(torch.cat([first(x) for first in firsts], dim=1))
+        expected = torch.stack([expert(x) for expert in experts], dim=1)
+        torch.testing.assert_close(found, expected)
+        for output in (found, expected):
+            output.backward(given)
+        ours, theirs = (
+            stacked.weights[0].grad,
+            torch.stack([linear_layers(e)[1].weight.grad for e in experts]),
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_stacked_experts_drop_their_share():
+    torch.manual_seed(1)
+    stacked = StackedMLP([MLP(2, (50, 50)) for _ in range(2)], dropout=0.4)
+    nn.init.constant_(stacked.biases[0], 100.0)
+    found = stacked(torch.randn(200, 100))
+    assert (found == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
+    assert (stacked.eval()(torch.randn(200, 100)) > 0).all()

@@ -3,6 +3,8 @@
 from dataclasses import asdict, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import girih
 from girih.errors import ConfigError
@@ -22,7 +24,7 @@ PROFILE = AccessProfile(
 SPEEDS = Speeds(1e9, 1e10, 1e10, latency_s=1e-6)
 
 
-def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, example_s=1e-6, **schedule):
+def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, pass_s=1e-6, example_s=1e-6, **schedule):
     return Facts(
         schema=SCHEMA,
         model=ModelFacts(name="M", num_parameters=10),
@@ -33,7 +35,7 @@ def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, example_s=1e-6, *
         schedule=girih.ScheduleOptions(**{"micro_batches": "auto", **schedule}),
         profile=PROFILE if measured else None,
         speeds=SPEEDS if measured else None,
-        dense_cost=DenseCost(bytes_per_example=kept, free_bytes=free, pass_s=1e-6, example_s=example_s)
+        dense_cost=DenseCost(bytes_per_example=kept, free_bytes=free, pass_s=pass_s, example_s=example_s)
         if measured
         else None,
     )
@@ -53,22 +55,21 @@ def test_activations_that_do_not_fit_the_free_memory_are_cut():
     assert micro_batches(facts(free=1.0, micro_batches_from="mlp"))[0] == MOST
 
 
-ROWS_S = 4 * 4 * 500 / 2 / 1e9
-"""Half of the rows of a trainer's share lie elsewhere."""
-
-
-@pytest.mark.parametrize("example_s", [1e-6, 1e-9])
-def test_rows_are_cut_as_often_as_it_hides_more_than_a_part_costs(example_s):
-    asked = facts(example_s=example_s)
-    for latency_s, pass_s in [(1e-7, 1e-7), (1e-6, 0.0), (0.0, 1e-6), (1e-9, 1e-8), (1.0, 0.0), (0.0, 1.0)]:
-        slowed = replace(
-            asked,
-            speeds=replace(SPEEDS, latency_s=latency_s),
-            dense_cost=replace(asked.dense_cost, pass_s=pass_s),
-        )
-        hidden_s = min(ROWS_S, 500 * example_s)  # no more than there is to compute meanwhile
-        costs = {n: n * (latency_s + pass_s) + hidden_s / n for n in range(1, MOST + 1)}
-        assert micro_batches(slowed)[0] == min(costs, key=lambda n: costs[n])
+@settings(max_examples=300, deadline=None)
+@given(
+    trainers=st.integers(2, 9),
+    example_s=st.floats(1e-9, 1e-5),
+    latency_s=st.floats(0.0, 1e-5),
+    pass_s=st.floats(1e-10, 1e-4),
+)
+def test_rows_are_cut_as_often_as_it_hides_more_than_a_part_costs(trainers, example_s, latency_s, pass_s):
+    asked = facts(trainers=trainers, example_s=example_s, pass_s=pass_s)
+    asked = replace(asked, speeds=replace(SPEEDS, latency_s=latency_s))
+    others, share = trainers - 1, 1000 / trainers
+    rows_s = 4 * 4 * 500 * others / trainers / SPEEDS.bytes_per_s
+    hidden_s = min(rows_s, share * example_s)  # no more than there is to compute meanwhile
+    costs = {n: n * (others * latency_s + pass_s) + hidden_s / n for n in range(1, MOST + 1)}
+    assert costs[micro_batches(asked)[0]] == pytest.approx(min(costs.values()), rel=1e-9)
 
 
 def test_one_where_nothing_is_known_and_the_plan_says_why():
@@ -84,9 +85,11 @@ def test_a_number_is_taken_as_it_is():
 
 
 def test_a_plan_has_the_number_and_why_it_was_chosen():
-    asked = facts()
+    asked = replace(
+        facts(pass_s=1e-7), speeds=replace(SPEEDS, latency_s=3e-7)
+    )  # 3 · 4 ≥ 10 of 4e-6 s of rows
     plan = BY_NAME["synchronous"]().plan(asked)
-    assert plan.schedule["micro_batches"] == micro_batches(asked)[0]
+    assert plan.schedule["micro_batches"] == 3
     assert plan.schedule["micro_batches_from"] == "embedding"
     assert "network" in plan.predicted["micro_batches"]["why"]
     assert plan.measured["dense_cost"] == asdict(asked.dense_cost)

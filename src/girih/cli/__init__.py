@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import gc
 import importlib
@@ -10,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -24,7 +22,18 @@ UNUSABLE = (
 """Errors of the operating system about a path that the user can mend."""
 
 
-COMMANDS = ("bench", "calibrate", "evaluate", "info", "inspect", "plan", "predict", "report", "train")
+COMMANDS = {
+    "bench": "Measure this machine, with peers beside us.",
+    "calibrate": "Measure this machine's links and collectives.",
+    "evaluate": "Evaluate a run's final weights.",
+    "info": "Show the machine and the versions, for bug reports.",
+    "inspect": "Show what a run or a checkpoint holds.",
+    "plan": "Print the plan of a run.",
+    "predict": "Write a run's predictions for new data, in input order.",
+    "report": "Draw each run as one self-contained page, report.html.",
+    "train": "Train the model of a config file.",
+}
+"""What ``girih --help`` says of each, which imports none of them."""
 
 
 class LazyGroup(click.Group):
@@ -43,19 +52,9 @@ class LazyGroup(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands' list as click does, from their docstrings, without importing any."""
-        limit = formatter.width - 6 - max(map(len, COMMANDS))
-        commands = [click.Command(name, help=_docstring_of(name)) for name in self.list_commands(ctx)]
+        """Writes the list of commands, without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(command.name or "", command.get_short_help_str(limit)) for command in commands]
-            )
-
-
-def _docstring_of(command: str) -> str | None:
-    tree = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8"))
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == command)
-    return ast.get_docstring(next(functions))
+            formatter.write_dl(sorted(COMMANDS.items()))
 
 
 @click.group(

@@ -23,7 +23,7 @@ HUGE_PAGES_SHARED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 @cli.command()
 def info() -> int:
-    """Show the machine and the versions; a bug report should carry this."""
+    """Show the machine and the versions, for bug reports."""
     flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
         "girih": version("girih"),

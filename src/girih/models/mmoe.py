@@ -72,11 +72,12 @@ class ExpertsAndGates(FieldProjection):
 
     def __init__(self, schema: Schema, experts: Sequence[nn.Linear], gates: nn.Linear) -> None:
         layers = [*experts, gates]
-        joined = nn.Linear(gates.in_features, sum(layer.out_features for layer in layers), device="meta")
+        width = sum(layer.out_features for layer in layers)
+        joined = nn.Linear(gates.in_features, width, bias=False, device="meta")
         joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
-        joined.bias = nn.Parameter(torch.cat([expert.bias.detach() for expert in experts]))
         super().__init__(schema, joined)
-        self.widths = [len(joined.bias), gates.out_features]
+        self.bias = nn.Parameter(torch.cat([expert.bias.detach() for expert in experts]))
+        self.widths = [width - gates.out_features, gates.out_features]
 
     def combine(self, total: Tensor) -> Tensor:
         """[B, Σ widths]."""

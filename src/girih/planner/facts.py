@@ -83,7 +83,7 @@ class AccessProfile:
         return sum(count * self.widths[name] for name, count in self.rows_of_share.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DenseCost:
     """Memory and time of the model's forward and backward pass.
 
@@ -99,7 +99,7 @@ class DenseCost:
     example_s: float = 0.0
 
     def seconds(self, examples: float) -> float:
-        """A forward and backward pass of so many examples."""
+        """A forward and backward pass of ``examples`` examples."""
         return self.pass_s + self.example_s * examples
 
 

@@ -11,6 +11,8 @@ from girih.planner.traffic import FLOAT_BYTES
 MEMORY_SHARE = 0.25
 """Part of the free memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
 MOST = 64
+ROUNDING = 1e-9
+"""A size that is a whole part of the share but for its last bits makes no part more."""
 
 
 def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
@@ -34,7 +36,7 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
     - network: of n micro-batches the rows of all but the first travel while another is computed, which hides (1 - 1 / n) · H
       seconds, H being the shorter of a step's rows and its examples in the model. Each micro-batch costs L, the latency of its messages
       and what a pass of the model takes however few its examples. n · L + H / n is least for the least n with n · (n + 1) ≥ H / L.
-      RBound is the bytes of rows that this leaves for each, RInstance those of an example.
+      RBound is the bytes of rows that this leaves for each, RInstance those of an example. Where L is 0 there is no bound.
     """
     wanted = facts.schedule.micro_batches
     if wanted != "auto":
@@ -47,12 +49,12 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
     profile, speeds, others = facts.profile, facts.speeds, facts.num_trainers - 1
     if facts.schedule.micro_batches_from == "embedding" and profile is not None and speeds is not None:
         sent = FLOAT_BYTES * profile.numbers_of_share * others / facts.num_trainers
-        if sent and speeds.bytes_per_s:
+        added_s = others * speeds.latency_s + facts.dense_cost.pass_s
+        if sent and added_s and speeds.bytes_per_s:
             hidden_s = min(sent / speeds.bytes_per_s, share * facts.dense_cost.example_s)
-            added_s = others * speeds.latency_s + facts.dense_cost.pass_s
-            bounds["network"] = (sent / _fewest(hidden_s / added_s) if added_s else sent, sent / share)
+            bounds["network"] = (sent / _fewest(hidden_s / added_s), sent / share)
     size, resource = micro_batch_size(bounds)
-    count = max(1, min(MOST, math.floor(share), math.ceil(share / max(size, 1.0))))
+    count = max(1, min(MOST, math.floor(share), math.ceil(share / max(size, 1.0) - ROUNDING)))
     bound, each = bounds[resource]
     return count, (
         f"by eq. 2: {resource} is for {size:,.0f} examples, {bound:,.0f} bytes at {each:,.0f} each; a trainer's share of a"

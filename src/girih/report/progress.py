@@ -98,7 +98,7 @@ class Progress(Callback):
         self._console.print(Text(text), soft_wrap=True)
 
     def on_plan(self, plan: Record) -> None:
-        """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside a strategy's that may send less."""
+        """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside those of a strategy that may send less."""
         predicted = plan["predicted"]
         if cut := predicted.get("micro_batches"):
             self.message(f"micro-batches: {plan['schedule']['micro_batches']} ({cut['why']})")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.data.shares import cut
@@ -26,35 +27,32 @@ from girih.sparse.spec import SparseSpec
 EXAMPLES, FEW, REPEATS = 256, 2, 3
 
 
-def measure_dense_cost(data: Dataset, sparse: SparseSpec, dense: DenseSpec, num_sharing: int) -> DenseCost:
-    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
+def measure_dense_cost(
+    data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup
+) -> DenseCost | None:
+    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order; None where there are none.
 
-    What autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
+    Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
     some runs; a line through that of few examples and that of more tells what a pass takes from what each example adds.
-
-    Args:
-        num_sharing: trainers that share the memory that is free.
 
     Raises:
         DataError: a bad row.
     """
-    free = _free_bytes(dense.device) / num_sharing
+    hosts = ranks.hosts()
+    free = _free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
     batch = next(iter(data.in_order().batches(0)), None)
     if batch is None or batch[0].num_examples <= FEW:
-        return DenseCost(bytes_per_example=0.0, free_bytes=free)
+        return None
     more, few = (cut(batch[0], 0, min(number, batch[0].num_examples)) for number in (EXAMPLES, FEW))
     devices = [dense.device] if dense.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         module = copy.deepcopy(dense.module).to(dense.device)  # whose gradients and running moments move
         kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
+        ranks.barrier()
         of_few, of_more = (_seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more))
     example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
-    return DenseCost(
-        bytes_per_example=kept / more.num_examples,
-        free_bytes=free,
-        pass_s=max(0.0, of_few - FEW * example_s),
-        example_s=example_s,
-    )
+    found = (kept / more.num_examples, free, max(0.0, of_few - FEW * example_s), example_s)
+    return DenseCost(*ranks.broadcast(found))
 
 
 def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:

@@ -14,7 +14,7 @@ from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
 from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts
+from girih.planner.facts import AccessProfile, Facts, GroupFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
@@ -71,7 +71,7 @@ def decide(
     """The plan of a run, on all trainers; called by all together.
 
     Args:
-        dense: the model, whose cost is measured where the plan rests on them.
+        dense: the model, whose cost is measured where the plan rests on it.
         train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
         earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
         pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
@@ -110,17 +110,14 @@ def decide(
         found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
     speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
-    cost = None if earlier is None else earlier.measured.get("dense_cost")
-    if cost is None and train is not None and dense is not None and "dense_cost" in wanted:
-        sharing = max(1, facts.hosts.count(facts.hosts[0]))
-        cost = ranks.broadcast(
-            asdict(measure_dense_cost(train, sparse, dense, sharing)) if ranks.first else None
-        )
+    cost = None
+    if train is not None and dense is not None and "dense_cost" in wanted:
+        cost = measure_dense_cost(train, sparse, dense, ranks)
     facts = replace(
         facts,
         profile=None if profile is None else AccessProfile(**profile),
         speeds=speeds,
-        dense_cost=None if cost is None else DenseCost(**cost),
+        dense_cost=cost,
     )
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
 

@@ -1,6 +1,6 @@
 """Micro-MLPs whose parameters are rows of a table, and the vectors that are fed to them.
 
-Shapes: B examples, K feeds, L vectors of all feeds together, M places of a feed, O orders, D dim of a vector, P parameters
+Shapes: B examples, K feeds, M vectors of the longest feed, O orders, D dim of a vector, P parameters
 of a micro-MLP, H outputs of a layer.
 """
 
@@ -50,32 +50,31 @@ class CoActionUnit(nn.Module):
     def forward(self, parameters: Tensor, feeds: Sequence[Jagged]) -> Tensor:
         """float32[B, P] and K feeds to [B, K · width], one feed after the other; zeros where a feed is empty."""
         layers = self._layers(parameters)
-        batches = Feeds.batches(feeds)
-        found = [self._fed(layers, batch) for batch in batches]
+        together = Feeds.padded_together(feeds)
+        found = [self._fed(layers, padded) for padded in together]
         if len(found) == 1:
             return found[0].flatten(1)
-        order = torch.tensor(
-            [number for batch in batches for number in batch.numbers], device=parameters.device
-        )
-        return torch.cat(found, dim=1).index_select(1, order.argsort()).flatten(1)
+        numbers = [number for padded in together for number in padded.numbers]
+        by_number = torch.tensor(numbers, device=parameters.device).argsort()
+        return torch.cat(found, dim=1).index_select(1, by_number).flatten(1)
 
     def _fed(self, layers: Layers, feeds: Feeds) -> Tensor:
         """[B, K, width]."""
-        batch, num_feeds, places, dim = feeds.values.shape
-        micro, orders = batch * self.num_micro, self.orders // self.num_micro
+        size, num_feeds, length, dim = feeds.values.shape
+        micro, per_micro = size * self.num_micro, self.orders // self.num_micro
         powers = [feeds.values]
         for _ in range(1, self.orders):
             powers.append(powers[-1] * feeds.values)
-        h = torch.stack(powers, dim=1).view(micro, orders * num_feeds * places, dim)
+        h = torch.stack(powers, dim=1).view(micro, per_micro * num_feeds * length, dim)
         found = []
         for weight, bias in layers[:-1]:
             h = torch.baddbmm(bias, h, weight).tanh()
             found.append(feeds.summed(h, self.orders))
         total = found[-1] if found else feeds.summed(h, self.orders)
         weight, bias = layers[-1]
-        counts = feeds.counts.repeat(1, self.orders).view(micro, orders * num_feeds, 1)
-        last = torch.baddbmm(counts * bias, total.view(micro, orders * num_feeds, weight.shape[1]), weight)
-        found.append(last.view(batch, self.orders, num_feeds, weight.shape[2]))
+        counts = feeds.counts.repeat(1, self.orders).view(micro, per_micro * num_feeds, 1)
+        last = torch.baddbmm(counts * bias, total.view(micro, per_micro * num_feeds, weight.shape[1]), weight)
+        found.append(last.view(size, self.orders, num_feeds, weight.shape[2]))
         return torch.cat([sums.transpose(1, 2) for sums in found], dim=3).flatten(2)
 
     def _layers(self, parameters: Tensor) -> Layers:
@@ -102,7 +101,7 @@ class Feeds(NamedTuple):
     counts: Tensor
 
     @classmethod
-    def batches(cls, feeds: Sequence[Jagged]) -> list[Feeds]:
+    def padded_together(cls, feeds: Sequence[Jagged]) -> list[Feeds]:
         """All feeds: those together whose longest sequences end between the same powers of two.
 
         So no feed is padded to twice the length that its own longest sequence asks for.
@@ -121,19 +120,19 @@ class Feeds(NamedTuple):
     def _padded(cls, numbers: list[int], feeds: Sequence[Jagged], lengths: Tensor, width: int) -> Feeds:
         values = torch.cat([feeds[number].values for number in numbers])
         own = lengths[numbers] if len(numbers) < len(feeds) else lengths
-        num_feeds, batch = own.shape
+        num_feeds, size = own.shape
         each = own.flatten()  # of all examples of the first feed, then of the next
-        begins = torch.arange(num_feeds * batch, device=own.device).view(batch, num_feeds).T.flatten() * width
+        begins = torch.arange(num_feeds * size, device=own.device).view(size, num_feeds).T.flatten() * width
         shifts = begins - each.cumsum(0) + each
-        places = shifts.repeat_interleave(each, output_size=len(values)) + torch.arange(
+        targets = shifts.repeat_interleave(each, output_size=len(values)) + torch.arange(
             len(values), device=own.device
         )
-        padded = values.new_zeros(batch * num_feeds * width, values.shape[1]).index_copy(0, places, values)
+        padded = values.new_zeros(size * num_feeds * width, values.shape[1]).index_copy(0, targets, values)
         counts = own.T.contiguous()
         mask = torch.arange(width, device=own.device) < counts[:, :, None]
         return cls(
             numbers,
-            padded.view(batch, num_feeds, width, values.shape[1]),
+            padded.view(size, num_feeds, width, values.shape[1]),
             mask.to(values.dtype),
             counts.to(values.dtype),
         )

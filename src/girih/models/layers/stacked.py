@@ -15,14 +15,14 @@ from girih.models.layers.mlp import MLP, BatchNorm
 
 
 class StackedMLP(nn.Module):
-    """E MLPs from the outputs of their first linear layers on, which read one input and so are one product elsewhere.
+    """E MLPs without their first linear layers, which read one input and are one product elsewhere.
 
     Args:
-        members: MLPs of one shape, without a plain last layer; their parameters are what these start with.
+        members: MLPs of one shape, without a plain last layer; their linear layers are what these start with.
         dropout: theirs.
 
     Attributes:
-        weights: float32[E, O, I] of each layer but the first. biases: float32[E, O].
+        weights: float32[E, O, I] of each layer but the first. biases: float32[E · O].
         norms: the batch norm of each layer, over the columns of all MLPs; none where the members have none.
     """
 
@@ -32,12 +32,10 @@ class StackedMLP(nn.Module):
         super().__init__()
         self.num_members, self.dropout = len(members), dropout
         _, *others = zip(*map(linear_layers, members), strict=True)
-        self.weights, self.biases = (
-            nn.ParameterList(
-                torch.stack([getattr(each, name).detach() for each in layer]) for layer in others
-            )
-            for name in ("weight", "bias")
+        self.weights = nn.ParameterList(
+            torch.stack([each.weight.detach() for each in layer]) for layer in others
         )
+        self.biases = nn.ParameterList(torch.cat([each.bias.detach() for each in layer]) for layer in others)
         norms = [layer for layer in members[0] if isinstance(layer, BatchNorm)]
         self.norms = nn.ModuleList(BatchNorm(len(members) * norm.num_features) for norm in norms)
 
@@ -45,7 +43,7 @@ class StackedMLP(nn.Module):
         """[B, E · O], the first layers' outputs of one MLP after the other, to [B, E, O]."""
         x = self._activated(self._by_member(first), 0)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), start=1):
-            x = self._activated(torch.baddbmm(bias[:, None], x, weight.mT), number)
+            x = self._activated(torch.baddbmm(bias.view(self.num_members, 1, -1), x, weight.mT), number)
         return x.transpose(0, 1)
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:

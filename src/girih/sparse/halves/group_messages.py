@@ -297,6 +297,6 @@ def _unpacked(flat: NDArray[np.int64], num_lengths: list[int]) -> list[KeyReques
 
 
 def _stretch(counts: Counts, rank: int) -> slice:
-    """A rank's part, of so many rows of each rank."""
+    """One rank's part of rows that lie by rank."""
     first = int(counts[:rank].sum())
     return slice(first, first + int(counts[rank]))

@@ -291,9 +291,7 @@ class ColdFile:
         asked.moved(owners[:count], self._log.append(records[:count], owners[:count]))
         self._victims.popleft()
         self._victim_memory.append(memory)
-        segments.num_live[segment] = 0
-        self._log.num_live -= count
-        segments.give_up(segment)
+        self._log.retire(segment)
         self.counters.records_moved += count
         self.counters.segments_collected += 1
         return count

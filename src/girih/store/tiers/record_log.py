@@ -113,6 +113,12 @@ class RecordLog:
             if int(segment) != filled and int(segment) not in busy:
                 self.segments.give_up(int(segment))
 
+    def retire(self, segment: int) -> None:
+        """Gives up a segment whose live records lie elsewhere now."""
+        self.num_live -= int(self.segments.num_live[segment])
+        self.segments.num_live[segment] = 0
+        self.segments.give_up(segment)
+
     def settle(self, *, wait: bool = False) -> None:
         """Notes what was written since; with ``wait`` all that is to be written.
 
