@@ -143,7 +143,7 @@ def cold_file(
         places.append(file.append(part, np.arange(first, first + len(part), dtype=np.int32)))
         first += len(part)
     file.append(np.zeros((PART, options.record_bytes), np.uint8), np.arange(PART, dtype=np.int32))
-    file._settle(wait=True)  # so that all records but the last are on the disk
+    file._log.settle(wait=True)  # so that all records but the last are on the disk
     return file, np.concatenate(places)
 
 
