@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT_BYTES = 1 << 30
-LARGEST_KEPT_BYTES = 1 << 25  # glibc takes no more
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """From now on up to 1 GiB that this process frees stays with it, tensors up to 32 MiB among it.
+    """From now on up to 1 GiB that this process frees stays with it, large tensors among it.
 
     Otherwise every step's activations are fresh pages, which the kernel has to find and to clear: thousands of
-    page faults a step. Does nothing where the C library is not glibc.
+    page faults per step. No tensor gets a mapping of its own, since that is given back whenever it is freed, and
+    the size from which on tensors get one cannot be set above 32 MiB. Does nothing where the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-    mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+    mallopt(M_MMAP_MAX, 0)
