@@ -42,16 +42,22 @@ bench-peers: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchrec
 
 # Hours: what has no result by the present code below docs/results is trained, or measured, which takes a machine that
-# does nothing else; where links are slow, as root.
+# does nothing else; where links are slow, as root. Each command is that of its page. Left out, as they are no paper's
+# claims: kernels and train (`make bench`), capacity, tiers, ssd_reads and wide_features (memory and disks of their own
+# size), and recipes/quality.py and recipes/precision.py (hours each).
 claims: setup
 	$(BIN)/girih bench strategy_quality
 	$(BIN)/girih bench persia_theorem1
 	$(BIN)/girih bench stream
+	$(BIN)/girih bench des_table2 --models lr dnn deepfm --steps 20 --json docs/results/des-table2.json
 	$(BIN)/girih bench des_table5
 	$(BIN)/girih bench persia_balance --json docs/results/persia-balance.json
-	$(BIN)/girih bench persia_wire
+	$(BIN)/girih bench persia_wire --rounds 1 --rates 1gbit --compression-rates
+	$(BIN)/girih bench persia_wire --rounds 1 --rates 200mbit --staleness 0 4 8 16 --compressions none all
+	$(BIN)/girih bench persia_fig8 --rounds 1 --json docs/results/persia-fig8.json
 	$(BIN)/girih bench persia_fig9
-	$(BIN)/girih bench persia_fig6
+	$(BIN)/girih bench persia_fig6 --rates 1gbit
+	$(BIN)/girih bench persia_gantt --svg docs/persia-gantt.svg --json docs/results/persia-gantt.json
 	$(BIN)/girih bench picasso_table3
 	$(BIN)/girih bench picasso_table4
 	$(BIN)/girih bench picasso_table5 --json docs/results/picasso-table5.json

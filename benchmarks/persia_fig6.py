@@ -47,7 +47,7 @@ ARMS = {
     "asynchronous, τ = 4": Arm({"name": "asynchronous", "staleness": 4, **TCP}, per_step=TRAINERS),
 }
 TUNED_AS = {"synchronous": "one process", "hybrid, τ = 0": "one process"}
-"""Arms that are equal to another one, whose rate they take; see ``Case.same``."""
+"""Arms that take the rate of another one; see ``Case.same``."""
 BASE = "hybrid, τ = 0"
 
 Found = Mapping[str, Any]

@@ -4,9 +4,10 @@
 
 Every arm of a case makes equally many updates, each of equally many examples: a trainer of ``asynchronous`` takes as many
 examples per step as all trainers of the others together, since each of its steps is an update. "One process" makes the same
-updates without any distribution. Learning rates (sparse and dense by one factor) are chosen for each arm by itself: the
-best validation AUC of seed 1; seeds 2 to 4 are reported, with the weights that were best on validation data. Quality
-only: what else the machine does changes no figure but the staleness that asynchronous training happens to have.
+updates without any distribution. Learning rates (sparse and dense by one factor) are chosen for each arm by itself, but for
+``synchronous`` and ``substitution``, which take those of one process: the best validation AUC of seed 1; seeds 2 to 4 are
+reported, with the weights that were best on validation data. Quality only: what else the machine does changes no figure but
+the staleness that asynchronous training happens to have.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Case:
 
     Attributes:
         update: examples of an update; passes: epochs.
-        arms: by name, the reference first; ``same`` maps an arm to one whose rate it takes, since the two are proven equal.
+        arms: by name, the reference first; ``same`` maps an arm to one whose rate it takes: the two are proven equal
+            but for dropout and batch norm, in which trainers of ``synchronous`` have masks and moments of their own.
     """
 
     data: str

@@ -5,8 +5,8 @@
 A run is what an engineer does every night: ``girih train --resume`` with the day's log, tested on the next day's. So each
 day but the first is predicted once, by weights that have not seen it. Arms and rules are those of ``strategy_quality``: all
 make equally many updates of equally many examples, "one process" makes them without any distribution, and learning rates
-(sparse and dense by one factor) are chosen for each arm by itself, by the mean AUC of the days up to the third with seed 1; seeds
-2 to 4 are reported, by the mean over the days after it.
+(sparse and dense by one factor) are chosen for each arm by itself (``substitution`` takes those of one process), by the mean
+AUC of the days up to the third with seed 1; seeds 2 to 4 are reported, by the mean over the days after it.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ def say_differences(report: harness.Report) -> None:
     for what in (
         "girih's tables grow, those of TorchRec and DeepCTR-Torch are static; ids stay below their rows, so that all of"
         " them read and move the same rows",
+        "girih's float32 linear layers go through oneDNN where that is faster, those of all others through plain PyTorch",
         "girih looks for NaN and infinity in the loss and in every gradient at each step; the others do not",
         "TorchRec runs FusedEmbeddingBagCollection; 'TorchRec tables' puts girih's own network over it, 'TorchRec DLRM' is"
         " its own model of the same layers",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+
+from girih.cli.info import processor
 
 RECIPES = Path(__file__).parent
 PAGE = RECIPES.parent / "docs" / "quality.md"
@@ -224,7 +225,7 @@ def page(rows: list[str], seeds: int) -> str:
     table = "\n".join(rows)
     return f"""# Quality on public data
 
-Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {platform.machine()}, {os.cpu_count()} cores, CPU only,
+Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {processor()}, {os.cpu_count()} cores, CPU only,
 float32: test AUC and logloss with the weights of the best validation AUC, mean ± standard deviation over the seeds
 1 to {seeds}; seconds are the median of whole runs, on a shared machine, and no benchmark.
 

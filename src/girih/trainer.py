@@ -52,7 +52,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         sparse_optimizer: for tables that have none of their own; Adagrad(lr=0.01) where None.
         dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
         first_order_optimizer: for first-order weights; the sparse optimizer where None.
-        strategy: how training is interlaced: one of girih's, or any object with ``plan`` and ``build``.
+        strategy: where each half lives and how they keep in step: one of girih's, or any object with ``plan`` and ``build``.
         schedule: packing, interleaving and prefetching.
         schema: taken from the model, where it has one.
         options: epochs, seed, precision and the like.

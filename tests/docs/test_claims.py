@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "docs" / "claims.md"
 PROMISES = {
-    "README.md": "What holds",
+    "README.md": "What you can rely on",
     "docs/strategies.md": "## What is promised",
     "docs/architecture.md": "## Invariants",
 }

@@ -1,7 +1,7 @@
 """Substitution against ``local``: every operator, model, optimizer and dense mode, on 1 to 4 trainers.
 
 Dropout and batch norm are off. Partial results are sums of fewer numbers, summed up in another order, so float32
-numbers differ in their last bits, and optimizers carry that along; tolerances as of the other strategies.
+numbers differ in their last bits, and optimizers carry that along; tolerances are those of the other strategies.
 """
 
 import json
