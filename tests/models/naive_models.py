@@ -228,7 +228,8 @@ def mmoe(p, e, dims, num_experts, num_labels):
 def _expert(p, number, h):
     h, layer = np.maximum(h, 0), 0
     while f"experts.weights.{layer}" in p:
-        h = p[f"experts.weights.{layer}"][number] @ h + p[f"experts.biases.{layer}"][number]
+        weight = p[f"experts.weights.{layer}"][number]
+        h = weight @ h + p[f"experts.biases.{layer}"].reshape(-1, len(weight))[number]
         h, layer = np.maximum(h, 0), layer + 1
     return h
 
