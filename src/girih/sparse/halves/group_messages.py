@@ -1,4 +1,4 @@
-"""What trainers send each other of several groups in one message: keys, rows and gradients.
+"""Messages between trainers: keys, rows and gradients of several groups, in one message each.
 
 A message to a rank has what is its of the first group, then of the next. Rows that travel as float16 are rounded, and what every
 rank sees of a row in one step is the same: the owner takes a row that others ask for as they get it. A row that its owner alone
