@@ -12,7 +12,7 @@ MEMORY_SHARE = 0.25
 """Part of the free memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
 MOST = 64
 ROUNDING = 1e-9
-"""A size that is a whole part of the share but for its last bits makes no part more."""
+"""Parts below which a remainder comes of rounding, and is not one more part."""
 
 
 def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, str]:

@@ -30,10 +30,14 @@ EXAMPLES, FEW, REPEATS = 256, 2, 3
 def measure_dense_cost(
     data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup
 ) -> DenseCost | None:
-    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order; None where there are none.
+    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
 
-    Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
+    Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What
+    autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
     some runs; a line through that of few examples and that of more tells what a pass takes from what each example adds.
+
+    Returns:
+        None where there are fewer than three examples.
 
     Raises:
         DataError: a bad row.
