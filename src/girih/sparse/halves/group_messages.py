@@ -4,7 +4,7 @@ A message to a rank has what is its of the first group, then of the next. Rows t
 rank sees of a row in one step is the same: the owner takes a row that others ask for as they get it. A row that its owner alone
 asks for, and its own gradients, stay as they are.
 
-Shapes: R ranks, M micro-batches, T tables of a group.
+Shapes: R ranks, M micro-batches.
 """
 
 from __future__ import annotations
