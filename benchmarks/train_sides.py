@@ -192,7 +192,7 @@ class ReplicaAlone:
 class TorchRecTables(Eager):
     """The same network over TorchRec's fused embedding bags, in plain PyTorch.
 
-    So not only the sparse half differs: girih's float32 linear layers go through oneDNN, these do not.
+    So not only the sparse half differs: girih's float32 linear layers go through oneDNN where that pays, these do not.
 
     Tables of FBGEMM are multiples of 4 wide, so that a first-order weight would cost 4 columns of a second lookup;
     here it is a column of the same row, of D + 4 columns.

@@ -24,7 +24,13 @@ from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings
 
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="F.linear is as fast on this machine")
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch has no such operator here")
+
+
+@pytest.fixture(autouse=True)
+def _as_where_it_pays(monkeypatch):
+    monkeypatch.setattr(onednn, "pays", onednn.available)
+
 
 ONEDNN = "mkldnn._linear_pointwise.default"
 
@@ -239,6 +245,13 @@ def batch_of(size, features, num_numeric, seed=0):
         numeric=rng.normal(size=(size, num_numeric)).astype(np.float32),
         labels=(rng.random((size, 1)) < 0.25).astype(np.float32),
     )
+
+
+@pytest.mark.parametrize(("vendor", "pays"), [("AuthenticAMD", True), ("", True), ("GenuineIntel", False)])
+def test_it_pays_where_mkl_holds_back(monkeypatch, vendor, pays):
+    monkeypatch.undo()
+    monkeypatch.setattr(onednn, "_vendor", lambda: vendor)
+    assert onednn.pays() is pays
 
 
 def test_replica_takes_a_users_linear_layers_through_onednn():

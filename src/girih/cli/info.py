@@ -33,7 +33,7 @@ def info() -> int:
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use",
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
-        "float32 layers": "oneDNN" if onednn.available() else "as PyTorch has them",
+        "float32 layers": "oneDNN" if onednn.pays() else "as PyTorch has them",
         "idle threads": openmp.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
         "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free"

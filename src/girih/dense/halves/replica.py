@@ -237,7 +237,7 @@ class Replica:
     def _arithmetic(self) -> AbstractContextManager[object]:
         if self._autocast:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        if self.device.type == "cpu" and onednn.available():
+        if self.device.type == "cpu" and onednn.pays():
             return onednn.OneDNNLinear()
         return nullcontext()
 
