@@ -1,6 +1,6 @@
 """AUC and logloss by strategy: Persia's Table 2 and Figure 7, DES's Table 4, on public and generated data.
 
-    GIRIH_DATA=... girih bench strategy_quality [--cases frappe/dnn ...] [--quick] [--results FOLDER] [--docs FOLDER]
+    GIRIH_DATA=... girih bench strategy_quality [--cases frappe/dnn ...] [--factor 0.5] [--quick] [--results FOLDER] [--docs FOLDER]
 
 Every arm of a case makes equally many updates, each of equally many examples: a trainer of ``asynchronous`` takes as many
 examples per step as all trainers of the others together, since each of its steps is an update. "One process" makes the same
@@ -157,6 +157,9 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE", help=", ".join(CASES)
     )
+    parser.add_argument(
+        "--factor", type=float, help="of the rates of every arm, in place of each one's own best"
+    )
     arguments = parser.parse_args()
     report = harness.Report("strategy_quality", arguments)
     if any(not case.startswith("generated") for case in arguments.cases):
@@ -167,7 +170,7 @@ def main() -> None:
         case = CASES[name]
         if case.data == "generated":
             _generate()
-        runs, factors = _trained(name, case, kept, quick=arguments.quick)
+        runs, factors = _trained(name, case, kept, arguments.factor, quick=arguments.quick)
         rows += _rows(name, case, runs, factors)
         rates += [[name, arm, _rates(kept, f"{name}/{arm}")] for arm in runs if arm not in case.same]
         charts.append(
@@ -193,9 +196,9 @@ RATES = ["case", "strategy", "rates ×: best validation AUC (test AUC)"]
 
 
 def _trained(
-    name: str, case: Case, kept: Results, *, quick: bool
+    name: str, case: Case, kept: Results, factor: float | None, *, quick: bool
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
-    """Arm → runs of the reported seeds; arm → its factor."""
+    """Arm → runs of the reported seeds; arm → its factor, which is ``factor`` for all where it is given."""
 
     def run(arm: str, factor: float, seed: int) -> Run:
         config = case.config(case.arms[arm], factor, seed, quick=quick)
@@ -205,16 +208,17 @@ def _trained(
     runs: dict[str, list[dict[str, Any]]] = {}
     for arm in case.arms:
         like = case.same.get(arm)
-        factors[arm] = (
-            factors[like]
-            if like in factors
-            else tuned(
+        if factor is not None:
+            factors[arm] = factor
+        elif like in factors:
+            factors[arm] = factors[like]
+        else:
+            factors[arm] = tuned(
                 lambda factor, arm=arm: best_valid(kept.train([run(arm, factor, TUNED)])[0]),
                 case.factors[: 1 if quick else None],
                 MOST_FACTORS,
                 grow=not quick,
             )
-        )
         runs[arm] = kept.train([run(arm, factors[arm], seed) for seed in REPORTED[: 1 if quick else None]])
     return runs, factors
 
