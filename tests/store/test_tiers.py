@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 from test_live_snapshot import NUM_IDS, assert_equal, change, read, spec_of
-from test_store_machine import KEYS, StoreMachine
 from test_store_suite import with_the_jit
 
 from girih.kernels.cpu.jit import JIT_DISABLED
@@ -16,6 +15,7 @@ from girih.store import Heap, Store, Tiers
 from girih.tables import LFU, LRU, TTL, MinCount
 from girih.testing.store_verbs import contents, taken
 from girih.testing.stores import StoreSuite
+from store_machine import KEYS, StoreMachine
 
 
 class OnTiers(StoreSuite):

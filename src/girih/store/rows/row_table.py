@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout, lookup, recency, update
 from girih.store.arrays import Floats, Ints, Longs
@@ -16,11 +17,20 @@ from girih.store.rows.record import RowLayout
 
 ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
 _EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
-_LFU_SHARE = 16
+LFU_SHARE = 16
 # What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
 # the Bloom cells of a key.
 _RECORDS_PER_DROP, _RECORDS_PER_READ = 3, 8
 _UNBOUNDED = 1 << 31
+
+
+def moments(rules: NDArray[np.int64], step: int, clock: Callable[[], float]) -> Longs:
+    """int64[T]: the step, or the second, by which each table measures age; see :class:`girih.kernels.cpu.layout.Layout`."""
+    now = np.full(len(rules), step, np.int64)
+    in_seconds = rules[:, layout.IN_SECONDS] != 0
+    if in_seconds.any():
+        now[in_seconds] = int(clock()) - _EPOCH_S
+    return now
 
 
 class RowTable:
@@ -33,8 +43,7 @@ class RowTable:
     def __init__(self, memory: ShardMemory, own: RowLayout, clock: Callable[[], float]) -> None:
         self._memory, self._kernel, self._first_hyper = memory, own.kernel, own.first_hyper
         self._clock = clock
-        self._in_seconds = own.kernel.rules[:, layout.IN_SECONDS] != 0
-        self._any_in_seconds = bool(self._in_seconds.any())
+        self._rules = own.kernel.rules
         self._any_expire = bool((own.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
         self._tags: Ints = np.empty(0, np.int32)
 
@@ -45,10 +54,7 @@ class RowTable:
 
     def now(self, step: int) -> Longs:
         """int64[T]: the step, or the second, by which each table measures age."""
-        now = np.full(len(self._in_seconds), step, np.int64)
-        if self._any_in_seconds:
-            now[self._in_seconds] = int(self._clock()) - _EPOCH_S
-        return now
+        return moments(self._rules, step, self._clock)
 
     def read(
         self,
@@ -111,7 +117,7 @@ class RowTable:
                     memory.grow_index()
                 elif need == lookup.NEED_LFU:
                     table = int(keys[1][start])
-                    wanted = max(1, int(kernel.rules[table, layout.MAX_ROWS]) // _LFU_SHARE)
+                    wanted = max(1, int(kernel.rules[table, layout.MAX_ROWS]) // LFU_SHARE)
                     stuck[table] = self.evict_least_used(table, step, wanted) == 0
                     memory.make_room(_RECORDS_PER_READ * (len(keys[0]) - start))
         if memory.num_rows == num_rows:
