@@ -12,6 +12,11 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+import torch
+
+# Kernels for GPUs are interpreted where there is none; asked when triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from girih.testing.click_log import click_log
 
@@ -69,7 +74,10 @@ _CHECKED = {}  # kernel → types by which it was compiled before the test at ha
 
 
 def pytest_collection_modifyitems(items):
-    """Files of whole runs begin first, so that no worker has one left when all others are done."""
+    """Files of whole runs begin first, so that no worker has one left when all others are done; folders mark tests of GPUs."""
+    for item in items:
+        if item.path.parent.name == "gpu":
+            item.add_marker("gpu")
     items.sort(key=lambda item: item.path.parent.name not in ("strategies", "docs", "cli", "checkpoint"))
 
 

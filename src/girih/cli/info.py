@@ -16,7 +16,7 @@ from girih.cli import cli
 from girih.dense.accel import onednn, openmp
 from girih.report.text import size
 
-PACKAGES = ("torch", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "tensorboard")
+PACKAGES = ("torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "tensorboard")
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 HUGE_PAGES_SHARED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 

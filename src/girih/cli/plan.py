@@ -75,7 +75,7 @@ def plan(
 def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
     """Lines that say what tiers take, one for each group; none where there is one tier."""
     store = settings.store
-    if not store.is_tiered:
+    if store.tiers is None or not store.is_tiered:
         return []
     groups = settings.sparse().following(decided).groups()
     num_tables = sum(len(group.spec.tables) for group in groups)

@@ -127,7 +127,7 @@ class Facts:
         num_trainers: trainers that take part.
         hosts: where each trainer listens, by rank, the same for those of one host; empty where that is not known.
         batch_size: examples per step over all trainers; None where no training data is known yet.
-        device: device of the dense half.
+        device: device of the dense half. rows_on: device that rows are asked to be on, "cpu" or "gpu"; None where it is free.
         groups: tables by row layout, before a plan packs them.
         schedule: how a step is to be packed and laid out in time.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
@@ -145,6 +145,7 @@ class Facts:
     hosts: tuple[str, ...] = ()
     batch_size: int | None = None
     device: str = "cpu"
+    rows_on: str | None = None
     global_batch_norm: bool = False
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None

@@ -15,6 +15,7 @@ from girih.errors import ConfigError
 from girih.runs.directory import TIERS
 from girih.runs.files import disk_full
 from girih.store import File, GroupSpec, Heap, Shared, Store, Tiers
+from girih.store.gpu.options import Gpu
 
 MOST_THREADS = 8
 
@@ -34,7 +35,9 @@ class StoreOptions(Options):
         directory: for arena "file": the disk whose room they take; they have no names there and end with
             the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
-        tiers: where values of rows lie, hot to cold: ``["dram"]``, or ``["dram", "ssd"]`` for tables larger than memory.
+        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory, or
+            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses. None takes ``["gpu"]`` where strategy ``local``
+            trains on a GPU and neither arena nor shards are given, ``["dram"]`` elsewhere.
         hot_rows: rows of all tables, in all processes, whose values stay in memory, where there are several tiers.
         flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
             they are chosen first.
@@ -46,7 +49,7 @@ class StoreOptions(Options):
     arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
     reserve_rows: Count | None = None
-    tiers: tuple[Literal["gpu", "dram", "ssd"], ...] = ("dram",)
+    tiers: tuple[Literal["gpu", "dram", "ssd"], ...] | None = None
     hot_rows: Annotated[int, Bounds(0)] | None = None
     flush_every_steps: Count = 100
     warm_up_steps: Annotated[int, Bounds(0)] = 100
@@ -62,9 +65,25 @@ class StoreOptions(Options):
         return "store: "
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether rows are in GPU memory."""
+        return self.tiers == ("gpu",)
+
+    @property
+    def device(self) -> str | None:
+        """The device of groups whose rows are kept so, "cpu" or "gpu", as a plan names it; None leaves it to the plan."""
+        if self.tiers is None and self.arena is None and self.shards is None:
+            return None
+        return "gpu" if self.on_gpu else "cpu"
+
+    @property
     def is_tiered(self) -> bool:
         """Whether values of rows lie in several tiers."""
-        return len(self.tiers) > 1
+        return self.tiers is not None and len(self.tiers) > 1
+
+    def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
+        """The same, with rows in the memory of a device."""
+        return replace(self, tiers=(device,))
 
     def within(self, run: Path | None) -> StoreOptions:
         """The same, with a directory for tiers that have none: in that of the run, if there is one."""
@@ -73,13 +92,13 @@ class StoreOptions(Options):
         return replace(self, ssd_dir=str(run / TIERS))
 
     def _check_tiers(self) -> None:
+        if self.tiers is None:
+            return
         given = f"store: tiers = {list(self.tiers)}: "
-        if "gpu" in self.tiers:
-            raise ConfigError(
-                f"{given}rows in GPU memory are not implemented; use ['dram'] or ['dram', 'ssd']"
-            )
-        if self.tiers not in (("dram",), ("dram", "ssd")):
-            raise ConfigError(f"{given}expected ['dram'] or ['dram', 'ssd'], hot to cold")
+        if self.tiers not in (("gpu",), ("dram",), ("dram", "ssd")):
+            raise ConfigError(f"{given}expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold")
+        if self.on_gpu and (self.arena is not None or (self.shards or 1) > 1):
+            raise ConfigError(f"{given}takes neither arena nor several shards; drop them, or use ['dram']")
         if self.is_tiered and self.hot_rows is None:
             raise ConfigError(f"{given}hot_rows is missing: how many rows of all tables stay in memory")
         if self.is_tiered and self.arena not in (None, "heap"):
@@ -93,6 +112,8 @@ class StoreOptions(Options):
         Args:
             threads: for shards, where their number is free; None takes the cores of this process.
         """
+        if self.on_gpu:
+            return 1
         if self.shards is not None:
             return self.shards
         rules = [table.eviction for spec in specs for table in spec.tables]
@@ -113,6 +134,8 @@ class StoreOptions(Options):
             ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
             StorageFullError: no memory or disk to begin with.
         """
+        if self.on_gpu:
+            return Store(spec, shard=shard, num_shards=num_shards, arena=Gpu(reserve_rows=self.reserve_rows))
         if self.is_tiered:
             heap, tiers = Heap(reserve_rows=self.reserve_rows), self._tiers(hot_share / num_shards)
             return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=tiers)
@@ -129,7 +152,7 @@ class StoreOptions(Options):
     def _tiers(self, hot_share: float) -> Tiers:
         if self.ssd_dir is None:
             raise ConfigError(
-                f"store: tiers = {list(self.tiers)}: ssd_dir is missing, and there is no run directory to take; give"
+                f"store: tiers = {list(self.tiers or ())}: ssd_dir is missing, and there is no run directory to take; give"
                 " a directory on the SSD"
             )
         return Tiers(

@@ -47,8 +47,10 @@ class SparseSpec:
         )
 
     def following(self, plan: Plan) -> SparseSpec:
-        """The same tables in the groups of a plan; one that names none leaves them as they are."""
-        return replace(self, partition={each["name"]: each["tables"] for each in plan.groups} or None)
+        """The same tables in the groups and on the device of a plan; one that names no group leaves them as they are."""
+        partition = {each["name"]: each["tables"] for each in plan.groups} or None
+        on_gpu = any(each["device"] == "gpu" for each in plan.groups)
+        return replace(self, partition=partition, store=self.store.moved_to("gpu") if on_gpu else self.store)
 
     def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
         """The tables of some features alone, in the same groups; ``schema`` is theirs."""

@@ -146,6 +146,15 @@ class ShardState:
         """Bytes of memory, used and reserved, that tiers take by part; empty where there is one."""
         return {}
 
+    def at_rest(self) -> ShardState:
+        """The shard that a save reads while verbs go on."""
+        return self
+
+    def replace(self, fill: Callable[[ShardState], None]) -> None:
+        """Replaces all rows by those that ``fill`` puts into an empty shard."""
+        with self.memory.changing():
+            fill(self)
+
     def close(self) -> None:
         """Lets go of memory."""
         self.memory.close()

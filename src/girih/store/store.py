@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -21,6 +21,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.gpu.options import Gpu
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Source, check_sources, restore
@@ -29,6 +30,9 @@ from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, ShardState, open_state
 from girih.store.tiers.options import Tiers
 from girih.store.tiers.tiered_state import open_tiered_state
+
+if TYPE_CHECKING:
+    from girih.store.gpu.gpu_state import GpuState
 
 
 class Store:
@@ -59,14 +63,24 @@ class Store:
         *,
         shard: int = 0,
         num_shards: int = 1,
-        arena: ArenaOptions | None = None,
+        arena: ArenaOptions | Gpu | None = None,
         clock: Callable[[], float] = time.time,
         tiers: Tiers | None = None,
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
-        self.state: ShardState
-        if tiers is None:
+        self.state: ShardState | GpuState
+        if isinstance(arena, Gpu):
+            if tiers is not None:
+                raise ConfigError("tiers below GPU memory are not implemented; leave tiers out")
+            try:
+                from girih.store.gpu.gpu_state import open_gpu_state
+            except ImportError as error:
+                raise ConfigError(
+                    f"rows in GPU memory need torch and triton: {error}; pip install triton"
+                ) from error
+            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
+        elif tiers is None:
             self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
         elif isinstance(arena, Heap | None):
             self.state = open_tiered_state(spec, shard, num_shards, arena or Heap(), clock, tiers)
@@ -194,7 +208,7 @@ class Store:
         Raises:
             ConfigError: one was taken and not closed.
         """
-        return Snapshot(self.state, directory, since)
+        return Snapshot(self.state.at_rest(), directory, since)
 
     def restore(
         self,
@@ -216,13 +230,11 @@ class Store:
                 store is as before.
             StorageFullError: no memory; the store holds a part.
         """
-        memory = self.state.memory
-        memory.check_open()
-        if memory.saving is not None:
+        self.state.memory.check_open()
+        if self.state.memory.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         self.check(sources, optimizer_state=optimizer_state, elsewhere=elsewhere)
-        with memory.changing():
-            restore(self.state, sources, optimizer_state)
+        self.state.replace(lambda state: restore(state, sources, optimizer_state))
 
     def check(
         self, sources: Sequence[Source], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
@@ -270,7 +282,8 @@ class Store:
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part; see :func:`girih.store.accounting.held_bytes`."""
-        return held_bytes(self.state)
+        state = self.state
+        return held_bytes(state) if isinstance(state, ShardState) else state.memory.held_bytes()
 
     def close(self) -> None:
         """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""

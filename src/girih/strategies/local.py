@@ -29,6 +29,7 @@ class Local:
     alone: ClassVar[bool] = True
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
     prefetches: ClassVar[bool] = True
+    keeps_rows_on_gpu: ClassVar[bool] = True
 
     def plan(self, facts: Facts) -> Plan:
         """One trainer has everything.

@@ -95,7 +95,8 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     """A plan with what every strategy says alike: groups, and what ``[schedule]`` says of them, added to ``schedule``.
 
     Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them; micro-batches
-    for those whose ``cuts_from`` has the layer that they begin at; prefetching for those whose ``prefetches`` is true.
+    for those whose ``cuts_from`` has the layer that they begin at; prefetching for those whose ``prefetches`` is true; rows in
+    GPU memory for those whose ``keeps_rows_on_gpu`` is.
 
     Raises:
         ConfigError: the model's own loss does not support this strategy, or the strategy what ``[schedule]`` asks for.
@@ -114,6 +115,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
             f"schedule: {name}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
             f" groups helps; leave it out, or use 'synchronous'"
         )
+    device = _device_of_rows(strategy, facts)
     arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
@@ -124,7 +126,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
         "hosts": hosts if len(set(facts.hosts)) > 1 else {},
         "groups": tuple(
-            {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": "cpu"}
+            {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": device}
             for group in arranged.groups
         ),
         "asked": asdict(asked),
@@ -143,6 +145,20 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     predicted = {} if facts.profile is None else arranged.predicted()
     predicted |= {"micro_batches": {"why": why}} if why else {}
     return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
+
+
+def _device_of_rows(strategy: Strategy, facts: Facts) -> str:
+    """The device of all groups: the one that is asked for, or that of the dense half where rows may be there.
+
+    Raises:
+        ConfigError: rows are to be in GPU memory, and the strategy has them elsewhere.
+    """
+    may = getattr(strategy, "keeps_rows_on_gpu", False)
+    if facts.rows_on == "gpu" and not may:
+        raise ConfigError(
+            f"store: tiers = ['gpu']: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local', or tiers = ['dram']"
+        )
+    return facts.rows_on or ("gpu" if may and facts.device == "cuda" else "cpu")
 
 
 def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:

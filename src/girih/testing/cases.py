@@ -41,13 +41,13 @@ def schema() -> girih.Schema:
     )
 
 
-def spec(*, shards: int = 1, seed: int = 0) -> SparseSpec:
+def spec(*, shards: int = 1, seed: int = 0, store: StoreOptions | None = None) -> SparseSpec:
     """Tables that Adagrad moves, so that the order of updates shows."""
     return SparseSpec(
         schema=schema(),
         needs=NEEDS,
         optimizer=girih.optim.Adagrad(lr=0.5),
-        store=StoreOptions(shards=shards),
+        store=store or StoreOptions(shards=shards),
         seed=seed,
     )
 
@@ -98,23 +98,25 @@ def give(
     first, behind, _ = (examples or slice(None)).indices(size)
     bounds = batch.offsets[2 * size :] - batch.offsets[2 * size]
     rows = slice(int(bounds[first]), int(bounds[behind]))
-    total = torch.zeros(())
+    device = embeddings[FEATURES[0]].device
+    there = {name: torch.from_numpy(numbers).to(device) for name, numbers in wanted.items()}
+    total = torch.zeros((), device=device)
     for name in FEATURES:
-        total = total + (embeddings[name] * torch.from_numpy(wanted[name][first:behind])).sum()
+        total = total + (embeddings[name] * there[name][first:behind]).sum()
     for block in embeddings.first_order:
-        total = total + (block.values[:, 0] * torch.from_numpy(wanted["first_order"][first:behind])).sum()
+        total = total + (block.values[:, 0] * there["first_order"][first:behind]).sum()
     for sequence in embeddings.sequences.values():
-        total = total + (sequence.values * torch.from_numpy(wanted["sequence"][rows])).sum()
+        total = total + (sequence.values * there["sequence"][rows]).sum()
     total.backward()  # type: ignore[no-untyped-call]
 
 
 def numbers_of(embeddings: Embeddings) -> dict[str, NDArray[np.float32]]:
     """Copies of all that embeddings hold, by feature."""
-    found = {name: embeddings[name].detach().numpy().copy() for name in FEATURES}
+    found = {name: embeddings[name].detach().cpu().numpy().copy() for name in FEATURES}
     for block in embeddings.first_order:
-        found["first_order"] = block.values[:, 0].detach().numpy().copy()
+        found["first_order"] = block.values[:, 0].detach().cpu().numpy().copy()
     for sequence in embeddings.sequences.values():
-        found["sequence"] = sequence.values.detach().numpy().copy()
+        found["sequence"] = sequence.values.detach().cpu().numpy().copy()
     return found
 
 

@@ -15,6 +15,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, SGD, Adam, SparseOptimizer
 from girih.store import GroupSpec, Segment, Snapshot, SnapshotFile, Store, TableSpec, shard_of, write_rows
 from girih.store.snapshot.columns import Chunk
+from girih.store.state import ShardState
 from girih.tables import Dtype, Normal, Zeros
 from girih.testing.fake_store import FakeStore
 
@@ -100,9 +101,13 @@ def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) ->
     """Removes keys; returns how many had a row."""
     if isinstance(store, FakeStore):
         return store.evict(ids, tables)
-    memory, rows = store.state.memory, np.empty(len(ids), np.int32)
-    with memory.changing():
-        index.find_all(memory.arrays, np.ascontiguousarray(ids), np.ascontiguousarray(tables), rows)
+    ids, tables = np.ascontiguousarray(ids), np.ascontiguousarray(tables)
+    with store.state.memory.changing():
+        if isinstance(store.state, ShardState):
+            rows = np.empty(len(ids), np.int32)
+            index.find_all(store.state.memory.arrays, ids, tables, rows)
+        else:
+            rows = store.state.peek(ids, tables, np.empty((len(ids), store.spec.dim), np.float32))
         return store.state.rows.drop(np.unique(rows))
 
 

@@ -49,7 +49,7 @@ class StoreSuite:
         "rules",
         [
             {},
-            {"eviction": LRU(max_rows=30), "admission": MinCount(count=2, cells=500)},
+            {"eviction": LRU(max_rows=30), "admission": MinCount(count=2, cells=50_000)},
             {"eviction": LFU(max_rows=40), "admission": Probability(p=0.5)},
             {"eviction": TTL(steps=2)},
         ],

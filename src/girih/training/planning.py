@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from girih.cluster.cluster import Cluster
@@ -52,6 +51,7 @@ def facts_of(
         num_trainers=num_trainers,
         seed=sparse.seed,
         device=dense.device.type,
+        rows_on=sparse.store.device,
         global_batch_norm=dense.global_batch_norm,
         schedule=schedule or ScheduleOptions(),
     )
@@ -101,9 +101,9 @@ def decide(
             )
         pinned.check_like(draft)
         sparse.following(pinned).groups()  # which refuses what is no packing
-        return pinned if pinned.hosts else _on(draft.hosts, pinned)
+        return pinned if pinned.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
-        return _on(draft.hosts, earlier)
+        return _here(draft, earlier)
     wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
@@ -132,6 +132,8 @@ def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
     return True
 
 
-def _on(hosts: Mapping[str, str], plan: Plan) -> Plan:
-    """A plan for these hosts, whatever it was made for."""
-    return plan if plan.hosts == hosts else replace(plan, hosts=hosts)
+def _here(draft: Plan, plan: Plan) -> Plan:
+    """A plan for the hosts and the device of this run, whatever it was made for."""
+    (device,) = {group["device"] for group in draft.groups} or {"cpu"}
+    groups = tuple({**group, "device": device} for group in plan.groups)
+    return replace(plan, hosts=draft.hosts, groups=groups)

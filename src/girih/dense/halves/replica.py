@@ -290,7 +290,7 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    if device.type == "cpu":
+    if device.type == "cpu" and all(block.values.device.type == "cpu" for block in embeddings.blocks[:1]):
         return embeddings
     return embeddings.mapped(
         lambda bags: bags.to(device), lambda each: Jagged(each.values.to(device), each.offsets.to(device))

@@ -53,6 +53,24 @@ class GroupGradients:
     terms_of: Callable[[ShardKeys], Terms] | None = None
 
 
+class ReadRows(Protocol):
+    """A group's rows for one batch; what else it says is the group's own."""
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """The tensors of the group's outputs, on its device."""
+        ...
+
+
+class SummedGradients(Protocol):
+    """Gradients of a group's keys; what else it says is the group's own."""
+
+    @property
+    def nonfinite_key(self) -> int:
+        """A key whose own is not finite, or -1."""
+        ...
+
+
 class EmbeddingGroup(Protocol):
     """One group over the shards of one process: the seam between devices.
 
@@ -62,17 +80,17 @@ class EmbeddingGroup(Protocol):
 
     group: Group
 
-    def find(self, batch: Batch) -> GroupKeys:
-        """The unique keys of a batch, which depend on its ids alone."""
+    def find(self, batch: Batch) -> Any:
+        """The unique keys of a batch, which depend on its ids alone, as the group's other verbs take them."""
         ...
 
-    def fetch(self, found: GroupKeys) -> None:
+    def fetch(self, found: Any) -> None:
         """Begins to read what the next lookup will want of tiers below memory; changes no result."""
         ...
 
     def lookup(
-        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
-    ) -> tuple[GroupRead, Fill]:
+        self, batch: Batch, step: int, *, train: bool, found: Any | None = None
+    ) -> tuple[ReadRows, Fill]:
         """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
 
         Args:
@@ -83,7 +101,7 @@ class EmbeddingGroup(Protocol):
         """
         ...
 
-    def gradients(self, read: GroupRead, given: Sequence[Any], batch: Batch) -> GroupGradients | None:
+    def gradients(self, read: Any, given: Sequence[Any], batch: Batch) -> SummedGradients | None:
         """The gradient of each unique key; None where no output took part in the loss.
 
         Args:
@@ -91,8 +109,12 @@ class EmbeddingGroup(Protocol):
         """
         ...
 
-    def apply(self, read: GroupRead, gradients: GroupGradients, step: int, lr_scale: float) -> None:
+    def apply(self, read: Any, gradients: Any, step: int, lr_scale: float) -> None:
         """Moves the rows by their gradients."""
+        ...
+
+    def inverse(self, read: Any) -> NDArray[np.int32]:
+        """int32[N]: the number of the key of each of the group's ids, by which one whose gradient is not finite is named."""
         ...
 
 
@@ -146,9 +168,10 @@ class CpuGroup:
         """See :class:`EmbeddingGroup`."""
         self._keys.apply(read.keys, gradients.totals, step, lr_scale, gradients.terms_of)
 
-
-BY_DEVICE: dict[str, type[CpuGroup]] = {"cpu": CpuGroup}
-"""Device of a group, as the plan names it → its class."""
+    def inverse(self, read: GroupRead) -> NDArray[np.int32]:
+        """See :class:`EmbeddingGroup`."""
+        keys: GroupKeys = read.keys
+        return keys.inverse
 
 
 def ids_of(batch: Batch, group: Group) -> Ids:
@@ -158,7 +181,7 @@ def ids_of(batch: Batch, group: Group) -> Ids:
 
 def apply_all(
     groups: Sequence[EmbeddingGroup],
-    reads: Sequence[GroupRead],
+    reads: Sequence[ReadRows],
     given: Sequence[Sequence[Any]],
     batch: Batch,
     step: int,
@@ -175,7 +198,7 @@ def apply_all(
         if found is None:
             continue
         if found.nonfinite_key >= 0:
-            name = _feature_of(group.group, read.keys.inverse, found.nonfinite_key, batch)
+            name = _feature_of(group.group, group.inverse(read), found.nonfinite_key, batch)
             raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
         updates.append((group, read, found))
     for group, read, found in updates:

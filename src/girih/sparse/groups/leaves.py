@@ -6,6 +6,7 @@ Shapes: B examples, L ids of a sequence feature in the batch, D width of an embe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ class Leaves:
     """Tensors over the outputs of all groups.
 
     Args:
-        arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence.
+        arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence; arrays, or tensors on
+            a GPU.
         bounds: of each whole one of them: see :func:`~girih.sparse.groups.pack.sequence_bounds`.
         train: whether they collect gradients.
     """
@@ -29,7 +31,7 @@ class Leaves:
     def __init__(
         self,
         groups: Sequence[Group],
-        arrays: Sequence[NDArray[np.float32]],
+        arrays: Sequence[NDArray[np.float32] | Tensor],
         bounds: Iterable[NDArray[np.int32]],
         *,
         train: bool,
@@ -51,7 +53,7 @@ class Leaves:
             if bounds is not None:
                 own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
                 rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
-            leaf = torch.from_numpy(array[rows]).requires_grad_(self._train)
+            leaf = torch.as_tensor(array[rows]).requires_grad_(self._train)
             leaves.append((rows, leaf))
             if bounds is not None:
                 sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
@@ -61,20 +63,23 @@ class Leaves:
                 first_order.append(Block(output.names, leaf))
         return Embeddings(tuple(blocks), sequences, tuple(first_order))
 
-    def gradients(self) -> list[NDArray[np.float32] | None]:
-        """For each output of all groups float32[·, D], or None where it took no part in the loss."""
+    def gradients(self) -> list[Any]:
+        """For each output of all groups float32[·, D] where it lies, or None where it took no part in the loss."""
         return [_summed(array, leaves) for array, leaves in zip(self._arrays, self._leaves, strict=True)]
 
 
-def _summed(like: NDArray[np.float32], leaves: list[tuple[slice, Tensor]]) -> NDArray[np.float32] | None:
+def _summed(
+    like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
+) -> NDArray[np.float32] | Tensor | None:
     """The gradients of leaves that are rows of one array."""
     given = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
     if not given:
         return None
     if len(given) == 1 and given[0][1].shape == like.shape:
-        whole = given[0][1].contiguous().numpy()
+        whole = given[0][1].contiguous()
     else:
-        whole = np.zeros_like(like)
+        whole = torch.zeros_like(torch.as_tensor(like))
         for rows, gradient in given:
-            whole[rows] += gradient.numpy()
-    return whole.reshape(-1, whole.shape[-1])
+            whole[rows] += gradient
+    whole = whole.reshape(-1, whole.shape[-1])
+    return whole if isinstance(like, Tensor) else whole.numpy()

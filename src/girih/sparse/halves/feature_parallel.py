@@ -13,7 +13,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.group import GroupRead
+from girih.sparse.groups.group import ReadRows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.spec import SparseSpec
@@ -50,7 +50,7 @@ class FeatureParallelSparse(LocalSparse):
         )
 
     def update(
-        self, batch: Batch, reads: list[GroupRead], gradients: Sequence[Gradients], step: int, lr_scale: float
+        self, batch: Batch, reads: list[ReadRows], gradients: Sequence[Gradients], step: int, lr_scale: float
     ) -> None:
         """See :class:`ShardedHalf`.
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from girih.data.batch import Batch
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.group import BY_DEVICE, EmbeddingGroup, GroupRead, apply_all
+from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import GroupKeys
+from girih.sparse.groups.pack import Group
 from girih.sparse.halves.here import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
+from girih.store import Store
 
 
-class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
+class LocalSparse(ShardedHalf[list[Any], ReadRows]):
     """Tables in this process.
 
     Args:
         spec: tables, and how they are kept.
         process, elsewhere: which process this is, and what tables others hold: see ``LocalShards``.
-        devices: device of each group, by name; the CPU where a group is missing.
+        devices: device of each group, by name; that of the store's memory where a group is missing.
         micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
@@ -37,15 +40,17 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
         shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.groups: list[EmbeddingGroup] = [
-            BY_DEVICE[(devices or {}).get(group.spec.name, "cpu")](group, stores, shards.pool)
+            open_group(
+                (devices or {}).get(group.spec.name, spec.store.device or "cpu"), group, stores, shards.pool
+            )
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[GroupKeys]:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
-    def fetch(self, found: list[GroupKeys]) -> None:
+    def fetch(self, found: list[Any]) -> None:
         """See :class:`ShardedHalf`."""
         for group, keys in zip(self.groups, found, strict=True):
             group.fetch(keys)
@@ -55,10 +60,10 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[GroupKeys] | None = None,
+        found: list[Any] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[GroupRead]]:
+    ) -> Iterator[Arrival[ReadRows]]:
         """See :class:`ShardedHalf`; rows are looked up with the first micro-batch."""
         first, *later = parts
         reads, fills = [], []
@@ -78,7 +83,18 @@ class LocalSparse(ShardedHalf[list[GroupKeys], GroupRead]):
             yield reads, outputs
 
     def update(
-        self, batch: Batch, reads: list[GroupRead], gradients: Sequence[Gradients], step: int, lr_scale: float
+        self, batch: Batch, reads: list[ReadRows], gradients: Sequence[Gradients], step: int, lr_scale: float
     ) -> None:
         """See :class:`ShardedHalf`."""
         apply_all(self.groups, reads, gradients, batch, step, lr_scale)
+
+
+def open_group(
+    device: str, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None
+) -> EmbeddingGroup:
+    """The group on a device, as the plan names it: "cpu" or "gpu"; other arguments are those of :class:`CpuGroup`."""
+    if device == "cpu":
+        return CpuGroup(group, shards, pool)
+    from girih.sparse.groups.gpu_group import GpuGroup
+
+    return GpuGroup(group, shards)

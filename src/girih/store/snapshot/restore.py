@@ -16,8 +16,9 @@ from girih.kernels.cpu import layout, transfer
 from girih.kernels.cpu.arrays import sealed
 from girih.store.arrays import Ints, Longs
 from girih.store.route import shard_of
-from girih.store.rows.record import block_range
+from girih.store.rows.record import RowLayout, block_range
 from girih.store.snapshot.columns import Chunk, value_columns
+from girih.store.spec import GroupSpec
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
@@ -64,8 +65,20 @@ def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool)
     _shrink_to_bounds(state)
 
 
+class Shaped(Protocol):
+    """A shard, wherever its rows are."""
+
+    @property
+    def spec(self) -> GroupSpec:
+        """Its tables."""
+
+    @property
+    def layout(self) -> RowLayout:
+        """How their rows lie, and their rules."""
+
+
 def check_sources(
-    state: ShardState, sources: Sequence[Source], optimizer_state: bool, elsewhere: frozenset[str]
+    state: Shaped, sources: Sequence[Source], optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
     """Refuses sources that are damaged, whose rows do not fit, or that do not cover all tables of the store.
 

@@ -1,0 +1,132 @@
+"""Counts by table, row numbers for new keys, and the meta of all rows, in GPU memory.
+
+Shapes: U unique keys, T tables, R rows that were ever made.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.jit import block_of, kernel, launch
+from girih.kernels.gpu.layout import COUNT, LAST_USED, NO_ROW, STAMP, TABLE, longs_at, record, words_at
+
+NUM_FREE, ROWS_EVER, NUM_ROWS, ADDED = range(4)
+"""Entries of a shard's ``words``: free rows, rows ever made, rows with keys, keys that the index was ever given."""
+_NUM_FREE: tl.constexpr = tl.constexpr(NUM_FREE)
+_ROWS_EVER: tl.constexpr = tl.constexpr(ROWS_EVER)
+_NUM_ROWS: tl.constexpr = tl.constexpr(NUM_ROWS)
+_ADDED: tl.constexpr = tl.constexpr(ADDED)
+_COLUMNS: tl.constexpr = tl.constexpr(at.TABLE_COLUMNS)
+
+
+@kernel
+def _count(
+    tables: tl.tensor, flags: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, column: tl.tensor, amount: tl.tensor, LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    counted = mask & (tl.load(flags + i, mask=mask, other=LEAST - 1) >= LEAST)
+    table = tl.load(tables + i, mask=counted, other=0)
+    first = tl.min(tl.where(counted, table, 1 << 30))
+    last = tl.max(tl.where(counted, table, -1))
+    if first == last:  # nearly always, since keys of one table stand together: one atomic a program
+        tl.atomic_add(
+            counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)) * amount, sem="relaxed"
+        )
+    elif last >= 0:
+        one = counted.to(tl.int64) * amount
+        tl.atomic_add(counters + table * _COLUMNS + column, one, mask=counted, sem="relaxed")
+
+
+def count(
+    tables: Tensor,
+    flags: Tensor,
+    num_keys: Tensor,
+    counters: Tensor,
+    column: int,
+    *,
+    least: int,
+    amount: int = 1,
+) -> None:
+    """Adds to a column of ``counters``, int64[T, 16], how many keys of each table have flags of ``least`` and more."""
+    launch(
+        _count, len(tables), block_of(1024), tables, flags, num_keys, counters, column, amount, LEAST=least
+    )
+
+
+@kernel
+def _number_rows(
+    takes: tl.tensor,
+    ranks: tl.tensor,
+    free: tl.tensor,
+    words: tl.tensor,
+    rows: tl.tensor,
+    n: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    mask = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
+    rank = tl.load(ranks + i, mask=mask, other=1).to(tl.int64) - 1
+    num_free, ever = tl.load(words + _NUM_FREE), tl.load(words + _ROWS_EVER)
+    again = mask & (rank < num_free)
+    used = tl.load(free + num_free - 1 - rank, mask=again, other=0)
+    row = tl.where(again, used, (ever + rank - num_free).to(tl.int32))
+    tl.store(rows + i, row, mask=mask)
+
+
+@kernel
+def _take_rows(ranks: tl.tensor, words: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    total = tl.load(ranks + n - 1).to(tl.int64)
+    num_free = tl.load(words + _NUM_FREE)
+    again = tl.minimum(total, num_free)
+    tl.store(words + _NUM_FREE, num_free - again)
+    tl.store(words + _ROWS_EVER, tl.load(words + _ROWS_EVER) + total - again)
+    tl.store(words + _NUM_ROWS, tl.load(words + _NUM_ROWS) + total)
+    tl.store(words + _ADDED, tl.load(words + _ADDED) + total)
+
+
+def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> None:
+    """Gives each key with ``takes`` a row, in their order: those that became free last, then new ones.
+
+    Args:
+        takes: int32[U], 0 behind the keys that there are. free: int32[·], the free rows. words: int64[4], moved on.
+        rows: int32[U], written where a key takes one.
+    """
+    ranks = torch.cumsum(takes, 0, dtype=torch.int32)
+    launch(_number_rows, len(takes), block_of(1024), takes, ranks, free, words, rows, len(takes))
+    launch(_take_rows, min(1, len(takes)), 1, ranks, words, len(takes))
+
+
+@kernel
+def _read_meta(
+    chunks: tl.tensor, rows_ever: tl.tensor, tables: tl.tensor, last_used: tl.tensor, counts: tl.tensor, stamps: tl.tensor, CHUNK_BITS: tl.constexpr,
+    STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < rows_ever
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    words = words_at(address)
+    tl.store(tables + row, tl.load(words + TABLE, mask=mask, other=NO_ROW), mask=mask)
+    tl.store(last_used + row, tl.load(words + LAST_USED, mask=mask, other=0), mask=mask)
+    tl.store(counts + row, tl.load(words + COUNT, mask=mask, other=0), mask=mask)
+    tl.store(stamps + row, tl.load(longs_at(address) + STAMP // 2, mask=mask, other=0), mask=mask)
+
+
+class Meta:
+    """What eviction asks of rows: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
+
+    def __init__(self, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> None:
+        place = chunks.device
+        self.tables, self.last_used, self.counts = (
+            torch.empty(rows_ever, dtype=torch.int32, device=place) for _ in range(3)
+        )
+        self.stamps = torch.empty(rows_ever, dtype=torch.int64, device=place)
+        launch(
+            _read_meta, rows_ever, block_of(1024), chunks, rows_ever, self.tables, self.last_used, self.counts,
+            self.stamps, CHUNK_BITS=chunk_bits, STRIDE=stride,
+        )  # fmt: skip

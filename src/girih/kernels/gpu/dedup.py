@@ -1,0 +1,245 @@
+"""Dedup on a GPU: the ids of a batch become unique keys, numbered in the order in which they first occur.
+
+:func:`claim` has every id find or take a slot of a scratch hash table, and the first of equal ids win it; a prefix sum over
+winners numbers them, which no order of execution changes; :func:`number` writes the keys and each id's number. Ids of
+one number, sorted, are the *terms* of its key's gradient (:func:`describe_terms`); those of keys with very many are cut
+into pieces (:mod:`girih.kernels.gpu.gradients`).
+
+A *place* numbers the ids of a group's features one feature after the other, as the group has them; a *position* is
+where an id lies in the batch.
+
+Shapes: F features of the group, B examples, n places, N positions, U unique keys, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from girih.kernels.gpu.hashing import key_hash
+from girih.kernels.gpu.jit import block_of, kernel, launch
+
+SLOTS_PER_ID = 2  # at least: half of them stay free
+_SUM, _MEAN, _SQRTN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def last_not_above(bounds: tl.tensor, count: tl.tensor, value: tl.tensor, mask: tl.tensor) -> Any:
+    """The last of ``count`` ascending ``bounds``, the first of which is 0, that is not above ``value``: its index."""
+    low = tl.zeros_like(value)
+    high = tl.zeros_like(value) + count
+    left = count
+    while left > 1:
+        middle = (low + high) // 2
+        below = tl.load(bounds + middle, mask=mask & (middle < count), other=0) <= value
+        low = tl.where(below, middle, low)
+        high = tl.where(below, high, middle)
+        left = (left + 1) // 2
+    return low
+
+
+@triton.jit
+def find_slots(positions_of: tl.tensor, place: tl.tensor, num_features: tl.tensor, mask: tl.tensor) -> Any:
+    """Which of the group's features each place belongs to, and its position: see :func:`unique`."""
+    feature = last_not_above(positions_of, num_features, place, mask)
+    shift = tl.load(positions_of + num_features + feature, mask=mask, other=0)
+    return feature, place + shift
+
+
+@kernel
+def _claim(
+    ids: tl.tensor, positions_of: tl.tensor, tables: tl.tensor, slots: tl.tensor, slot_of: tl.tensor, n: tl.tensor, num_features: tl.tensor, num_slots: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < n
+    feature, position = find_slots(positions_of, place, num_features, mask)
+    key_id = tl.load(ids + position, mask=mask, other=0)
+    table = tl.load(tables + feature, mask=mask, other=0)
+    slot = (key_hash(key_id, table) & (num_slots - 1).to(tl.uint64)).to(tl.int32)
+    waiting = mask
+    left = tl.sum(waiting.to(tl.int32))
+    while left > 0:
+        # idle lanes aim at a word behind the table, and want what is never there
+        found = tl.atomic_cas(
+            slots + tl.where(waiting, slot, num_slots), tl.where(waiting, 0, -1), place + 1, sem="relaxed"
+        )
+        holder = tl.where(waiting & (found > 0), found - 1, place)
+        other, at = find_slots(positions_of, holder, num_features, waiting)
+        other_id = tl.load(ids + at, mask=waiting, other=0)
+        other_table = tl.load(tables + other, mask=waiting, other=0)
+        mine = waiting & (other_id == key_id) & (other_table == table)
+        tl.atomic_min(slots + slot, place + 1, mask=mine & (found > place + 1), sem="relaxed")
+        tl.store(slot_of + place, slot, mask=mine)
+        waiting = waiting & (mine == 0)
+        slot = tl.where(waiting, (slot + 1) & (num_slots - 1), slot)
+        left = tl.sum(waiting.to(tl.int32))
+
+
+@kernel
+def _find_first(
+    slots: tl.tensor, slot_of: tl.tensor, is_first: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < n
+    winner = tl.load(slots + tl.load(slot_of + place, mask=mask, other=0), mask=mask, other=0)
+    tl.store(is_first + place, (winner == place + 1).to(tl.int32), mask=mask)
+
+
+@kernel
+def _number(
+    ids: tl.tensor, positions_of: tl.tensor, tables: tl.tensor, slots: tl.tensor, slot_of: tl.tensor, ranks: tl.tensor, keys: tl.tensor, key_tables: tl.tensor,
+    counts: tl.tensor, numbers: tl.tensor, inverse: tl.tensor, n: tl.tensor, num_features: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < n
+    feature, position = find_slots(positions_of, place, num_features, mask)
+    winner = tl.load(slots + tl.load(slot_of + place, mask=mask, other=0), mask=mask, other=1) - 1
+    key = tl.load(ranks + winner, mask=mask, other=1) - 1
+    tl.store(numbers + place, key, mask=mask)
+    tl.store(inverse + position, key, mask=mask)
+    tl.atomic_add(counts + key, 1, mask=mask, sem="relaxed")
+    first = mask & (winner == place)
+    tl.store(keys + key, tl.load(ids + position, mask=first, other=0), mask=first)
+    tl.store(key_tables + key, tl.load(tables + feature, mask=first, other=0), mask=first)
+
+
+class Unique:
+    """The unique keys of a group's ids; every array has room for n, and says U of them.
+
+    Attributes:
+        keys, tables, counts: int64[n], int32[n], int32[n]: the keys, and how often each occurs.
+        num_keys: int32[1], U.
+        numbers: int32[n], the number of the key of each place; inverse: int32[N], of each position of the group.
+    """
+
+    def __init__(
+        self, keys: Tensor, tables: Tensor, counts: Tensor, num_keys: Tensor, numbers: Tensor, inverse: Tensor
+    ) -> None:
+        self.keys, self.tables, self.counts, self.num_keys = keys, tables, counts, num_keys
+        self.numbers, self.inverse = numbers, inverse
+
+
+def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
+    """Finds the unique keys of a group's ids; waits for nothing.
+
+    Args:
+        ids: int64[N] of the batch.
+        positions_of: int32[2F]: the first place of each feature, then what to add to its places to have positions.
+        tables: int32[F], the table of each feature; those of one table stand together.
+        n: places in all.
+    """
+    num_features, place = len(tables), ids.device
+    num_slots = 1 << max(10, (SLOTS_PER_ID * n - 1).bit_length())
+    slots = torch.zeros(num_slots + 1, dtype=torch.int32, device=place)
+    slot_of, is_first, numbers, key_tables = (
+        torch.empty(n, dtype=torch.int32, device=place) for _ in range(4)
+    )
+    inverse = torch.empty(len(ids), dtype=torch.int32, device=place)
+    counts = torch.zeros(n, dtype=torch.int32, device=place)
+    keys = torch.empty(n, dtype=torch.int64, device=place)
+    block = block_of(256)
+    launch(_claim, n, block, ids, positions_of, tables, slots, slot_of, n, num_features, num_slots)
+    launch(_find_first, n, block_of(1024), slots, slot_of, is_first, n)
+    ranks = torch.cumsum(is_first, 0, dtype=torch.int32)
+    launch(
+        _number, n, block, ids, positions_of, tables, slots, slot_of, ranks, keys, key_tables, counts, numbers, inverse,
+        n, num_features,
+    )  # fmt: skip
+    num_keys = ranks[-1:] if n else torch.zeros(1, dtype=torch.int32, device=place)
+    return Unique(keys, key_tables, counts, num_keys, numbers, inverse)
+
+
+class Terms:
+    """The ids of each key, in their order; and by what their bags' gradients are multiplied.
+
+    Attributes:
+        starts: int32[n+1]: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
+        features, examples, positions: int32[n]: of each term, by its place among the sorted ones.
+        factors: float32[n], 1 where a bag is summed and its ids have no weights.
+    """
+
+    def __init__(
+        self, starts: Tensor, features: Tensor, examples: Tensor, positions: Tensor, factors: Tensor
+    ) -> None:
+        self.starts, self.features, self.examples = starts, features, examples
+        self.positions, self.factors = positions, factors
+
+
+@kernel
+def _describe_terms(
+    order: tl.tensor, positions_of: tl.tensor, offsets: tl.tensor, first_bags: tl.tensor, modes: tl.tensor, weights: tl.tensor, features: tl.tensor,
+    examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, n: tl.tensor, num_features: tl.tensor, num_examples: tl.tensor,
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    term = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = term < n
+    place = tl.load(order + term, mask=mask, other=0).to(tl.int32)
+    feature, position = find_slots(positions_of, place, num_features, mask)
+    first_bag = tl.load(first_bags + feature, mask=mask, other=0)
+    example = tl.zeros_like(place)
+    behind = tl.zeros_like(place) + num_examples
+    left = num_examples
+    while (
+        left > 1
+    ):  # the last bag that does not begin behind the position; empty ones before it share its start
+        middle = (example + behind) // 2
+        below = tl.load(offsets + first_bag + middle, mask=mask, other=0) <= position
+        example = tl.where(below, middle, example)
+        behind = tl.where(below, behind, middle)
+        left = (left + 1) // 2
+    start = tl.load(offsets + first_bag + example, mask=mask, other=0)
+    length = (tl.load(offsets + first_bag + example + 1, mask=mask, other=0) - start).to(tl.float32)
+    mode = tl.load(modes + feature, mask=mask, other=0)
+    factor = bag_scale(mode, length)
+    if WEIGHTED:
+        factor = factor * tl.load(weights + position, mask=mask, other=0.0)
+    tl.store(features + term, feature, mask=mask)
+    tl.store(examples + term, example, mask=mask)
+    tl.store(positions + term, position, mask=mask)
+    tl.store(factors + term, factor, mask=mask)
+
+
+@triton.jit
+def bag_scale(mode: tl.tensor, length: tl.tensor) -> Any:
+    """The factor of a bag's sum, float32: 1, 1/n or 1/√n."""
+    least = tl.maximum(length, 1.0)
+    one = least * 0.0 + 1.0
+    mean = tl.div_rn(one, least)
+    root = tl.div_rn(one, tl.sqrt_rn(least))
+    return tl.where(mode == _MEAN, mean, tl.where(mode == _SQRTN, root, one))
+
+
+def describe_terms(
+    found: Unique,
+    positions_of: Tensor,
+    offsets: Tensor,
+    first_bags: Tensor,
+    modes: Tensor,
+    weights: Tensor | None,
+    n: int,
+    num_examples: int,
+) -> Terms:
+    """Sorts the ids of a group by their keys, stably, and finds the bag of each.
+
+    Args:
+        offsets: int32[·], the batch's bag bounds.
+        first_bags: int32[F], where each feature's bounds begin; modes: int32[F], how its bags are pooled.
+        weights: float32[N], or None where all are 1.
+    """
+    place = offsets.device
+    starts = torch.zeros(n + 1, dtype=torch.int32, device=place)
+    torch.cumsum(found.counts, 0, dtype=torch.int32, out=starts[1:])
+    order = torch.sort(found.numbers, stable=True).indices
+    features, examples, positions = (torch.empty(n, dtype=torch.int32, device=place) for _ in range(3))
+    factors = torch.empty(n, dtype=torch.float32, device=place)
+    launch(
+        _describe_terms, n, block_of(256), order, positions_of, offsets, first_bags, modes,
+        factors if weights is None else weights, features, examples, positions, factors, n, len(first_bags),
+        num_examples, WEIGHTED=weights is not None,
+    )  # fmt: skip
+    return Terms(starts, features, examples, positions, factors)

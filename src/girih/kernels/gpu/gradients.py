@@ -1,0 +1,181 @@
+"""The way back of pooling on a GPU: gradients of bags, as sums that are the gradients of keys.
+
+A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.Terms`), in the order of its ids in the batch. A key with
+more than :data:`LONG` terms has them summed in up to :data:`MOST_PIECES` pieces first, each by a program of its own: how they are cut
+depends on their number alone, so that sums are always the same.
+
+Shapes: n ids of the group, U unique keys, F features, D columns of a segment, Q pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from girih.kernels.gpu.dedup import Terms, last_not_above
+from girih.kernels.gpu.jit import INTERPRETED, columns_of, kernel, launch, rows_at_once
+from girih.kernels.gpu.layout import floats_at
+
+LONG = 256
+MOST_PIECES = 16 if INTERPRETED else 256
+_LONG: tl.constexpr = tl.constexpr(LONG)
+_MOST_PIECES: tl.constexpr = tl.constexpr(MOST_PIECES)
+
+
+class Pieces:
+    """Where the terms of keys with many are cut.
+
+    Attributes:
+        starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``; none where its terms are few.
+        most: how many there may be in all.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        cut = torch.clamp((counts + (LONG - 1)) // LONG, max=MOST_PIECES)
+        cut = torch.where(counts > LONG, cut, torch.zeros_like(cut))
+        self.starts = torch.zeros(len(counts) + 1, dtype=torch.int32, device=counts.device)
+        torch.cumsum(cut, 0, dtype=torch.int32, out=self.starts[1:])
+        self.most = 2 * len(counts) // LONG
+
+
+class Sources:
+    """Where the gradients of one segment's outputs lie.
+
+    Attributes:
+        described: int64[4, F]: for each feature the address of the first example's pooled gradient, the bytes from one example to
+            the next, the address of the gradient of position 0 where ids are not pooled, and the bytes from one position to
+            the next. Addresses are 0 where there is no such gradient.
+        pooled, whole: whether there are gradients of either kind.
+    """
+
+    def __init__(self, described: Tensor, *, pooled: bool, whole: bool) -> None:
+        self.described, self.pooled, self.whole = described, pooled, whole
+
+
+@triton.jit
+def load_terms(
+    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
+    factors: tl.tensor, term: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> Any:  # fmt: skip
+    """The gradients that terms are, float32[K, C], times their factors."""
+    source = sources + tl.load(features + term, mask=mask, other=0)
+    gradient = tl.zeros_like(column).to(tl.float32) + tl.zeros_like(term)[:, None].to(tl.float32)
+    inside = column < dim
+    if POOLED:
+        start = tl.load(source, mask=mask, other=0)
+        step = tl.load(source + num_features, mask=mask, other=0)
+        address = start + step * tl.load(examples + term, mask=mask, other=0)
+        present = (mask & (start != 0))[:, None] & inside
+        gradient = tl.load(floats_at(address[:, None] + 4 * column), mask=present, other=0.0)
+        gradient = gradient * tl.load(factors + term, mask=mask, other=0.0)[:, None]
+    if WHOLE:
+        start = tl.load(source + 2 * num_features, mask=mask, other=0)
+        step = tl.load(source + 3 * num_features, mask=mask, other=0)
+        address = start + step * tl.load(positions + term, mask=mask, other=0)
+        present = (mask & (start != 0))[:, None] & inside
+        gradient += tl.load(floats_at(address[:, None] + 4 * column), mask=present, other=0.0)
+    return gradient
+
+
+@kernel
+def _sum_pieces(
+    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
+    pieces: tl.tensor, num_keys: tl.tensor, most_keys: tl.tensor, out: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    piece = tl.program_id(0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    if piece < tl.load(pieces + most_keys):
+        key = last_not_above(pieces, most_keys + 1, piece, piece >= 0)
+        first_piece = tl.load(pieces + key)
+        num_pieces = tl.load(pieces + key + 1) - first_piece
+        start = tl.load(starts + key)
+        count = tl.load(starts + key + 1) - start
+        size = (count + num_pieces - 1) // num_pieces
+        begin = start + (piece - first_piece) * size
+        end = tl.minimum(begin + size, start + count)
+        total = tl.zeros((AT_ONCE, COLUMNS), tl.float32)
+        for first in range(begin, end, AT_ONCE):
+            term = first + tl.arange(0, AT_ONCE)
+            total += load_terms(
+                sources, num_features, features, examples, positions, factors, term, term < end, column, dim,
+                POOLED, WHOLE,
+            )  # fmt: skip
+        tl.store(out + piece * dim + column, tl.sum(total, axis=0)[None, :], mask=column < dim)
+
+
+@kernel
+def _sum_terms(
+    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
+    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, num_keys: tl.tensor, totals: tl.tensor,
+    num_columns: tl.tensor, first_column: tl.tensor, nonfinite: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
+    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = key < tl.load(num_keys)
+    column = tl.arange(0, COLUMNS)[None, :]
+    start = tl.load(starts + key, mask=mask, other=0)
+    count = tl.load(starts + key + 1, mask=mask, other=0) - start
+    first_piece = tl.load(pieces + key, mask=mask, other=0)
+    num_pieces = tl.load(pieces + key + 1, mask=mask, other=0) - first_piece
+    count = tl.where(num_pieces > 0, 0, count)
+    gradient = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    for j in range(tl.max(count)):
+        gradient += load_terms(
+            sources, num_features, features, examples, positions, factors, start + j, j < count, column, dim,
+            POOLED, WHOLE,
+        )  # fmt: skip
+    for j in range(tl.max(num_pieces)):
+        present = (j < num_pieces)[:, None] & (column < dim)
+        place = (first_piece + j)[:, None].to(tl.int64) * dim + column
+        gradient += tl.load(sums + place, mask=present, other=0.0)
+    place = key[:, None].to(tl.int64) * num_columns + first_column + column
+    tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
+    wrong = (gradient != gradient) | (tl.abs(gradient) == float("inf"))
+    found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
+    if found >= 0:
+        tl.atomic_max(nonfinite, found, sem="relaxed")
+
+
+def sum_terms(
+    sources: Sources,
+    terms: Terms,
+    pieces: Pieces,
+    num_keys: Tensor,
+    totals: Tensor,
+    first_column: int,
+    dim: int,
+    nonfinite: Tensor,
+) -> None:
+    """Sums the gradients of keys, of one segment; those of keys with very many terms by pieces first.
+
+    Args:
+        totals: float32[n, W], of which the segment's columns are written.
+        nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
+    """
+    described, columns = sources.described, columns_of(dim)
+    most_keys = len(terms.starts) - 1
+    sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
+    given = (
+        described,
+        described.shape[1],
+        terms.features,
+        terms.examples,
+        terms.positions,
+        terms.factors,
+        terms.starts,
+    )
+    kinds = {"POOLED": sources.pooled, "WHOLE": sources.whole, "COLUMNS": columns}
+    launch(
+        _sum_pieces, pieces.most, 1, *given, pieces.starts, num_keys, most_keys, sums, dim,
+        AT_ONCE=min(LONG, rows_at_once(columns)), **kinds,
+    )  # fmt: skip
+    launch(
+        _sum_terms, most_keys, rows_at_once(columns), *given, pieces.starts, sums, num_keys, totals, totals.shape[1],
+        first_column, nonfinite, dim, **kinds,
+    )  # fmt: skip

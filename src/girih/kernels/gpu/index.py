@@ -1,0 +1,146 @@
+"""The index of a shard in GPU memory: key to row, exact, by open addressing with linear probing, 8 bytes a slot.
+
+A slot is free (0), was left (:data:`LEFT`, until the index is made anew), or holds 31 bits of the key's hash and its row's number + 1; the row's record
+holds the key itself, which decides. Keys of a call are unique, so that those which are added meet only in free slots:
+one of them takes the slot, the others go on. Growing makes another index of the records.
+
+Shapes: C slots, a power of two; U keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from girih.kernels.gpu.hashing import key_hash
+from girih.kernels.gpu.jit import block_of, kernel, launch
+from girih.kernels.gpu.layout import ID, NO_ROW, TABLE, holds_key, longs_at, record, words_at
+
+LEFT: tl.constexpr = tl.constexpr(-1)
+_TAG_MASK: tl.constexpr = tl.constexpr((1 << 31) - 1)
+_ROW_MASK: tl.constexpr = tl.constexpr((1 << 32) - 1)
+
+
+@triton.jit
+def find_rows(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, key_id: tl.tensor, table: tl.tensor, mask: tl.tensor, CHUNK_BITS: tl.constexpr,
+    STRIDE: tl.constexpr,
+) -> Any:  # fmt: skip
+    """The row of each key, int32, ``NO_ROW`` where it has none or ``mask`` is false."""
+    hashed = key_hash(key_id, table)
+    tag = (hashed & _TAG_MASK).to(tl.int64)
+    slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
+    row = tl.full(key_id.shape, NO_ROW, tl.int32)
+    waiting = mask
+    left = tl.sum(waiting.to(tl.int32))
+    while left > 0:
+        entry = tl.load(slots + slot, mask=waiting, other=0)
+        alike = waiting & (entry > 0) & ((entry >> 32) == tag)
+        guessed = ((entry & _ROW_MASK) - 1).to(tl.int32)
+        address = record(chunks, guessed, alike, CHUNK_BITS, STRIDE)
+        mine = holds_key(address, key_id, table, alike)
+        row = tl.where(mine, guessed, row)
+        waiting = waiting & (entry != 0) & (mine == 0)
+        slot = (slot + 1) & (num_slots - 1)
+        left = tl.sum(waiting.to(tl.int32))
+    return row
+
+
+@triton.jit
+def insert_rows(
+    slots: tl.tensor,
+    num_slots: tl.tensor,
+    key_id: tl.tensor,
+    table: tl.tensor,
+    row: tl.tensor,
+    mask: tl.tensor,
+) -> None:
+    """Adds keys that the index does not hold; ``slots`` has one word more, for lanes that wait for others."""
+    hashed = key_hash(key_id, table)
+    tag = (hashed & _TAG_MASK).to(tl.int64)
+    slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
+    entry = (tag << 32) | (row.to(tl.int64) + 1)
+    waiting = mask
+    left = tl.sum(waiting.to(tl.int32))
+    while left > 0:
+        # idle lanes aim at the word behind the slots, and want what is never there
+        found = tl.atomic_cas(
+            slots + tl.where(waiting, slot, num_slots),
+            tl.where(waiting, 0, LEFT).to(tl.int64),
+            entry,
+            sem="relaxed",
+        )
+        waiting = waiting & (found != 0)
+        slot = tl.where(waiting, (slot + 1) & (num_slots - 1), slot)
+        left = tl.sum(waiting.to(tl.int32))
+
+
+@kernel
+def _rebuild(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, rows_ever: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < rows_ever
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
+    live = mask & (table >= 0)
+    key_id = tl.load(longs_at(address) + ID, mask=live, other=0)
+    insert_rows(slots, num_slots, key_id, table, row, live)
+
+
+def rebuild(num_slots: int, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> Tensor:
+    """A new index, int64[C + 1], of all rows that have keys."""
+    slots = torch.zeros(num_slots + 1, dtype=torch.int64, device=chunks.device)
+    launch(
+        _rebuild,
+        rows_ever,
+        block_of(256),
+        slots,
+        num_slots,
+        chunks,
+        rows_ever,
+        CHUNK_BITS=chunk_bits,
+        STRIDE=stride,
+    )
+    return slots
+
+
+@kernel
+def _remove(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, rows: tl.tensor, num_rows: tl.tensor, CHUNK_BITS: tl.constexpr,
+    STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + at, mask=at < num_rows, other=NO_ROW)
+    mask = row >= 0
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    key_id = tl.load(longs_at(address) + ID, mask=mask, other=0)
+    table = tl.load(words_at(address) + TABLE, mask=mask, other=0)
+    hashed = key_hash(key_id, table)
+    tag = (hashed & _TAG_MASK).to(tl.int64)
+    slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
+    entry = (tag << 32) | (row.to(tl.int64) + 1)
+    waiting = mask
+    left = tl.sum(waiting.to(tl.int32))
+    while left > 0:
+        found = tl.load(slots + slot, mask=waiting, other=0)
+        mine = waiting & (found == entry)
+        left_behind = tl.full(slot.shape, LEFT, tl.int64)
+        tl.store(slots + slot, left_behind, mask=mine)
+        waiting = waiting & (mine == 0) & (found != 0)
+        slot = (slot + 1) & (num_slots - 1)
+        left = tl.sum(waiting.to(tl.int32))
+    tl.store(words_at(address) + TABLE, tl.full(row.shape, NO_ROW, tl.int32), mask=mask)
+
+
+def remove(slots: Tensor, chunks: Tensor, rows: Tensor, chunk_bits: int, stride: int) -> None:
+    """Takes the keys of some rows, int32[·], out of the index, and marks their records as free."""
+    launch(
+        _remove, len(rows), block_of(256), slots, len(slots) - 1, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
+        STRIDE=stride,
+    )  # fmt: skip

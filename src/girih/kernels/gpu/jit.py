@@ -1,0 +1,63 @@
+"""Triton as this package uses it: compiled for a GPU, or interpreted on the CPU where ``TRITON_INTERPRET=1`` is set.
+
+Interpreted kernels take torch's CPU tensors, run one program after the other, and give what the compiled ones give;
+tests run them where there is no GPU. A program does more at a time then, since each costs Python.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import triton
+
+from girih.errors import ConfigError
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+VARYING = (
+    "n", "step", "call", "num_slots", "rows_ever", "num_rows", "num_bags", "first_bag", "first", "num_ids", "num_examples",
+    "num_features", "most_keys", "scratch", "amount",
+)  # fmt: skip
+"""Arguments of kernels that change from step to step: Triton is not to compile anew where one is 1, or a multiple of 16."""
+
+kernel: Any = triton.jit(do_not_specialize=VARYING)
+"""Marks a kernel that :func:`launch` runs."""
+
+_EXACT = {} if INTERPRETED else {"enable_fp_fusion": False}
+"""Multiplication and addition round separately, as in the kernels for CPUs."""
+
+
+def device() -> torch.device:
+    """The device that kernels of this process work on.
+
+    Raises:
+        ConfigError: there is no GPU that torch can use.
+    """
+    if INTERPRETED:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("store: tiers = ['gpu']: torch finds no CUDA device here; use ['dram']")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
+    """Runs a kernel on ``num_items``, ``block`` of them a program, which it is given as ``BLOCK``."""
+    if num_items > 0:
+        kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
+
+
+def block_of(compiled: int, interpreted: int = 1024) -> int:
+    """Items of one program: as many as suit a GPU, or the interpreter."""
+    return interpreted if INTERPRETED else compiled
+
+
+def columns_of(width: int) -> int:
+    """Columns of a tile that holds rows of ``width``: the next power of two, as Triton wants it."""
+    return 1 << (width - 1).bit_length()
+
+
+def rows_at_once(width: int, elements: int = 1024) -> int:
+    """Rows of a program that works on tiles of rows of ``width`` columns."""
+    return max(1, (16 * elements if INTERPRETED else elements) // columns_of(width))

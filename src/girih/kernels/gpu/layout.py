@@ -1,0 +1,79 @@
+"""The layout of a record in GPU memory: that of :mod:`girih.kernels.cpu.layout`, as constants for kernels.
+
+A record's words are the CPU's, so that copying it is all there is to moving a row between the two. Two words differ in
+meaning: where the CPU has a row's neighbours in a list, a GPU has its *stamp*, the moment of its last use as an int64 that
+only grows: the number of the call in the upper half, then a bit for rows that it made, then the place of the key among the call's.
+
+Rows lie in chunks of 2^``CHUNK_BITS`` records of ``STRIDE`` words; ``chunks``, int64[·], has the address of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from girih.kernels.cpu import layout as at
+
+ID: tl.constexpr = tl.constexpr(0)
+TABLE: tl.constexpr = tl.constexpr(at.TABLE)
+LAST_USED: tl.constexpr = tl.constexpr(at.LAST_USED)
+COUNT: tl.constexpr = tl.constexpr(at.COUNT)
+VERSION: tl.constexpr = tl.constexpr(at.VERSION)
+STAMP: tl.constexpr = tl.constexpr(at.NEWER)  # two words
+VALUES: tl.constexpr = tl.constexpr(at.VALUES)
+
+FLOAT32: tl.constexpr = tl.constexpr(at.FLOAT32)
+BFLOAT16: tl.constexpr = tl.constexpr(at.BFLOAT16)
+FLOAT16: tl.constexpr = tl.constexpr(at.FLOAT16)
+
+NO_ROW: tl.constexpr = tl.constexpr(at.NO_ROW)
+STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the sector of a GPU's caches
+
+
+def stride_of(num_words: int) -> int:
+    """Words from one record to the next."""
+    return -(-num_words // STRIDE_WORDS) * STRIDE_WORDS
+
+
+@triton.jit
+def record(
+    chunks: tl.tensor, row: tl.tensor, mask: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr
+) -> Any:
+    """The address of each row's record, int64; 0 where ``mask`` is false."""
+    number = row.to(tl.int64)
+    base = tl.load(chunks + (number >> CHUNK_BITS), mask=mask, other=0)
+    return base + (number & ((1 << CHUNK_BITS) - 1)) * (4 * STRIDE)
+
+
+@triton.jit
+def words_at(address: tl.tensor) -> Any:
+    """Addresses as pointers to int32."""
+    return address.to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def longs_at(address: tl.tensor) -> Any:
+    """Addresses as pointers to int64."""
+    return address.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def floats_at(address: tl.tensor) -> Any:
+    """Addresses as pointers to float32."""
+    return address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def halves_at(address: tl.tensor) -> Any:
+    """Addresses as pointers to 16 bits."""
+    return address.to(tl.pointer_type(tl.int16))
+
+
+@triton.jit
+def holds_key(address: tl.tensor, key_id: tl.tensor, table: tl.tensor, mask: tl.tensor) -> Any:
+    """Whether the record at each address belongs to the key."""
+    found_id = tl.load(longs_at(address), mask=mask, other=0)
+    found_table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
+    return mask & (found_id == key_id) & (found_table == table)

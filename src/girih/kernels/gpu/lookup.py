@@ -1,0 +1,272 @@
+"""Reading rows in GPU memory: for training, which marks use and makes rows, and for evaluation, which changes nothing.
+
+A training read goes in passes, so that no new key of a batch can push out a row of the same batch: :func:`read_known`
+finds the keys that have rows and marks them used; :func:`ask_admission` says which others may have one; prefix sums give
+each its row's number; :func:`make_rows` fills them in. Every key ends with the address of its columns: in its record, or
+among initial values where it has no row.
+
+Shapes: U unique keys, T tables, S segments, W columns of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from girih.kernels.cpu import admission as cpu_admission
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.hashing import as_uint64, key_hash, mix, scaled, stream, uniform01, word16
+from girih.kernels.gpu.index import find_rows, insert_rows
+from girih.kernels.gpu.initial import initial_values
+from girih.kernels.gpu.jit import kernel
+from girih.kernels.gpu.layout import (
+    COUNT,
+    FLOAT32,
+    ID,
+    LAST_USED,
+    NO_ROW,
+    STAMP,
+    TABLE,
+    VALUES,
+    VERSION,
+    floats_at,
+    halves_at,
+    longs_at,
+    record,
+    words_at,
+)
+from girih.kernels.gpu.optimizers import begin_state
+from girih.kernels.gpu.rounding import narrow, widen
+
+_MOST: tl.constexpr = tl.constexpr(2**31 - 1)
+_NEW: tl.constexpr = tl.constexpr(
+    1 << 31
+)  # in a stamp: rows made by a call are newer than those that it read
+_BY_COUNT: tl.constexpr = tl.constexpr(at.ADMIT_MIN_COUNT)
+_BY_CHANCE: tl.constexpr = tl.constexpr(at.ADMIT_PROBABILITY)
+_ADMISSION: tl.constexpr = tl.constexpr(at.ADMISSION)
+_MIN_COUNT: tl.constexpr = tl.constexpr(at.MIN_COUNT)
+_RULES: tl.constexpr = tl.constexpr(at.RULE_COLUMNS)
+_CELLS_START: tl.constexpr = tl.constexpr(at.CELLS_START)
+_FIRST_BLOCK: tl.constexpr = tl.constexpr(at.FIRST_BLOCK)
+_TOTAL_BLOCKS: tl.constexpr = tl.constexpr(at.TOTAL_BLOCKS)
+_BLOCK_CELLS: tl.constexpr = tl.constexpr(at.BLOCK_CELLS)
+_BLOOM: tl.constexpr = tl.constexpr(at.BLOOM_COLUMNS)
+_NUM_HASHES: tl.constexpr = tl.constexpr(cpu_admission.NUM_HASHES)
+_MAX_CELL: tl.constexpr = tl.constexpr(cpu_admission.MAX_CELL)
+
+
+@kernel
+def read_known(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, now: tl.tensor,
+    listed: tl.tensor, call: tl.tensor, rows: tl.tensor, is_new: tl.tensor, MARKS: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Finds the rows of keys; ``MARKS`` marks them as used and notes which keys have none.
+
+    Args:
+        num_keys: int32[1].
+        now: int64[T]: the step, or the second for tables that count in seconds.
+        listed: int32[T], whether a read makes a row of a table its newest; call: the number of the call, for stamps.
+        rows, is_new: int32[U], written.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    key_id = tl.load(keys + i, mask=mask, other=0)
+    table = tl.load(tables + i, mask=mask, other=0)
+    row = find_rows(slots, num_slots, chunks, key_id, table, mask, CHUNK_BITS, STRIDE)
+    tl.store(rows + i, row, mask=mask)
+    if MARKS:
+        known = row >= 0
+        address = record(chunks, row, known, CHUNK_BITS, STRIDE)
+        words = words_at(address)
+        moment = tl.load(now + table, mask=known, other=0).to(tl.int32)
+        used = tl.load(words + LAST_USED, mask=known, other=0)
+        tl.store(words + LAST_USED, tl.maximum(used, moment), mask=known)
+        seen = tl.load(words + COUNT, mask=known, other=0).to(tl.int64)
+        seen += tl.load(counts + i, mask=known, other=0).to(tl.int64)
+        tl.store(words + COUNT, tl.minimum(seen, _MOST).to(tl.int32), mask=known)
+        moved = known & (tl.load(listed + table, mask=known, other=0) != 0)
+        tl.store(longs_at(address) + STAMP // 2, stamp_of(call, i), mask=moved)
+        tl.store(is_new + i, (mask & (row < 0)).to(tl.int32), mask=mask)
+
+
+@triton.jit
+def stamp_of(call: tl.tensor, place: tl.tensor) -> Any:
+    """The moment of a key's use: later calls are greater, and so are later keys of one call."""
+    return (tl.zeros_like(place).to(tl.int64) + call << 32) | place.to(tl.int64)
+
+
+@triton.jit
+def _cell(
+    bloom: tl.tensor, hashed: tl.tensor, table: tl.tensor, number: tl.constexpr, mask: tl.tensor
+) -> Any:
+    """The place of one of a key's cells."""
+    own = bloom + table * _BLOOM
+    total = tl.load(own + _TOTAL_BLOCKS, mask=mask, other=1)
+    block_cells = tl.load(own + _BLOCK_CELLS, mask=mask, other=1)
+    block = scaled(hashed, total) - tl.load(own + _FIRST_BLOCK, mask=mask, other=0)
+    within = (word16(mix(hashed), tl.full(hashed.shape, number, tl.int64)) * block_cells) >> 16
+    return tl.load(own + _CELLS_START, mask=mask, other=0) + block * block_cells + within
+
+
+@kernel
+def ask_admission(
+    keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, is_new: tl.tensor, rules: tl.tensor, bloom: tl.tensor, cells: tl.tensor,
+    chances: tl.tensor, seeds: tl.tensor, step: tl.tensor, admitted: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Which keys without a row may get one: writes ``admitted``, int32[U].
+
+    Sightings of this call are added by :func:`add_sightings`, after all were asked: what others of the call add to cells that
+    two keys share is not yet seen.
+
+    Args:
+        cells: int32[·], the counting Bloom filters of all tables.
+        chances: float64[T], the logarithm of the probability that one sighting is not drawn.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    new = mask & (tl.load(is_new + i, mask=mask, other=0) != 0)
+    key_id = tl.load(keys + i, mask=new, other=0)
+    table = tl.load(tables + i, mask=new, other=0)
+    count = tl.load(counts + i, mask=new, other=0).to(tl.int64)
+    kind = tl.load(rules + table * _RULES + _ADMISSION, mask=new, other=0)
+    by_count = new & (kind == _BY_COUNT)
+    hashed = key_hash(key_id, table)
+    seen = tl.full(key_id.shape, _MAX_CELL, tl.int64)
+    for number in tl.static_range(_NUM_HASHES):
+        cell = _cell(bloom, hashed, table, number, by_count)
+        seen = tl.minimum(seen, tl.load(cells + cell, mask=by_count, other=0).to(tl.int64))
+    enough = seen + count >= tl.load(rules + table * _RULES + _MIN_COUNT, mask=by_count, other=0)
+    seed = tl.load(seeds + table, mask=new, other=0).to(tl.uint64, bitcast=True)
+    moment = mix(as_uint64(tl.zeros_like(key_id) + step))
+    draw = uniform01(mix(mix(stream(seed, key_id)) ^ moment))
+    none_drawn = tl.exp(tl.load(chances + table, mask=new, other=0.0) * count.to(tl.float64))
+    lucky = draw < 1.0 - none_drawn
+    allowed = tl.where(kind == _BY_COUNT, enough, tl.where(kind == _BY_CHANCE, lucky, kind == kind))
+    tl.store(admitted + i, (new & allowed).to(tl.int32), mask=mask)
+
+
+@kernel
+def add_sightings(
+    keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, is_new: tl.tensor, admitted: tl.tensor, rules: tl.tensor, bloom: tl.tensor,
+    cells: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Counts the sightings of keys that were not admitted for having been seen too rarely."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    new = mask & (tl.load(is_new + i, mask=mask, other=0) != 0)
+    refused = new & (tl.load(admitted + i, mask=mask, other=0) == 0)
+    table = tl.load(tables + i, mask=refused, other=0)
+    refused = refused & (tl.load(rules + table * _RULES + _ADMISSION, mask=refused, other=0) == _BY_COUNT)
+    key_id = tl.load(keys + i, mask=refused, other=0)
+    count = tl.load(counts + i, mask=refused, other=0)
+    hashed = key_hash(key_id, table)
+    for number in tl.static_range(_NUM_HASHES):
+        cell = _cell(bloom, hashed, table, number, refused)
+        room = refused & (tl.load(cells + cell, mask=refused, other=0) < _MAX_CELL)
+        tl.atomic_add(cells + cell, count, mask=room, sem="relaxed")
+
+
+@kernel
+def make_rows(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, now: tl.tensor,
+    call: tl.tensor, step: tl.tensor, rows: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, takes: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Gives keys with ``takes`` the rows that ``rows`` says: index and meta; their values are still to be written."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    mask = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
+    key_id = tl.load(keys + i, mask=mask, other=0)
+    table = tl.load(tables + i, mask=mask, other=0)
+    row = tl.load(rows + i, mask=mask, other=0)
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    words = words_at(address)
+    tl.store(longs_at(address) + ID, key_id, mask=mask)
+    tl.store(words + TABLE, table, mask=mask)
+    tl.store(words + LAST_USED, tl.load(now + table, mask=mask, other=0).to(tl.int32), mask=mask)
+    tl.store(words + COUNT, tl.load(counts + i, mask=mask, other=0), mask=mask)
+    tl.store(words + VERSION, tl.zeros_like(row) + step, mask=mask)
+    tl.store(longs_at(address) + STAMP // 2, stamp_of(call, i) | _NEW, mask=mask)
+    insert_rows(slots, num_slots, key_id, table, row, mask)
+
+
+@kernel
+def write_initial(
+    chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, takes: tl.tensor, scratch: tl.tensor,
+    addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
+    num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, num_columns: tl.tensor,
+    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, CHUNK_BITS: tl.constexpr,
+    STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Writes one segment's initial values: to the records of new rows, with their state, and to ``scratch`` for keys without one.
+
+    Args:
+        takes: int32[U], 1 for keys whose row is new.
+        scratch: the address of [U, W] of the rows' dtype; addresses: int64[U], written: where each key's columns lie.
+        seeds, kinds, options: int64[T, S], int64[T, S], float64[T, S, 2].
+        hyper: float64[S, 8].
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = i < tl.load(num_keys)
+    row = tl.load(rows + i, mask=mask, other=NO_ROW)
+    new = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
+    known = mask & (row >= 0)
+    missing = mask & (row < 0)
+    own = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
+    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * num_columns * SIZE
+    start = tl.where(known, own, elsewhere)
+    if segment == 0:
+        tl.store(addresses + i, start, mask=mask)
+    wanted = new | missing
+    if tl.sum(wanted.to(tl.int32)) > 0:
+        table = tl.load(tables + i, mask=wanted, other=0)
+        key_id = tl.load(keys + i, mask=wanted, other=0)
+        at_segment = table * num_segments + segment
+        seed = tl.load(seeds + at_segment, mask=wanted, other=0).to(tl.uint64, bitcast=True)
+        kind = tl.load(kinds + at_segment, mask=wanted, other=0)
+        first = tl.load(options + 2 * at_segment, mask=wanted, other=0.0)
+        second = tl.load(options + 2 * at_segment + 1, mask=wanted, other=0.0)
+        values = initial_values(
+            key_id[:, None], seed[:, None], kind[:, None], first[:, None], second[:, None], column
+        )
+        inside = wanted[:, None] & (column < dim)
+        place = start[:, None] + (first_column + column) * SIZE
+        if DTYPE == FLOAT32:
+            tl.store(floats_at(place), values, mask=inside)
+        else:
+            halves = narrow(values, 0, DTYPE, True)
+            tl.store(halves_at(place), halves, mask=inside)
+            values = widen(halves, DTYPE)  # the state begins with what the row keeps
+        if STATE_WIDTH > 0:
+            state = floats_at(own + 4 * (state_start - VALUES))[:, None]
+            begin_state(values, state, hyper + 8 * segment, dim, column, new[:, None], OPTIMIZER, STATE_WIDTH)
+
+
+@kernel
+def gather(
+    addresses: tl.tensor, num_keys: tl.tensor, out: tl.tensor, num_columns: tl.tensor, DTYPE: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Copies columns at ``addresses`` to ``out``, float32[U, W]."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = i < tl.load(num_keys)
+    address = tl.load(addresses + i, mask=mask, other=0)
+    inside = mask[:, None] & (column < num_columns)
+    values = load_columns(address, column, inside, DTYPE)
+    tl.store(out + i.to(tl.int64)[:, None] * num_columns + column, values, mask=inside)
+
+
+@triton.jit
+def load_columns(address: tl.tensor, column: tl.tensor, mask: tl.tensor, DTYPE: tl.constexpr) -> Any:
+    """float32[·, C] at addresses, int64[·], of columns, int32[1, C]."""
+    if DTYPE == FLOAT32:
+        return tl.load(floats_at(address[:, None] + 4 * column), mask=mask, other=0.0)
+    halves = tl.load(halves_at(address[:, None] + 2 * column), mask=mask, other=0)
+    return widen(halves, DTYPE)

@@ -1,0 +1,178 @@
+"""The sparse optimizers on a GPU: the arithmetic of :mod:`girih.kernels.cpu.optimizers`, in its order, on tiles of rows.
+
+Division and square root are rounded to nearest. Shapes: K rows of a program, C columns, at least a segment's D.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from girih.kernels.cpu import optimizers as cpu
+
+SGD: tl.constexpr = tl.constexpr(cpu.SGD)
+ADAGRAD: tl.constexpr = tl.constexpr(cpu.ADAGRAD)
+ROWWISE_ADAGRAD: tl.constexpr = tl.constexpr(cpu.ROWWISE_ADAGRAD)
+ADAM: tl.constexpr = tl.constexpr(cpu.ADAM)
+FTRL: tl.constexpr = tl.constexpr(cpu.FTRL)
+_FIRST_STATE: tl.constexpr = tl.constexpr(cpu.HYPER_COLUMNS - 1)
+_BOUND: tl.constexpr = tl.constexpr(2.0**50)
+
+
+@triton.jit
+def _bounded(gradient: tl.tensor) -> Any:
+    return tl.maximum(tl.minimum(gradient, _BOUND), -_BOUND)
+
+
+@triton.jit
+def _number(hyper: tl.tensor, place: tl.constexpr) -> Any:
+    return tl.load(hyper + place).to(tl.float32)
+
+
+@triton.jit
+def updated(
+    row: tl.tensor, gradient: tl.tensor, own: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
+    STATE_WIDTH: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Columns of rows after one step, float32[K, C]; their state is moved where it lies.
+
+    Args:
+        row, gradient: float32[K, C]; columns from ``dim`` on are 0 and stay unused.
+        own: pointers to float32[K, 1], where the state of each row begins.
+        hyper: float64[8] of the segment: see each optimizer's ``hyper``.
+        column: int32[1, C]; rows: bool[K, 1], which rows there are.
+    """
+    mask = rows & (column < dim)
+    state = own + column
+    if OPTIMIZER == SGD:
+        return _sgd(row, gradient, state, hyper, mask, STATE_WIDTH > 0)
+    elif OPTIMIZER == ADAGRAD:
+        return _adagrad(row, gradient, state, hyper, mask)
+    elif OPTIMIZER == ROWWISE_ADAGRAD:
+        return _rowwise_adagrad(row, gradient, own, hyper, dim, rows, mask)
+    elif OPTIMIZER == ADAM:
+        return _adam(row, gradient, state, hyper, dim, mask)
+    else:
+        return _ftrl(row, gradient, state, hyper, dim, mask)
+
+
+@triton.jit
+def _sgd(
+    row: tl.tensor,
+    gradient: tl.tensor,
+    state: tl.tensor,
+    hyper: tl.tensor,
+    mask: tl.tensor,
+    MOMENTUM: tl.constexpr,
+) -> Any:
+    lr, momentum, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
+    g = gradient + l2 * row
+    if MOMENTUM:
+        g = momentum * tl.load(state, mask=mask, other=0.0) + g
+        tl.store(state, g, mask=mask)
+    return row - lr * g
+
+
+@triton.jit
+def _adagrad(row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, mask: tl.tensor) -> Any:
+    lr, eps, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
+    g = _bounded(gradient + l2 * row)
+    total = tl.load(state, mask=mask, other=0.0) + g * g
+    tl.store(state, total, mask=mask)
+    root = tl.sqrt_rn(total) + eps
+    moves = root > 0  # eps = 0 and no gradient yet: nothing moves
+    return row - tl.where(moves, tl.div_rn(lr * g, tl.where(moves, root, 1.0)), 0.0)
+
+
+@triton.jit
+def _rowwise_adagrad(
+    row: tl.tensor,
+    gradient: tl.tensor,
+    own: tl.tensor,
+    hyper: tl.tensor,
+    dim: tl.tensor,
+    rows: tl.tensor,
+    mask: tl.tensor,
+) -> Any:
+    lr, eps, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
+    g = _bounded(gradient + l2 * row)
+    squares = tl.sum(tl.where(mask, g * g, 0.0), axis=1)[:, None]
+    width = tl.zeros_like(squares) + dim
+    total = tl.load(own, mask=rows, other=0.0) + tl.div_rn(squares, width)
+    tl.debug_barrier()  # several threads may have read a row's one word
+    tl.store(own, total, mask=rows)
+    root = tl.sqrt_rn(total) + eps
+    moves = root > 0
+    rate = tl.where(moves, tl.div_rn(tl.zeros_like(root) + lr, tl.where(moves, root, 1.0)), 0.0)
+    return row - rate * g
+
+
+@triton.jit
+def _adam(
+    row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor
+) -> Any:
+    size, first, second = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
+    eps, l2 = _number(hyper, 3), _number(hyper, 4)
+    g = _bounded(gradient + l2 * row)
+    mean = tl.load(state, mask=mask, other=0.0)
+    square = tl.load(state + dim, mask=mask, other=0.0)
+    mean = (g - mean) * first + mean
+    square = (g * g - square) * second + square
+    tl.store(state, mean, mask=mask)
+    tl.store(state + dim, square, mask=mask)
+    return row - size * tl.div_rn(mean, tl.sqrt_rn(square) + eps)
+
+
+@triton.jit
+def _ftrl(
+    row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor
+) -> Any:
+    alpha, beta = _number(hyper, 0), _number(hyper, 1)
+    l1, l2, scale = _number(hyper, 2), _number(hyper, 3), _number(hyper, 4)
+    g = _bounded(gradient)
+    z, n = tl.load(state, mask=mask, other=0.0), tl.load(state + dim, mask=mask, other=0.0)
+    more = n + g * g
+    root = tl.sqrt_rn(more)
+    alphas = tl.zeros_like(root) + alpha
+    z = z + (scale * g - tl.div_rn(root - tl.sqrt_rn(n), alphas) * row)
+    tl.store(state, z, mask=mask)
+    tl.store(state + dim, more, mask=mask)
+    curvature = tl.div_rn(beta + root, alphas) + l2
+    curved = curvature > 0
+    steep = tl.where(curved, curvature, 1.0)
+    positive, negative = tl.div_rn(-(z - l1), steep), tl.div_rn(-(z + l1), steep)
+    value = tl.where(z > l1, positive, tl.where(z < -l1, negative, 0.0))
+    return tl.where(curved, value, row)
+
+
+@triton.jit
+def begin_state(
+    row: tl.tensor, own: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
+    STATE_WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Writes the state of new rows whose columns are ``row``, float32[K, C]; arguments as those of :func:`updated`."""
+    start = tl.zeros_like(row) + _number(hyper, _FIRST_STATE)
+    state = own + column
+    if OPTIMIZER == ROWWISE_ADAGRAD:
+        tl.store(state, start, mask=rows & (column < 1))
+    elif STATE_WIDTH > 0:
+        mask = rows & (column < dim)
+        tl.store(state, start, mask=mask)
+        if OPTIMIZER == ADAM or OPTIMIZER == FTRL:
+            tl.store(state + dim, start, mask=mask)
+        if OPTIMIZER == FTRL:
+            settle(row, state, hyper, dim, mask)
+
+
+@triton.jit
+def settle(row: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor) -> None:
+    """Makes FTRL's z agree with rows that were set from outside; n stays."""
+    alpha, beta = _number(hyper, 0), _number(hyper, 1)
+    l1, l2 = _number(hyper, 2), _number(hyper, 3)
+    n = tl.load(state + dim, mask=mask, other=0.0)
+    alphas = tl.zeros_like(n) + alpha
+    z = -row * (tl.div_rn(beta + tl.sqrt_rn(n), alphas) + l2)
+    z = tl.where(row > 0, z - l1, tl.where(row < 0, z + l1, z))
+    tl.store(state, z, mask=mask)

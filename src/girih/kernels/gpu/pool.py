@@ -1,0 +1,99 @@
+"""Pooling bags of rows to vectors on a GPU; modes and weights as :mod:`girih.kernels.cpu.pool`.
+
+Rows are read where they lie, by their addresses. :func:`pool_short` has several bags a program, each read id by id;
+:func:`pool_long` one bag a program, whose ids are read many at a time. Both sum in an order that is always the same.
+
+Shapes: B examples, P features of an output, N ids of the batch, D columns.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from girih.kernels.gpu.dedup import bag_scale
+from girih.kernels.gpu.jit import kernel
+from girih.kernels.gpu.layout import FLOAT32
+from girih.kernels.gpu.lookup import load_columns
+
+
+@kernel
+def pool_short(
+    addresses: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, weights: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor, first_bag: tl.tensor,
+    num_bags: tl.tensor, num_features: tl.tensor, first_byte: tl.tensor, dim: tl.tensor, WEIGHTED: tl.constexpr, DTYPE: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pools bags that are short.
+
+    Args:
+        addresses: int64[U] of each key's columns; first_byte: where those of the segment begin.
+        inverse: int32[N]; offsets: int32[·], the batch's bag bounds; weights: float32[N].
+        bags, modes: int32[P]: where each feature's bounds begin, and its pooling.
+        out: float32[B · P, D]: of the bags from ``first_bag`` on, ``num_bags`` are written.
+    """
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = own < num_bags
+    bag = own + first_bag
+    column = tl.arange(0, COLUMNS)[None, :]
+    feature, example = bag % num_features, bag // num_features
+    bound = tl.load(bags + feature, mask=mask, other=0) + example
+    start = tl.load(offsets + bound, mask=mask, other=0)
+    length = tl.load(offsets + bound + 1, mask=mask, other=0) - start
+    total = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    most = tl.max(length)
+    for j in range(most):
+        present = mask & (j < length)
+        key = tl.load(inverse + start + j, mask=present, other=0)
+        address = tl.load(addresses + key, mask=present, other=0) + first_byte
+        values = load_columns(address, column, present[:, None] & (column < dim), DTYPE)
+        if WEIGHTED:
+            values = values * tl.load(weights + start + j, mask=present, other=0.0)[:, None]
+        total += values
+    total = total * bag_scale(tl.load(modes + feature, mask=mask, other=0), length.to(tl.float32))[:, None]
+    tl.store(out + bag.to(tl.int64)[:, None] * dim + column, total, mask=mask[:, None] & (column < dim))
+
+
+@kernel
+def pool_long(
+    addresses: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, weights: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor, first_bag: tl.tensor,
+    num_features: tl.tensor, first_byte: tl.tensor, dim: tl.tensor, WEIGHTED: tl.constexpr, DTYPE: tl.constexpr,
+    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pools one bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`pool_short`."""
+    bag = tl.program_id(0) + first_bag
+    column = tl.arange(0, COLUMNS)[None, :]
+    feature, example = bag % num_features, bag // num_features
+    bound = tl.load(bags + feature) + example
+    start, stop = tl.load(offsets + bound), tl.load(offsets + bound + 1)
+    total = tl.zeros((AT_ONCE, COLUMNS), tl.float32)
+    for first in range(start, stop, AT_ONCE):
+        i = first + tl.arange(0, AT_ONCE)
+        present = i < stop
+        key = tl.load(inverse + i, mask=present, other=0)
+        address = tl.load(addresses + key, mask=present, other=0) + first_byte
+        values = load_columns(address, column, present[:, None] & (column < dim), DTYPE)
+        if WEIGHTED:
+            values = values * tl.load(weights + i, mask=present, other=0.0)[:, None]
+        total += values
+    scale = bag_scale(tl.load(modes + feature), (stop - start).to(tl.float32))
+    pooled = tl.sum(total, axis=0)[None, :] * scale
+    tl.store(out + bag.to(tl.int64) * dim + column, pooled, mask=column < dim)
+
+
+@kernel
+def spread(
+    addresses: tl.tensor, inverse: tl.tensor, out: tl.tensor, first: tl.tensor, num_ids: tl.tensor, first_byte: tl.tensor, dim: tl.tensor,
+    DTYPE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Copies the columns of each id, unpooled: float32[num_ids, D] of the ids from ``first`` on."""
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = own < num_ids
+    column = tl.arange(0, COLUMNS)[None, :]
+    key = tl.load(inverse + first + own, mask=mask, other=0)
+    address = tl.load(addresses + key, mask=mask, other=0) + first_byte
+    inside = mask[:, None] & (column < dim)
+    values = load_columns(address, column, inside, DTYPE)
+    tl.store(out + own.to(tl.int64)[:, None] * dim + column, values, mask=inside)
+
+
+SIZE_OF = {FLOAT32.value: 4}
+"""Bytes of a column by dtype; 2 of others."""

@@ -1,0 +1,125 @@
+"""Writing rows in GPU memory: gradients through the optimizers, and values from outside.
+
+Shapes: U unique keys, W columns of a row, D of a segment, S segments.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from girih.kernels.gpu.counting import ROWS_EVER
+from girih.kernels.gpu.index import find_rows
+from girih.kernels.gpu.jit import kernel
+from girih.kernels.gpu.layout import (
+    FLOAT32,
+    NO_ROW,
+    VALUES,
+    VERSION,
+    floats_at,
+    halves_at,
+    holds_key,
+    record,
+    words_at,
+)
+from girih.kernels.gpu.lookup import load_columns
+from girih.kernels.gpu.optimizers import FTRL, settle, updated
+from girih.kernels.gpu.rounding import narrow, row_noise
+
+_ROWS_EVER: tl.constexpr = tl.constexpr(ROWS_EVER)
+
+
+@kernel
+def rows_to_move(
+    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, words: tl.tensor,
+    refused: tl.tensor, step: tl.tensor, moving: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """The row of each key, ``rows`` where it is still there, noted as moved in this step.
+
+    Args:
+        rows: int32[U], hints; words: see :mod:`girih.kernels.gpu.counting`.
+        refused: int32[1]: where it is not negative the step is refused, and no row moves.
+        moving: int32[U], written: -1 for keys without a row, and for all of a refused step.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
+    key_id = tl.load(keys + i, mask=mask, other=0)
+    table = tl.load(tables + i, mask=mask, other=0)
+    row = tl.load(rows + i, mask=mask, other=NO_ROW)
+    hinted = mask & (row >= 0) & (row < tl.load(words + _ROWS_EVER))
+    there = holds_key(record(chunks, row, hinted, CHUNK_BITS, STRIDE), key_id, table, hinted)
+    lost = mask & (there == 0)
+    row = tl.where(there, row, find_rows(slots, num_slots, chunks, key_id, table, lost, CHUNK_BITS, STRIDE))
+    known = mask & (row >= 0)
+    words = words_at(record(chunks, row, known, CHUNK_BITS, STRIDE))
+    version = tl.load(words + VERSION, mask=known, other=0)
+    tl.store(words + VERSION, tl.maximum(version, step), mask=known)
+    tl.store(moving + i, tl.where(known, row, NO_ROW), mask=i < tl.load(num_keys))
+
+
+@kernel
+def move_rows(
+    chunks: tl.tensor, rows: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, hyper: tl.tensor,
+    seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
+    dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr,
+    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One optimizer step on one segment of the rows of keys.
+
+    Args:
+        rows: int32[U], -1 for keys that have none.
+        hyper: float64[8] of the segment; seeds: int64[T], for random rounding.
+        gradients: float32[U, W], W being ``num_columns``.
+        first_column, dim, state_start: the segment's columns among a row's, and where its state begins, in words.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    row = tl.load(rows + i, mask=mask, other=NO_ROW)
+    mask = mask & (row >= 0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    place = i[:, None].to(tl.int64) * num_columns + first_column + column
+    gradient = tl.load(gradients + place, mask=mask[:, None] & (column < dim), other=0.0)
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    start = address + 4 * VALUES + first_column * SIZE
+    inside = mask[:, None] & (column < dim)
+    values = load_columns(start, column, inside, DTYPE)
+    state = floats_at(address + 4 * state_start)[:, None]
+    values = updated(values, gradient, state, hyper, dim, column, mask[:, None], OPTIMIZER, STATE_WIDTH)
+    if DTYPE == FLOAT32:
+        tl.store(floats_at(start[:, None] + 4 * column), values, mask=inside)
+    else:
+        key_id = tl.load(keys + i, mask=mask, other=0)[:, None]
+        table = tl.load(tables + i, mask=mask, other=0)
+        seed = tl.load(seeds + table, mask=mask, other=0).to(tl.uint64, bitcast=True)[:, None]
+        noise = row_noise(seed, key_id, tl.zeros_like(key_id) + step, first_column + column)
+        halves = narrow(values, noise, DTYPE, False)
+        tl.store(halves_at(start[:, None] + 2 * column), halves, mask=inside)
+
+
+@kernel
+def assign_rows(
+    chunks: tl.tensor, rows: tl.tensor, num_keys: tl.tensor, given: tl.tensor, num_columns: tl.tensor, hyper: tl.tensor, step: tl.tensor,
+    first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, DTYPE: tl.constexpr,
+    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Sets one segment of rows to columns of ``given``, float32[U, W]; optimizer state stays, and is made to agree."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    row = tl.load(rows + i, mask=mask, other=NO_ROW)
+    mask = mask & (row >= 0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = mask[:, None] & (column < dim)
+    place = i.to(tl.int64)[:, None] * num_columns + first_column + column
+    values = tl.load(given + place, mask=inside, other=0.0)
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    words = words_at(address)
+    version = tl.load(words + VERSION, mask=mask, other=0)
+    tl.store(words + VERSION, tl.maximum(version, step), mask=mask)
+    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    start = address[:, None] + 4 * VALUES + (first_column + column) * SIZE
+    if DTYPE == FLOAT32:
+        tl.store(floats_at(start), values, mask=inside)
+    else:
+        tl.store(halves_at(start), narrow(values, 0, DTYPE, True), mask=inside)
+    if OPTIMIZER == FTRL:
+        settle(values, floats_at(address + 4 * state_start)[:, None] + column, hyper, dim, inside)

@@ -1,0 +1,238 @@
+"""One shard's arrays in GPU memory, and how they grow: rows by further chunks, the index anew.
+
+Rows never move. An index that is half full, slots that were left included, is made anew of the records, twice as large where
+it must be: one pass over them, while which nothing else runs. The host knows how full both are up to what the last calls may have
+added, so that it waits for the GPU where memory may be short, and nowhere else.
+
+Shapes: V 32-bit words of a record, C slots of the index, T tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.errors import ConfigError, StorageFullError
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import counting, index, jit
+from girih.kernels.gpu.layout import stride_of
+from girih.store.arrays import Longs
+from girih.store.gpu.options import Gpu
+from girih.store.rows.record import RowLayout
+
+_FIRST_SLOTS = 1 << 10
+_MOST_CHUNKS = 1 << 16
+_MOST_ROWS = 1 << 31
+
+
+class GpuMemory:
+    """Owns a shard's memory.
+
+    Attributes:
+        device: where it is.
+        chunk_bits, stride: rows of a chunk, as a power of two, and words from one to the next.
+        chunks: int64[·], the address of each chunk.
+        slots: int64[C+1], the index.
+        words: int64[4]: see :mod:`girih.kernels.gpu.counting`.
+        tables: int64[T, 16], counters by table, as the CPU's arrays have them.
+        cells: int32[·], the counting Bloom filters.
+        free: int32[·], free rows; the first ``words[NUM_FREE]`` are.
+        calls: how many calls have marked rows as used.
+        last_step: the largest step seen.
+        saving: None: a save has a copy of its own.
+    """
+
+    def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
+        self.device, self.options, self.saving = jit.device(), options, None
+        self.stride = stride_of(own.num_words)
+        self.chunk_bits = max(6, (options.chunk_bytes // (4 * self.stride)).bit_length() - 1)
+        self._records: list[Tensor] = []
+        self._most = min(options.reserve_rows or _MOST_ROWS, _MOST_ROWS, _MOST_CHUNKS << self.chunk_bits)
+        self.chunks = torch.zeros(_MOST_CHUNKS, dtype=torch.int64, device=self.device)
+        self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
+        self.cells = torch.zeros(max(1, own.num_cells), dtype=torch.int32, device=self.device)
+        self.lock = threading.Lock()
+        self._closed = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows, counters and Bloom filters; memory of rows stays."""
+        self.words = torch.zeros(4, dtype=torch.int64, device=self.device)
+        self.slots = torch.zeros(_FIRST_SLOTS + 1, dtype=torch.int64, device=self.device)
+        self.free = torch.empty(0, dtype=torch.int32, device=self.device)
+        self.tables.zero_()
+        self.cells.zero_()
+        self.calls, self.last_step = 0, 0
+        self._ever, self._added = 0, 0  # at most so many
+        self._told: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
+        self._asked = 0  # keys that all calls together may have added
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there is memory for."""
+        return min(len(self._records) << self.chunk_bits, self._most)
+
+    @property
+    def num_slots(self) -> int:
+        """C."""
+        return len(self.slots) - 1
+
+    def known(self) -> Longs:
+        """int64[4], ``words`` as they are now: waits for the GPU."""
+        found: Longs = self.words.cpu().numpy()
+        self._ever, self._added = int(found[counting.ROWS_EVER]), int(found[counting.ADDED])
+        self._told.clear()
+        return found
+
+    def make_room(self, more: int) -> int:
+        """Makes room for ``more`` rows to be made; returns for how many there is, fewer where memory ends."""
+        self._hear()
+        room = more
+        if self._ever + more > self.capacity or 2 * (self._added + more) > self.num_slots:
+            words = self.known()
+            free = int(words[counting.NUM_FREE])
+            self._claim(self._ever + more - free)
+            room = min(more, self.capacity - self._ever + free)
+            if 2 * (self._added + more) > self.num_slots:
+                self._index_anew(int(words[counting.NUM_ROWS]) + more)
+        self._ever, self._added, self._asked = self._ever + more, self._added + more, self._asked + more
+        return room
+
+    def tell(self) -> None:
+        """Has the GPU tell, when it comes to it, what was added so far."""
+        if self.device.type == "cpu":
+            self._told.append((None, self.words.clone(), self._asked))
+            return
+        copy = torch.empty(4, dtype=torch.int64, pin_memory=True)
+        copy.copy_(self.words, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._told.append((event, copy, self._asked))
+
+    def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
+        """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
+        for number, chunk in enumerate(self._records):
+            first = number << self.chunk_bits
+            if first < rows_ever:
+                yield first, chunk[: rows_ever - first]
+
+    def fill(self, records: NDArray[np.int32], free: Tensor, num_rows: int) -> None:
+        """Replaces all rows by records, int32[·, V], and makes the index of them.
+
+        Args:
+            free: int32[·], the records that have no key; num_rows: how many have one.
+
+        Raises:
+            StorageFullError: there is no more memory.
+        """
+        rows_ever = len(records)
+        self._claim(rows_ever)
+        if self.capacity < rows_ever:
+            raise self.full()
+        for first, chunk in self.records(rows_ever):
+            part = records[first : first + len(chunk)]
+            chunk[:, : records.shape[1]] = to_device(part, self.device)
+        self.free = free
+        self.words.copy_(torch.tensor([len(free), rows_ever, num_rows, num_rows]))
+        self._ever = rows_ever
+        self._index_anew(num_rows)
+
+    @contextlib.contextmanager
+    def changing(self, step: int = 0) -> Iterator[None]:
+        """Remembers the step; one thread changes a shard at a time."""
+        self.last_step = max(self.last_step, step)
+        with self.lock:
+            yield
+
+    def check_open(self) -> None:
+        """Refuses use after :meth:`close`."""
+        if self._closed:
+            raise ConfigError("GPU memory: the store was closed; open it anew")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return int(self.words[counting.NUM_ROWS])
+
+    def num_rows_of(self, table: int) -> int:
+        """Rows of one table."""
+        return int(self.tables[table, at.TABLE_ROWS])
+
+    def rows_of_tables(self) -> list[int]:
+        """Rows of each table."""
+        rows: list[int] = self.tables[:, at.TABLE_ROWS].tolist()
+        return rows
+
+    def counters(self, table: int | None = None) -> dict[str, int]:
+        """Counts of what happened so far; see :meth:`girih.store.Store.counters`."""
+        chosen = self.tables.cpu().numpy()
+        chosen = chosen if table is None else chosen[table : table + 1]
+        return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
+
+    def held_bytes(self) -> dict[str, dict[str, int]]:
+        """Bytes ``used`` and ``reserved`` by part."""
+        rows = 4 * self.stride * self.capacity
+        parts = {
+            "rows": (4 * self.stride * int(self.words[counting.ROWS_EVER]), rows),
+            "index": (8 * self.num_slots, 8 * self.num_slots),
+            "bloom": (4 * len(self.cells), 4 * len(self.cells)),
+            "free_rows": (4 * len(self.free), 4 * len(self.free)),
+        }
+        return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._closed = True
+        self._records.clear()
+        self.slots = self.slots[:0]
+
+    def _hear(self) -> None:
+        """Takes in what the GPU has told so far."""
+        while self._told and (self._told[0][0] is None or self._told[0][0].query()):  # type: ignore[no-untyped-call]
+            _, words, asked = self._told.popleft()
+            since = self._asked - asked
+            self._ever = int(words[counting.ROWS_EVER]) + since
+            self._added = int(words[counting.ADDED]) + since
+
+    def full(self) -> StorageFullError:
+        """The error for no more memory."""
+        return StorageFullError(
+            f"GPU memory: no room for more than {self.capacity:,} rows of {4 * self.stride} bytes in this shard; bound the"
+            " tables by max_rows, or use tiers = ['dram']"
+        )
+
+    def _claim(self, rows: int) -> None:
+        """Claims chunks until there is memory for ``rows``, or no more."""
+        while self.capacity < min(rows, self._most):
+            try:
+                chunk = torch.empty(1 << self.chunk_bits, self.stride, dtype=torch.int32, device=self.device)
+            except torch.OutOfMemoryError:
+                return
+            self.chunks[len(self._records)] = chunk.data_ptr()
+            self._records.append(chunk)
+
+    def _index_anew(self, num_rows: int) -> None:
+        """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half."""
+        num_slots = max(_FIRST_SLOTS, 1 << (4 * num_rows - 1).bit_length())
+        self.slots = torch.zeros(0, dtype=torch.int64, device=self.device)  # before the next one takes memory
+        self.slots = index.rebuild(num_slots, self.chunks, self._ever, self.chunk_bits, self.stride)
+        words = self.words.cpu()
+        self.words[counting.ADDED] = words[counting.NUM_ROWS]
+        self._added = int(words[counting.NUM_ROWS])
+        self._told.clear()
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array on a device, which does not wait for it."""
+    tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if device.type == "cpu":
+        return tensor.clone()
+    return tensor.pin_memory().to(device, non_blocking=True)

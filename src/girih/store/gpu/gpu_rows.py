@@ -1,0 +1,321 @@
+"""The keys that have rows in GPU memory: they come when they are read for training, and go when they expire or are evicted.
+
+What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
+keys. Where no table is bounded and none expires, nothing here waits for the GPU; a bounded table is asked how many rows it has
+once it may be full, and what leaves is found by a look at all rows.
+
+Shapes: U unique keys, R rows ever made, T tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import counting, index, jit, lookup
+from girih.store.arrays import Ints, Longs
+from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.rows.record import RowLayout
+from girih.store.rows.row_table import LFU_SHARE, moments
+
+_KEYS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Unique keys on a device; those of one table stand together.
+
+    Attributes:
+        ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
+        num: int32[1], U: how many there are.
+    """
+
+    ids: Tensor
+    tables: Tensor
+    counts: Tensor
+    num: Tensor
+
+    def __len__(self) -> int:
+        """n."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a shard's rows, and what their values begin with, on a device.
+
+    Attributes:
+        dtype: that of columns, by number.
+        described: of each segment: first column, dim, first word and width of the state, optimizer.
+        seeds, kinds, options: uint64 by its bits, int64, float64: [T, S], [T, S], [T, S, 2].
+        table_seeds: int64[T].
+    """
+
+    dtype: int
+    described: list[list[int]]
+    seeds: Tensor
+    kinds: Tensor
+    options: Tensor
+    table_seeds: Tensor
+
+    @classmethod
+    def of(cls, own: RowLayout, device: torch.device) -> Segments:
+        """Those of a layout."""
+        kernel = own.kernel
+        return cls(
+            dtype=kernel.dtype,
+            described=kernel.segments.tolist(),
+            seeds=to_device(kernel.seeds.view(np.int64), device),
+            kinds=to_device(kernel.initializers, device),
+            options=to_device(kernel.initializer_options, device),
+            table_seeds=to_device(kernel.table_seeds.view(np.int64), device),
+        )
+
+    @property
+    def num_columns(self) -> int:
+        """W."""
+        return sum(segment[at.DIM] for segment in self.described)
+
+
+class GpuRows:
+    """The rows of a shard's keys.
+
+    Args:
+        clock: seconds since 1970, for tables whose rows expire after some seconds.
+    """
+
+    def __init__(self, memory: GpuMemory, own: RowLayout, clock: Callable[[], float]) -> None:
+        self._memory, self._clock = memory, clock
+        self._rules = own.kernel.rules
+        device = memory.device
+        self.segments = Segments.of(own, device)
+        self._first_hyper = to_device(own.first_hyper, device)
+        self._rules_there = to_device(self._rules, device)
+        self._bloom = to_device(own.kernel.bloom, device)
+        chances = [math.log1p(-p) if p < 1 else -math.inf for p in own.kernel.chance]
+        self._chances = torch.tensor(chances, dtype=torch.float64, device=device)
+        eviction = self._rules[:, at.EVICTION]
+        self._listed = to_device(np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL)).astype(np.int32), device)
+        self._expiring = np.flatnonzero(eviction == at.EVICT_TTL).tolist()
+        self._bounded = np.flatnonzero(self._rules[:, at.MAX_ROWS] < at.UNLIMITED).tolist()
+        self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
+        self._most_rows = np.zeros(len(self._rules), np.int64)  # of each table, at most
+
+    def read(self, keys: Keys, step: int, *, forced: bool = False) -> tuple[Tensor, Tensor]:
+        """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
+
+        Returns:
+            int32[n], where the rows are, -1 for none; int64[n], where the columns of each key lie until the next call.
+
+        Raises:
+            StorageFullError: no memory for more rows; the keys before were served.
+        """
+        memory = self._memory
+        now = moments(self._rules, step, self._clock)
+        if not forced:
+            self._expire(now)
+        room = memory.make_room(len(keys))
+        memory.calls += 1
+        moment = to_device(now, memory.device)
+        rows, is_new = self._find(keys, moment, marks=True)
+        admitted = is_new
+        if not (self._admits_all or forced):
+            admitted = self._admitted(keys, is_new, step)
+        if self._bounded:
+            admitted, left = self._bounded_by_rows(keys, admitted, step)
+            room += left
+        short = room < len(keys) and int(admitted.sum()) > room
+        if short:
+            admitted = admitted * (torch.cumsum(admitted, 0, dtype=torch.int32) <= room)
+        self._count_read(keys, is_new, admitted)
+        counting.number_rows(admitted, memory.free, memory.words, rows)
+        self._launch(
+            lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
+            keys.counts, keys.num, moment, memory.calls, step, rows, takes=admitted,
+        )  # fmt: skip
+        addresses = self._write_initial(keys, rows, admitted)
+        memory.tell()
+        if short:
+            raise memory.full()
+        return rows, addresses
+
+    def peek(self, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Reads rows for evaluation and changes nothing; see :meth:`read`."""
+        rows, _ = self._find(keys, None, marks=False)
+        return rows, self._write_initial(keys, rows, torch.zeros_like(rows))
+
+    def drop(self, rows: Ints | Tensor) -> int:
+        """Removes rows, each named once, none where -1; returns how many there were."""
+        memory = self._memory
+        there = rows if isinstance(rows, Tensor) else to_device(rows, memory.device)
+        there = there[there >= 0].contiguous()
+        if len(there):
+            self._take_out(there, at.EVICTED, self.meta())
+        return len(there)
+
+    def oldest_first(self, meta: counting.Meta, table: int) -> Tensor:
+        """The rows of a table that keeps a list, int64[·], oldest first."""
+        rows = torch.nonzero(meta.tables == table).squeeze(1)
+        return rows[torch.argsort(meta.stamps[rows])]
+
+    def meta(self) -> counting.Meta:
+        """What eviction asks of all rows."""
+        memory = self._memory
+        rows_ever = int(memory.words[counting.ROWS_EVER])
+        return counting.Meta(memory.chunks, rows_ever, memory.chunk_bits, memory.stride)
+
+    def _launch(self, kernel: object, num_items: int, *arguments: object, **options: object) -> None:
+        memory = self._memory
+        jit.launch(
+            kernel, num_items, jit.block_of(_KEYS_AT_ONCE), *arguments, CHUNK_BITS=memory.chunk_bits,
+            STRIDE=memory.stride, **options,
+        )  # fmt: skip
+
+    def _find(self, keys: Keys, moment: Tensor | None, *, marks: bool) -> tuple[Tensor, Tensor]:
+        memory, n = self._memory, len(keys)
+        rows = torch.full((n,), at.NO_ROW, dtype=torch.int32, device=memory.device)
+        is_new = torch.zeros(n, dtype=torch.int32, device=memory.device)
+        self._launch(
+            lookup.read_known, n, memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables, keys.counts,
+            keys.num, memory.words if moment is None else moment, self._listed, memory.calls, rows, is_new,
+            MARKS=marks,
+        )  # fmt: skip
+        return rows, is_new
+
+    def _admitted(self, keys: Keys, is_new: Tensor, step: int) -> Tensor:
+        memory, block = self._memory, jit.block_of(_KEYS_AT_ONCE)
+        admitted = torch.zeros_like(is_new)
+        asked = keys.ids, keys.tables, keys.counts, keys.num, is_new
+        jit.launch(
+            lookup.ask_admission, len(keys), block, *asked, self._rules_there, self._bloom, memory.cells, self._chances,
+            self.segments.table_seeds, step, admitted,
+        )  # fmt: skip
+        jit.launch(
+            lookup.add_sightings,
+            len(keys),
+            block,
+            *asked,
+            admitted,
+            self._rules_there,
+            self._bloom,
+            memory.cells,
+        )
+        refused = is_new - admitted
+        counting.count(keys.tables, refused, keys.num, memory.tables, at.REFUSED, least=1)
+        return admitted
+
+    def _count_read(self, keys: Keys, is_new: Tensor, takes: Tensor) -> None:
+        counters = self._memory.tables
+        for column, flags, amount, least in (
+            (at.LOOKUPS, is_new, 1, 0),
+            (at.HITS, is_new, 1, 0),
+            (at.HITS, is_new, -1, 1),
+            (at.NEW, takes, 1, 1),
+            (at.TABLE_ROWS, takes, 1, 1),
+        ):
+            counting.count(keys.tables, flags, keys.num, counters, column, least=least, amount=amount)
+
+    def _write_initial(self, keys: Keys, rows: Tensor, takes: Tensor) -> Tensor:
+        """Values of new rows and of keys without one; returns where the columns of all keys lie."""
+        memory, own, n = self._memory, self.segments, len(keys)
+        size = 4 if own.dtype == at.FLOAT32 else 2
+        scratch = torch.empty(n * own.num_columns * size, dtype=torch.uint8, device=memory.device)
+        addresses = torch.empty(n, dtype=torch.int64, device=memory.device)
+        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+            columns = jit.columns_of(dim)
+            jit.launch(
+                lookup.write_initial, n, jit.rows_at_once(columns), memory.chunks, keys.ids, keys.tables, keys.num, rows,
+                takes, scratch.data_ptr(), addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
+                len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
+                DTYPE=own.dtype, CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, COLUMNS=columns,
+            )  # fmt: skip
+        self._scratch = scratch  # lives as long as addresses may be followed
+        return addresses
+
+    def forget(self) -> None:
+        """Takes nothing for granted of how many rows tables have: they were replaced."""
+        self._most_rows[:] = at.UNLIMITED
+
+    def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
+        """Of the admitted keys, those that tables with a bound have room for; and how many rows of others left for them."""
+        memory, most = self._memory, self._rules[:, at.MAX_ROWS]
+        if (self._most_rows[self._bounded] + len(keys) <= most[self._bounded]).all():
+            self._most_rows += len(keys)
+            return admitted, 0
+        left = 0
+        num_keys = int(keys.num)
+        wanted = admitted[:num_keys].cpu().numpy() != 0
+        tables = keys.tables[:num_keys].cpu().numpy()
+        counters = memory.tables.cpu().numpy().copy()
+        meta: counting.Meta | None = None
+        full = np.zeros(len(self._rules), np.int64)
+        for table in self._bounded:
+            mine = np.flatnonzero(wanted & (tables == table))
+            free = int(self._rules[table, at.MAX_ROWS] - counters[table, at.TABLE_ROWS])
+            if len(mine) <= free:
+                continue
+            if self._rules[table, at.EVICTION] != at.EVICT_NONE:
+                meta = meta or self.meta()
+                leaving = self._leaving(meta, table, len(mine) - free, step).to(torch.int32)
+                if len(leaving):
+                    self._take_out(leaving, at.EVICTED, meta)
+                free, left = free + len(leaving), left + len(leaving)
+            wanted[mine[max(0, free) :]] = False
+            full[table] = max(0, len(mine) - max(0, free))
+        if full.any():
+            memory.tables[:, at.FULL] += to_device(full, memory.device)
+        kept = torch.zeros_like(admitted)
+        kept[:num_keys] = to_device(wanted.astype(np.int32), memory.device)
+        self._most_rows = memory.tables[:, at.TABLE_ROWS].cpu().numpy().copy()
+        self._most_rows += np.bincount(tables[wanted], minlength=len(self._rules))
+        return kept, left
+
+    def _leaving(self, meta: counting.Meta, table: int, surplus: int, step: int) -> Tensor:
+        """The rows that leave a full table for ``surplus`` keys: never one that this call uses."""
+        rows = self.oldest_first(meta, table)
+        rule = self._rules[table]
+        this_call = meta.stamps[rows] >> 32 >= self._memory.calls
+        if rule[at.EVICTION] == at.EVICT_LFU:
+            rows = rows[meta.last_used[rows] < step]
+            counts, used = meta.counts[rows].long(), meta.last_used[rows].long()
+            order = torch.argsort(counts * (1 << 31) + used, stable=True)
+            share = max(1, int(rule[at.MAX_ROWS]) // LFU_SHARE)
+            return rows[order[: -(-surplus // share) * share]]
+        allowed = ~this_call if rule[at.IN_SECONDS] else meta.last_used[rows] < step
+        # rows leave from the oldest on, up to the first that may not
+        first_kept = int(torch.cumprod(allowed.long(), 0).sum())
+        return rows[: min(surplus, first_kept)]
+
+    def _expire(self, now: Longs) -> None:
+        """Removes rows that were not used for long enough, oldest first."""
+        if not self._expiring:
+            return
+        meta = self.meta()
+        for table in self._expiring:
+            latest = int(now[table]) - int(self._rules[table, at.TTL])
+            if not bool(((meta.tables == table) & (meta.last_used < latest)).any()):
+                continue
+            rows = self.oldest_first(meta, table)
+            expired = torch.cumprod((meta.last_used[rows] < latest).long(), 0)
+            leaving = rows[: int(expired.sum())].to(torch.int32)
+            if len(leaving):
+                self._take_out(leaving, at.EXPIRED, meta)
+
+    def _take_out(self, rows: Tensor, column: int, meta: counting.Meta) -> None:
+        """Takes rows, int32[·], from their keys, and counts them."""
+        memory = self._memory
+        tables = meta.tables[rows.long()]
+        index.remove(memory.slots, memory.chunks, rows, memory.chunk_bits, memory.stride)
+        gone = torch.bincount(tables, minlength=len(memory.tables))
+        memory.tables[:, at.TABLE_ROWS] -= gone
+        memory.tables[:, column] += gone
+        num_free = int(memory.words[counting.NUM_FREE])
+        memory.free = torch.cat([memory.free[:num_free], rows])
+        memory.words[counting.NUM_FREE] += len(rows)
+        memory.words[counting.NUM_ROWS] -= len(rows)

@@ -1,0 +1,292 @@
+"""One shard's rows in GPU memory: the verbs of :class:`girih.store.state.ShardState`, for arrays and for tensors.
+
+Arrays of the host are copied over and back, and waited for; so evaluation by hand, loading and tests do. An embedding group on a
+GPU calls :meth:`GpuState.read` and :meth:`GpuState.move` with tensors, and waits for nothing.
+
+Saving copies all records to the host at once, and writes that copy while training goes on; loading takes the other way.
+So files are the same wherever rows were, and are read by the same code.
+
+Shapes: U unique keys, W columns of a row, R rows ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import transfer
+from girih.kernels.cpu.update import Terms as HostTerms
+from girih.kernels.gpu import counting, jit, lookup, update
+from girih.kernels.gpu.dedup import Terms
+from girih.kernels.gpu.gradients import Pieces, Sources, sum_terms
+from girih.kernels.gpu.layout import STAMP
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.gpu_rows import GpuRows, Keys
+from girih.store.gpu.options import Gpu
+from girih.store.memory.options import Heap
+from girih.store.rows.record import RowLayout, hyper_rows, row_layout
+from girih.store.spec import GroupSpec
+from girih.store.state import LAST_STEP, ShardState, open_state
+
+
+class _HostCopy(ShardState):
+    """What a save reads: it ends with it."""
+
+    __slots__ = ()
+
+    def thaw(self) -> None:
+        """Lets go of the copy."""
+        self.memory.close()
+
+
+class GpuState:
+    """The state of one shard in GPU memory; made by :func:`open_gpu_state`.
+
+    Attributes:
+        spec: its tables.
+        layout: how their rows lie, and their rules.
+        memory: the arrays.
+        rows: which keys have rows.
+    """
+
+    def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Callable[[], float]) -> None:
+        self.spec, self.layout, self._clock = spec, own, clock
+        self.memory = GpuMemory(own, len(spec.tables), options)
+        self.rows = GpuRows(self.memory, own, clock)
+
+    def read(self, keys: Keys, step: int) -> tuple[Tensor, Tensor]:
+        """Reads rows for training: int32[n], where they are; int64[n], where their columns lie until the next verb."""
+        with self.memory.changing(step):
+            return self.rows.read(keys, step)
+
+    def peeked(self, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Reads rows for evaluation; see :meth:`read`."""
+        return self.rows.peek(keys)
+
+    def gradients(
+        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources]
+    ) -> tuple[Tensor, Tensor]:
+        """Sums the gradients of keys.
+
+        Args:
+            terms, pieces: which ids each key has.
+            sources: of each segment, where the gradients of its outputs lie.
+
+        Returns:
+            float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
+        """
+        own, device = self.rows.segments, self.memory.device
+        totals = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=device)
+        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=device)
+        for source, (first, dim, *_) in zip(sources, own.described, strict=True):
+            sum_terms(source, terms, pieces, keys.num, totals, first, dim, nonfinite)
+        return totals, nonfinite
+
+    def move(
+        self, keys: Keys, rows: Tensor, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+    ) -> None:
+        """One optimizer step on the row of each key.
+
+        Args:
+            rows: int32[n], hints.
+            gradients: float32[n, W].
+            refused: int32[1]: where it is not negative, no row moves.
+        """
+        memory, own = self.memory, self.rows.segments
+        with memory.changing(step):
+            moving = torch.full_like(rows, at.NO_ROW)
+            self._launch(
+                update.rows_to_move, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
+                keys.num, rows, memory.words, refused, step, moving,
+            )  # fmt: skip
+            counted = torch.where(refused < 0, moving, torch.full_like(moving, -2))
+            found = (counted >= 0).to(torch.int32)
+            counting.count(keys.tables, found, keys.num, memory.tables, at.UPDATES, least=1)
+            lost = (counted == at.NO_ROW).to(torch.int32)
+            counting.count(keys.tables, lost, keys.num, memory.tables, at.DROPPED, least=1)
+            hyper = to_device(hyper_rows(self.spec, lr_scale, step), memory.device)
+            for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+                columns = jit.columns_of(dim)
+                jit.launch(
+                    update.move_rows, len(keys), jit.rows_at_once(columns), memory.chunks, moving, keys.ids, keys.tables,
+                    keys.num, hyper[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state,
+                    OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, CHUNK_BITS=memory.chunk_bits,
+                    STRIDE=memory.stride, COLUMNS=columns,
+                )  # fmt: skip
+
+    def lookup(
+        self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats, addresses: Longs | None = None
+    ) -> Ints:
+        """Reads rows for training; see :meth:`girih.store.Store.lookup`."""
+        self._refuse_addresses(addresses)
+        order, keys = self._keys(ids, tables, counts)
+        rows, places = self.read(keys, step)
+        return self._brought(order, keys, rows, places, out)
+
+    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
+        """Reads rows for evaluation; see :meth:`girih.store.Store.lookup`."""
+        self._refuse_addresses(addresses)
+        order, keys = self._keys(ids, tables)
+        return self._brought(order, keys, *self.peeked(keys), out)
+
+    def apply_gradients(
+        self,
+        ids: Longs,
+        tables: Ints,
+        rows: Ints | None,
+        grads: Floats,
+        step: int,
+        lr_scale: float,
+        terms: HostTerms | None = None,
+    ) -> int:
+        """Moves rows by gradients; see :meth:`girih.store.Store.apply_gradients`."""
+        if terms is not None:
+            raise ConfigError("a store in GPU memory takes sums of gradients; leave terms out")
+        memory, device = self.memory, self.memory.device
+        order, keys = self._keys(ids, tables)
+        given = to_device(grads[order], device)
+        there = torch.full((len(ids),), at.NO_ROW, dtype=torch.int32, device=device)
+        if rows is not None:
+            there = to_device(rows[order], device)
+        before = memory.tables[:, at.DROPPED].sum()
+        self.move(keys, there, given, there.new_full((1,), -1), step, lr_scale)
+        return int(memory.tables[:, at.DROPPED].sum() - before)
+
+    def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
+        """Sets rows; see :meth:`girih.store.Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
+        memory, own = self.memory, self.rows.segments
+        step = min(memory.last_step + 1, LAST_STEP)
+        order, keys = self._keys(ids, tables)
+        hyper = to_device(self.layout.first_hyper, memory.device)
+        given = to_device(values[order], memory.device)
+        with memory.changing():
+            before = memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]]
+            rows, _ = self.rows.read(keys, step, forced=True)
+            memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]] = before
+            for number, (first, dim, state, _, optimizer) in enumerate(own.described):
+                columns = jit.columns_of(dim)
+                jit.launch(
+                    update.assign_rows, len(keys), jit.rows_at_once(columns), memory.chunks, rows, keys.num, given,
+                    own.num_columns, hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
+                    CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, COLUMNS=columns,
+                )  # fmt: skip
+        found = np.empty(len(ids), np.int32)
+        found[order] = rows.cpu().numpy()
+        return found
+
+    def fetch(self, ids: Longs, tables: Ints) -> None:
+        """Begins to bring in the rows of keys; they are here already."""
+
+    def tier_counters(self) -> dict[str, int]:
+        """Counts of what each tier did; empty where there is one."""
+        return {}
+
+    def at_rest(self) -> ShardState:
+        """A copy of all records on the host, for a save to read."""
+        memory = self.memory
+        memory.check_open()
+        with memory.lock:
+            rows_ever, num_rows = (int(memory.known()[n]) for n in (counting.ROWS_EVER, counting.NUM_ROWS))
+            opened = self._on_host()
+            host = _HostCopy(opened.spec, opened.layout, opened.memory, opened.rows)
+            host.memory.grow_rows(rows_ever)
+            arrays = host.memory.arrays
+            for first, chunk in memory.records(rows_ever):
+                arrays.meta[first : first + len(chunk)] = chunk[:, : self.layout.num_words].cpu().numpy()
+            arrays.meta[:rows_ever, [at.NEWER, at.OLDER]] = at.NO_ROW
+            arrays.cells[:] = memory.cells[: len(arrays.cells)].clamp(0, 255).cpu().numpy()
+            arrays.tables[:] = memory.tables.cpu().numpy()
+            arrays.state[at.LAST_STEP] = memory.last_step
+            arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = rows_ever, num_rows
+            arrays.tables[:, [at.NEWEST, at.OLDEST]] = at.NO_ROW
+            meta = self.rows.meta()
+            for table in np.flatnonzero(self.layout.listed):
+                rows = self.rows.oldest_first(meta, int(table)).to(torch.int32).cpu().numpy()
+                transfer.relink(arrays, int(table), rows)
+        return host
+
+    def replace(self, fill: Callable[[ShardState], None]) -> None:
+        """Replaces all rows by those that ``fill`` puts into an empty shard on the host."""
+        host, memory = self._on_host(), self.memory
+        try:
+            fill(host)
+            arrays = host.memory.arrays
+            rows_ever = int(arrays.state[at.ROWS_EVER])
+            stamps = arrays.keys[:rows_ever, STAMP.value // 2]
+            for table in np.flatnonzero(self.layout.listed):
+                rows = host.rows.oldest_first(int(table))
+                stamps[rows] = np.arange(len(rows))
+            free = np.flatnonzero(arrays.meta[:rows_ever, at.TABLE] < 0).astype(np.int32)
+            memory.clear()
+            self.rows.forget()
+            memory.tables.copy_(torch.from_numpy(arrays.tables))
+            if len(arrays.cells):
+                memory.cells.copy_(torch.from_numpy(arrays.cells))
+            memory.fill(arrays.meta[:rows_ever], to_device(free, memory.device), host.memory.num_rows)
+            memory.last_step = host.memory.last_step
+        finally:
+            host.memory.close()
+
+    def close(self) -> None:
+        """Lets go of memory."""
+        self.memory.close()
+
+    def _on_host(self) -> ShardState:
+        shard, num_shards = (self.layout.description[name] for name in ("shard", "num_shards"))
+        return open_state(self.spec, shard, num_shards, Heap(), self._clock)
+
+    def _launch(self, kernel: Any, num_items: int, *arguments: Any) -> None:
+        memory = self.memory
+        jit.launch(
+            kernel,
+            num_items,
+            jit.block_of(256),
+            *arguments,
+            CHUNK_BITS=memory.chunk_bits,
+            STRIDE=memory.stride,
+        )
+
+    def _keys(self, ids: Longs, tables: Ints, counts: Ints | None = None) -> tuple[Longs, Keys]:
+        """Keys on the device, by tables, and the place of each among the given ones."""
+        device = self.memory.device
+        order = np.argsort(tables, kind="stable")
+        if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
+            raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
+        if counts is None or not len(counts):
+            counts = np.ones(len(ids), np.int32)
+        given, of, times = (to_device(array[order], device) for array in (ids, tables, counts))
+        return order, Keys(given, of, times, torch.full((1,), len(ids), dtype=torch.int32, device=device))
+
+    def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
+        """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
+        own, device = self.rows.segments, self.memory.device
+        values = torch.empty(out.shape, dtype=torch.float32, device=device)
+        columns = jit.columns_of(own.num_columns)
+        jit.launch(
+            lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
+            DTYPE=own.dtype, COLUMNS=columns,
+        )  # fmt: skip
+        out[order] = values.cpu().numpy()
+        found = np.empty(len(order), np.int32)
+        found[order] = rows.cpu().numpy()
+        return found
+
+    def _refuse_addresses(self, addresses: Longs | None) -> None:
+        if addresses is not None:
+            raise ConfigError(
+                "addresses: rows are in GPU memory, where the host cannot read them; leave it out"
+            )
+
+
+def open_gpu_state(
+    spec: GroupSpec, shard: int, num_shards: int, options: Gpu, clock: Callable[[], float]
+) -> GpuState:
+    """Lays out a shard in GPU memory; arguments and errors are those of :class:`girih.store.Store`."""
+    return GpuState(spec, row_layout(spec, shard, num_shards), options, clock)

@@ -1,0 +1,232 @@
+"""The sparse half on a GPU: the conformance suite, and each batch beside the CPU's group."""
+
+import numpy as np
+import pytest
+import torch
+
+import girih
+from girih.data.batch import Batch
+from girih.kernels.gpu import gradients, jit
+from girih.sparse.groups import gpu_group
+from girih.sparse.groups.gpu_group import GpuGroup
+from girih.sparse.groups.group import CpuGroup
+from girih.sparse.groups.pack import pack
+from girih.sparse.halves.local import LocalSparse
+from girih.sparse.options import StoreOptions
+from girih.store import Store
+from girih.store.gpu.options import Gpu
+from girih.testing import cases
+from girih.testing.sparse_suite import SparseHalfSuite
+from girih.testing.store_verbs import by_key
+
+OPTIMIZERS = [
+    girih.optim.SGD(lr=0.1),
+    girih.optim.SGD(lr=0.1, momentum=0.9, l2=0.01),
+    girih.optim.Adagrad(lr=0.1),
+    girih.optim.RowwiseAdagrad(lr=0.1, l2=0.01),
+    girih.optim.Adam(lr=0.1),
+    girih.optim.FTRL(l1=0.01),
+]
+
+
+class TestGpuHalf(SparseHalfSuite):
+    def make(self):
+        return LocalSparse(cases.spec(store=StoreOptions(tiers=("gpu",))))
+
+
+class TestGpuHalfAhead(SparseHalfSuite):
+    def make(self):
+        return LocalSparse(cases.spec(store=StoreOptions(tiers=("gpu",))), micro_batches=3, ahead=True)
+
+
+def batch_of(lengths, ids, *, weighted, seed):
+    """``lengths``: int[F, B]."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(lengths.reshape(-1))]).astype(np.int32)
+    return Batch(
+        ids=ids.astype(np.int64),
+        offsets=offsets,
+        numeric=np.empty((lengths.shape[1], 0), np.float32),
+        labels=np.zeros((lengths.shape[1], 1), np.float32),
+        weights=rng.random(len(ids)).astype(np.float32) if weighted else None,
+    )
+
+
+def some_batch(longest, seed, *, weighted=False, num_examples=24, num_ids=30):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, longest + 1, (4, num_examples))
+    if longest == 1:
+        lengths[1:] = 1
+    ids = rng.integers(-7, num_ids, lengths.sum())
+    return batch_of(lengths, ids, weighted=weighted, seed=seed)
+
+
+def groups_of(optimizer=None, dtype="float32", dim=5):
+    tables = [girih.Table(name=name, dim=dim, dtype=dtype) for name in ("user", "tags")]
+    schema = girih.Schema(
+        [
+            girih.Categorical(name="user", table="user"),
+            girih.Categorical(name="tags", table="tags", pooling="mean"),
+            girih.Categorical(name="more", table="tags", pooling="sqrtn"),
+            girih.Sequence(name="history", table="user", pooling="sum"),
+        ],
+        "click",
+        tables=tables,
+    )
+    needs = {
+        "user": frozenset({"embedding", "first_order"}),
+        "tags": frozenset({"embedding", "first_order"}),
+        "more": frozenset({"embedding"}),
+        "history": frozenset({"embedding", "sequence"}),
+    }
+    (group,) = pack(schema, needs, optimizer or girih.optim.Adagrad(lr=0.1))
+    return group
+
+
+def both(group):
+    there, here = Store(group.spec, arena=Gpu(chunk_bytes=4096)), Store(group.spec)
+    return (GpuGroup(group, [there]), there), (CpuGroup(group, [here], None), here)
+
+
+def run(group, batch, step, rng, *, train=True):
+    """A pull and a push; returns the outputs."""
+    read, fill = group.lookup(batch, step, train=train)
+    for examples in (slice(0, batch.num_examples // 3), slice(batch.num_examples // 3, batch.num_examples)):
+        fill(examples)
+    outputs = [torch.as_tensor(output).cpu().numpy().copy() for output in read.outputs]
+    if train:
+        given = [rng.normal(size=output.shape).astype(np.float32) for output in outputs]
+        given = [gradient.reshape(-1, gradient.shape[-1]) for gradient in given]
+        if isinstance(group, GpuGroup):
+            given = [torch.from_numpy(gradient).to(jit.device()) for gradient in given]
+        found = group.gradients(read, given, batch)
+        assert found.nonfinite_key == -1
+        group.apply(read, found, step, 0.7)
+    return outputs
+
+
+def assert_same_rows(there, here, **tolerance):
+    mine, expected = by_key(there), by_key(here)
+    assert mine.keys() == expected.keys()
+    for key, columns in expected.items():
+        for name, value in columns.items():
+            np.testing.assert_allclose(mine[key][name], value, err_msg=f"{key} {name}", **tolerance)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("longest", [1, 4, 40])
+def test_bags_and_updates_are_the_cpus(longest, weighted):
+    (gpu, there), (cpu, here) = both(groups_of())
+    for step in range(1, 4):
+        batch = some_batch(longest, step, weighted=weighted)
+        outputs = [run(group, batch, step, np.random.default_rng(step)) for group in (gpu, cpu)]
+        for mine, expected in zip(*outputs, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
+    assert there.counters() == here.counters()
+    probe = some_batch(longest, 99, weighted=weighted)
+    outputs = [run(group, probe, 4, None, train=False) for group in (gpu, cpu)]
+    for mine, expected in zip(*outputs, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
+    assert there.num_rows == here.num_rows
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_every_optimizer_is_the_cpus(optimizer):
+    (gpu, there), (cpu, here) = both(groups_of(optimizer))
+    for step in range(1, 4):
+        batch = some_batch(3, step)
+        for group in (gpu, cpu):
+            run(group, batch, step, np.random.default_rng(step))
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_16_bits_are_rounded_by_the_same_noise(dtype):
+    (gpu, there), (cpu, here) = both(groups_of(girih.optim.SGD(lr=0.1), dtype))
+    batch = some_batch(1, 1)  # one term a key at most where ids do not repeat: the same sums to the bit
+    batch = batch_of(np.ones((4, 60), np.int64), np.arange(240), weighted=False, seed=0)
+    for step in (1, 2):
+        for group in (gpu, cpu):
+            run(group, batch, step, np.random.default_rng(step))
+    assert_same_rows(there, here, rtol=0, atol=0)
+
+
+MANY = 100_000 if jit.INTERPRETED else 1_000_000  # "a million": interpreted, each program costs Python
+
+
+def edge_cases():
+    ones = np.ones((4, 8), np.int64)
+    empty = np.zeros((4, 8), np.int64)
+    million = empty.copy()
+    million[1, 3] = MANY
+    spread_out = empty.copy()
+    spread_out[3] = MANY // 8
+    return {
+        "one id a million times": (spread_out, np.full(MANY, 5)),
+        "a bag of a million ids": (million, np.arange(MANY) % 1000),
+        "empty bags": (empty, np.zeros(0, np.int64)),
+        "all ids new": (ones, np.arange(32) * 10**15),
+        "unsorted int64 ids": (ones, np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 32)),
+        "all ids equal": (ones, np.full(32, -(2**63))),
+    }
+
+
+@pytest.mark.parametrize("case", edge_cases())
+def test_edges(case):
+    lengths, ids = edge_cases()[case]
+    batch = batch_of(lengths, ids, weighted=False, seed=0)
+    (gpu, there), (cpu, here) = both(groups_of(girih.optim.SGD(lr=1e-3)))
+    outputs = [run(group, batch, 1, np.random.default_rng(1)) for group in (gpu, cpu)]
+    for mine, expected in zip(*outputs, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-2 if len(ids) > 1000 else 1e-6)
+    assert_same_rows(there, here, rtol=1e-2, atol=1e-3)
+
+
+def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
+    rows = []
+    for at_once, long, short in ((1024, 256, 16), (16, 256, 0), (64, 4, 16)):
+        for module in (jit, gradients):
+            monkeypatch.setattr(module, "rows_at_once", lambda width, elements=1024, n=at_once: n)
+        monkeypatch.setattr(gradients, "LONG", long)
+        monkeypatch.setattr(gpu_group, "SHORT_BAG", short)
+        (gpu, there), _ = both(groups_of())
+        for step in range(1, 3):
+            run(gpu, some_batch(6, step), step, np.random.default_rng(step))
+        rows.append(by_key(there))
+    for other in rows[1:]:
+        for key, columns in rows[0].items():
+            for name, value in columns.items():
+                np.testing.assert_allclose(other[key][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_moves_no_row():
+    (gpu, there), _ = both(groups_of())
+    batch = some_batch(1, 1)
+    read, fill = gpu.lookup(batch, 1, train=True)
+    fill(slice(0, batch.num_examples))
+    before = by_key(there)
+    given = [torch.zeros_like(output).reshape(-1, output.shape[-1]) for output in read.outputs]
+    given[0][5, 2] = float("nan")
+    found = gpu.gradients(read, given, batch)
+    assert found.nonfinite_key >= 0
+    gpu.apply(read, found, 1, 1.0)
+    assert by_key(there) == before
+
+
+def test_the_next_batch_is_prepared_before_this_one_moves_rows():
+    (gpu, there), (cpu, here) = both(groups_of())
+    batches = [some_batch(3, seed) for seed in range(4)]
+    for group in (gpu, cpu):
+        found = group.find(batches[0])
+        for step, batch in enumerate(batches, start=1):
+            read, fill = group.lookup(batch, step, train=True, found=found)
+            fill(slice(0, batch.num_examples))
+            found = group.find(batches[step % 4])
+            given = [
+                np.ones((output.reshape(-1, output.shape[-1])).shape, np.float32) for output in read.outputs
+            ]
+            if group is gpu:
+                given = [torch.from_numpy(gradient).to(jit.device()) for gradient in given]
+            group.apply(read, group.gradients(read, given, batch), step, 1.0)
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)

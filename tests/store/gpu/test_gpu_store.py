@@ -1,0 +1,108 @@
+"""A store in GPU memory: the conformance suite of stores, and the dictionary."""
+
+import contextlib
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from girih.errors import StorageFullError
+from girih.store import Store
+from girih.store.gpu.options import Gpu
+from girih.tables import MinCount, Probability
+from girih.testing.store_verbs import (
+    by_key,
+    group,
+    keys_of,
+    look,
+    read_snapshot,
+    train,
+    two_segments,
+    write_snapshot,
+)
+from girih.testing.stores import StoreSuite
+from store_machine import StoreMachine
+
+SMALL = Gpu(chunk_bytes=4096, reserve_rows=20_000)
+
+
+class TestGpu(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def stores(self):
+        self.made = contextlib.ExitStack()
+        with self.made:
+            yield
+
+    def make(self, spec, **where):
+        return self.made.enter_context(Store(spec, arena=SMALL, **where))
+
+
+class GpuMachine(StoreMachine):
+    """Filters have many cells: keys of one call do not see what others of it add to cells that they share."""
+
+    dtypes: ClassVar = ("float32", "bfloat16", "float16")
+    admissions: ClassVar = [None, None, MinCount(count=3, cells=50_000), Probability(p=0.5)]
+
+    def new_store(self):
+        return Store(self.spec, arena=SMALL, clock=self.clock)
+
+
+def test_any_sequence_of_verbs_is_the_dictionarys(tmp_path):
+    GpuMachine.directory = tmp_path
+    run_state_machine_as_test(
+        GpuMachine,
+        settings=settings(
+            max_examples=20, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_checkpoints_go_from_a_gpu_to_a_cpu_and_back(tmp_path, dtype):
+    spec = two_segments(dtype)
+    stores = [Store(spec, arena=SMALL), Store(spec)]
+    for store in stores:
+        train(store)
+    assert by_key(stores[0]) == by_key(stores[1])
+    for number, store in enumerate(stores):
+        write_snapshot(store, tmp_path / f"{number}")
+    crossed = [Store(spec, arena=SMALL), Store(spec)]
+    for number, store in enumerate(crossed):
+        store.restore([read_snapshot(tmp_path / f"{1 - number}")])
+        train(store, range(6, 9))
+    assert by_key(crossed[0]) == by_key(crossed[1])
+    for store in (*stores, *crossed):
+        store.close()
+
+
+def test_memory_that_ends_serves_the_keys_before():
+    with Store(group(), arena=Gpu(chunk_bytes=4096, reserve_rows=100)) as store:
+        look(store, *keys_of(*range(90)), 1)
+        with pytest.raises(StorageFullError, match="no room for more than 100 rows"):
+            look(store, *keys_of(*range(80, 120)), 2)
+        assert store.num_rows == 100
+        rows, _ = look(store, *keys_of(*range(100)), 3)
+        assert (rows >= 0).all()
+
+
+def test_a_save_shows_one_moment_while_training_goes_on(tmp_path):
+    with Store(two_segments(), arena=SMALL) as store, Store(two_segments()) as other:
+        train(store)
+        before = by_key(store)
+        with store.snapshot() as snapshot:
+            train(store, range(6, 9))
+            write_snapshot(snapshot, tmp_path / "shard")
+        other.restore([read_snapshot(tmp_path / "shard")])
+        assert by_key(other) == before != by_key(store)
+
+
+def test_rows_that_left_are_used_again():
+    with Store(group(), arena=SMALL) as store:
+        rows, _ = look(store, *keys_of(*range(50)), 1)
+        store.state.rows.drop(rows[:20])
+        again, _ = look(store, *keys_of(*range(100, 130)), 2)
+        assert store.num_rows == 60
+        assert set(rows[:20].tolist()) <= set(again.tolist())
+        np.testing.assert_array_equal(look(store, *keys_of(*range(20, 50)), 3)[0], rows[20:])

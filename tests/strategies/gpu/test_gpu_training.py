@@ -1,0 +1,88 @@
+"""Whole runs with rows in GPU memory: they learn what the same run learns with rows in DRAM."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from girih.config.file import RunConfig
+from girih.errors import ConfigError
+from girih.store.gpu.gpu_state import GpuState
+from girih.testing.store_verbs import by_key
+
+STEPS = int(os.environ.get("GIRIH_STEPS", "12"))
+GPU = 'store.tiers=["gpu"]'
+
+
+def settings_of(directory, *overrides):
+    common = ("model.dropout=0.0", "data.batch_size=32", f"train.max_steps={STEPS}", "train.epochs=10")
+    return RunConfig.load(directory / "config.toml", overrides=(*common, *overrides))
+
+
+def trained(settings):
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"))
+        rows = by_key(*(store for _, store in trainer.sparse.stores()))
+        dense = {name: tensor.cpu().numpy() for name, tensor in trainer.model.state_dict().items()}
+        return rows, dense, trainer.evaluate(settings.dataset("valid"))
+
+
+def assert_same(mine, expected):
+    (rows, dense, score), (other_rows, other_dense, other_score) = mine, expected
+    assert rows.keys() == other_rows.keys()
+    for key, columns in other_rows.items():
+        for name, value in columns.items():
+            np.testing.assert_allclose(rows[key][name], value, rtol=2e-3, atol=2e-4, err_msg=f"{key} {name}")
+    for name, value in other_dense.items():
+        np.testing.assert_allclose(dense[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
+    assert score.auc == pytest.approx(other_score.auc, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [(), ("schedule.prefetch=true", "schedule.micro_batches=2"), ("schedule.packing=false",)],
+    ids=["as_it_is", "ahead", "unpacked"],
+)
+def test_deepfm_learns_the_same_on_a_gpu(log_directory, schedule):
+    assert_same(
+        trained(settings_of(log_directory, GPU, *schedule)), trained(settings_of(log_directory, *schedule))
+    )
+
+
+@pytest.mark.parametrize("order", [(GPU, ""), ("", GPU)], ids=["gpu_then_cpu", "cpu_then_gpu"])
+def test_a_checkpoint_goes_on_on_the_other_device(log_directory, tmp_path, order):
+    whole = f"train.max_steps={2 * STEPS}"
+    first, second = ([where] if where else [] for where in order)
+    with (settings := settings_of(log_directory, *first)).trainer() as trainer:
+        trainer.fit(settings.dataset("train"))
+        trainer.save(tmp_path / "saved")
+    with (settings := settings_of(log_directory, whole, *second)).trainer() as trainer:
+        trainer.load(tmp_path / "saved", train=settings.dataset("train"))
+        trainer.fit(settings.dataset("train"))
+        assert trainer.state.step == 2 * STEPS
+        for _, store in trainer.sparse.stores():
+            assert isinstance(store.state, GpuState) == (order[1] == GPU)
+        mine = by_key(*(store for _, store in trainer.sparse.stores()))
+    expected, _, _ = trained(settings_of(log_directory, whole))
+    assert mine.keys() == expected.keys()
+    for key, columns in expected.items():
+        for name, value in columns.items():
+            np.testing.assert_allclose(mine[key][name], value, rtol=2e-3, atol=2e-4, err_msg=f"{key} {name}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("strategy.name=synchronous",), "keeps no rows in GPU memory"),
+        (("store.shards=2",), "takes neither arena nor several shards"),
+    ],
+)
+def test_what_has_no_rows_on_a_gpu_says_so(log_directory, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        trained(settings_of(log_directory, GPU, *overrides))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_local_on_cuda_keeps_its_rows_there(log_directory):
+    assert_same(trained(settings_of(log_directory, "train.device=cuda")), trained(settings_of(log_directory)))
