@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROCESSES ?= 2
 INSTALLED := .venv/installed
 
-.PHONY: setup lint test test-all bench bench-peers claims demo docs clean
+.PHONY: setup lint test test-gpu test-all gpu bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -26,12 +26,25 @@ PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup
-	$(PYTEST) -m "not heavy"
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy" $(PLAIN)
+	$(PYTEST) -m "not heavy and not gpu"
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy and not gpu" $(PLAIN)
+
+# Kernels for GPUs, interpreted on the CPU where there is no GPU.
+test-gpu: setup
+	$(PYTEST) -m "not heavy and gpu"
 
 test-all: setup
 	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
-	NUMBA_DISABLE_JIT=1 $(PYTEST) $(PLAIN)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not gpu" $(PLAIN)
+
+# On a machine with a GPU: the same tests with kernels compiled, then the figures of docs/gpu.md. Takes torch as pip finds it
+# for CUDA, into an environment of its own.
+gpu:
+	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --editable '.[dev]'
+	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
+	GOMP_SPINCOUNT=0 GIRIH_STEPS=200 .venv-gpu/bin/pytest -m gpu --timeout 1200
+	.venv-gpu/bin/girih bench gpu --json docs/results/gpu.json
 
 bench: setup
 	$(BIN)/girih bench kernels

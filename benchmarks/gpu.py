@@ -1,0 +1,173 @@
+"""The sparse half on a GPU: its parts and a step, beside the rate of copies, FBGEMM and nn.EmbeddingBag under torch.compile.
+
+    girih bench gpu                     26 features × 65,536 examples, D = 64 and 128; 1,048,576 keys of 10 tables, Zipf 1.05
+    girih bench gpu --quick             a few hundred keys: shows that it runs, also where kernels are interpreted
+
+``bytes`` are those that a step cannot do without (docs/gpu.md says which), ``of copies`` is their rate beside that of a copy of
+1 GB on the device, measured in the same run. All contestants take turns; times are medians, by events of the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+
+import girih
+from girih.data import Batch
+from girih.kernels.gpu import jit
+from girih.sparse.groups.gpu_group import GpuGroup
+from girih.sparse.groups.pack import pack
+from girih.store import Store
+from girih.store.gpu.gpu_rows import Keys
+from girih.store.gpu.options import Gpu
+
+OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
+STATE = {"sgd": 0, "adam": 2}
+PARTS = ("dedup and sort", "lookup", "pool", "backward and update")
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds of the device's time that some work takes."""
+    if jit.INTERPRETED:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return 1e-3 * begin.elapsed_time(end)
+
+
+class Girih:
+    """Tables in GPU memory, full before timing.
+
+    Args:
+        rows: of each table.
+    """
+
+    def __init__(self, features: int, examples: int, rows: int, dim: int, optimizer: str) -> None:
+        names = [f"f{number}" for number in range(features)]
+        schema = girih.Schema([girih.Categorical(name=name, dim=dim) for name in names], labels="click")
+        needs = {name: frozenset({"embedding"}) for name in names}
+        (self.group,) = pack(schema, needs, OPTIMIZERS[optimizer])
+        self.store = Store(self.group.spec, arena=Gpu())
+        self.gpu = GpuGroup(self.group, [self.store])
+        self.features, self.examples, self.step = features, examples, 0
+        for start in range(0, rows, 1 << 20):
+            ids = torch.arange(start, min(rows, start + (1 << 20)), device=jit.device())
+            for table in range(features):
+                tables = torch.full_like(ids, table, dtype=torch.int32)
+                ones = torch.ones_like(tables)
+                self.store.state.read(Keys(ids, tables, ones, ones[:1] * len(ids)), 1)
+        self.gradient = torch.randn(examples * features, dim, device=jit.device())
+
+    def batch(self, ids: Any) -> Batch:
+        """int64[F · B], one id per bag."""
+        offsets = np.arange(len(ids) + 1, dtype=np.int32)
+        nothing = np.empty((self.examples, 0), np.float32)
+        return Batch(
+            ids=ids, offsets=offsets, numeric=nothing, labels=np.zeros((self.examples, 1), np.float32)
+        )
+
+    def run(self, batch: Batch) -> tuple[float, ...]:
+        """Seconds of each part of a step, as :data:`PARTS` has them."""
+        self.step += 1
+        kept: dict[str, Any] = {}
+
+        def find() -> None:
+            kept["found"] = self.gpu.find(batch)
+            if kept["found"].ready is not None:
+                torch.cuda.current_stream().wait_event(kept["found"].ready)
+
+        def look() -> None:
+            kept["read"], kept["fill"] = self.gpu.lookup(batch, self.step, train=True, found=kept["found"])
+
+        def move() -> None:
+            given = self.gpu.gradients(kept["read"], [self.gradient], batch)
+            assert given is not None
+            self.gpu.apply(kept["read"], given, self.step, 1.0)
+
+        fill = timed(find), timed(look), timed(lambda: kept["fill"](slice(0, self.examples))), timed(move)
+        self.num_unique = int(kept["found"].unique.num_keys)
+        return fill
+
+
+def zipf(rng: np.random.Generator, exponent: float, rows: int, size: int) -> Any:
+    """Ids by a Zipf law over ``rows`` ranks."""
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
+    ends = np.cumsum(weights / weights.sum())
+    return np.minimum(np.searchsorted(ends, rng.random(size)), rows - 1).astype(np.int64)
+
+
+def copy_rate(num_bytes: int) -> float:
+    """Bytes read and written per second by a copy on the device."""
+    source = torch.empty(num_bytes // 4, device=jit.device())
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * num_bytes / min(timed(lambda: target.copy_(source)) for _ in range(5))
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = harness.parser("gpu", __doc__)
+    parser.add_argument("--quick", action="store_true", help="a few hundred keys")
+    parser.add_argument("--rounds", type=int, default=20)
+    arguments = parser.parse_args()
+    report = harness.Report("gpu", arguments)
+    copies = copy_rate(1 << (16 if arguments.quick else 30))
+    cases = [
+        ("26 × 65,536", 26, 65_536, 1_000_000, 1.05, (64, 128)),
+        ("10 × 104,858", 10, 104_858, 1_000_000, 1.05, (128,)),
+    ]
+    if arguments.quick:
+        cases, arguments.rounds = [("3 × 100", 3, 100, 500, 1.05, (16,))], 2
+    table = report.table(
+        f"the sparse half on a GPU; copies: {copies / 1e9:,.0f} GB/s",
+        {"keys": "{}", "D": "{}", "optimizer": "{}", "unique": "{:,}"}
+        | {f"{part} ms": "{:.3f}" for part in PARTS}
+        | {"step ms": "{:.3f}", "forward, of copies": "{:.0%}", "backward, of copies": "{:.0%}", "keys/s": "{:.2e}"},
+    )  # fmt: skip
+    for title, features, examples, rows, exponent, dims in cases:
+        rng = np.random.default_rng(0)
+        for dim in dims:
+            for optimizer in OPTIMIZERS:
+                side = Girih(features, examples, rows, dim, optimizer)
+                batches = [
+                    side.batch(zipf(rng, exponent, rows, features * examples))
+                    for _ in range(min(8, arguments.rounds))
+                ]
+                measured = [
+                    side.run(batches[number % len(batches)]) for number in range(arguments.rounds + 5)
+                ][5:]
+                parts = [harness.median_part(measured, part) for part in range(len(PARTS))]
+                n, unique, row = features * examples, side.num_unique, 4 * dim
+                forward = n * (4 + row) + unique * (8 + row)
+                backward = n * (4 + row) + unique * (4 + 2 * row * (1 + STATE[optimizer]))
+                table.row(
+                    {
+                        "keys": title,
+                        "D": dim,
+                        "optimizer": optimizer,
+                        "unique": unique,
+                        "step ms": 1e3 * sum(parts),
+                    }
+                    | {f"{part} ms": 1e3 * seconds for part, seconds in zip(PARTS, parts, strict=True)}
+                    | {
+                        "forward, of copies": forward / parts[2] / copies,
+                        "backward, of copies": backward / parts[3] / copies,
+                        "keys/s": unique / parts[1],
+                    }
+                )
+                side.store.close()
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
