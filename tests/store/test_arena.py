@@ -16,6 +16,7 @@ from girih import optim
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, Heap, Shared, Store, remove_arena
+from girih.store.memory import mapping
 from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
 from girih.testing.store_verbs import contents, group, keys_of, look, peek
@@ -267,3 +268,34 @@ def test_difference_names_the_first_place():
     assert difference({"a": [1]}, {"a": [1, 2]}) == "a is [1], expected [1, 2]"
     assert difference({"a": 1}, {"a": 1}) == ""
     assert difference({}, {"a": 1}) == "a is None, expected 1"
+
+
+SHORT_OF_MAPPINGS = """
+import mmap
+from girih.errors import StorageFullError
+from girih.optim import SGD
+from girih.store import GroupSpec, Segment, Store, TableSpec
+from girih.tables import Zeros
+
+spec = GroupSpec("g", (TableSpec("t", (Zeros(),)),), (Segment("s", 2, SGD()),))
+Store(spec).close()
+held = []
+try:
+    while True:
+        held.append(mmap.mmap(-1, mmap.PAGESIZE))
+except OSError:
+    pass
+try:
+    Store(spec)
+except StorageFullError as error:
+    held.clear()
+    print(error)
+"""
+
+
+def test_a_process_without_mappings_left_is_told_so():
+    _, most = mapping.mappings()
+    if not 0 < most <= 1 << 18:
+        pytest.skip(f"{most:,} mappings would have to be made")
+    done = subprocess.run([sys.executable, "-c", SHORT_OF_MAPPINGS], capture_output=True, text=True)
+    assert f"of the {most:,} mappings that it may have: keep tables packed" in done.stdout, done.stderr

@@ -38,6 +38,7 @@ SLOT_BYTES = 8
 PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
+_MOST_OF_MAPPINGS = 0.95  # from which on a reservation that fails is short of mappings, not of bytes
 # Words of the header; the shard's own state follows at _STATE.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
 _STATE = 64
@@ -252,9 +253,15 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
             break
         except (OSError, OverflowError, ValueError) as error:
             if reserve_rows is not None or rows == _LEAST_ROWS:
+                count, most = mapping.mappings()
+                advice = "lower reserve_rows"
+                if most and count > _MOST_OF_MAPPINGS * most:
+                    advice = (
+                        f"this process has {count:,} of the {most:,} mappings that it may have: keep tables packed"
+                        " (schedule.packing), lower store.shards, or raise vm.max_map_count"
+                    )
                 raise StorageFullError(
-                    f"{where}: the system does not reserve {size:,} bytes for {rows:,} rows ({error});"
-                    " lower reserve_rows"
+                    f"{where}: the system does not reserve {size:,} bytes for {rows:,} rows ({error}); {advice}"
                 ) from None
             rows = max(_LEAST_ROWS, rows // 2)
     arena = Arena(where, shape, rows, memory, descriptor)

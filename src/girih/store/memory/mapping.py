@@ -106,6 +106,15 @@ def room_bytes(descriptor: int | None) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def mappings() -> tuple[int, int]:
+    """How many mappings this process has, and may have; 0 and 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        with Path("/proc/self/maps").open("rb") as lines:
+            count = sum(1 for _ in lines)
+        return count, int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
+    return 0, 0
+
+
 def boot_number() -> int:
     """63 bits that change when the machine starts; 0 where the system does not tell."""
     with contextlib.suppress(OSError, ValueError):
