@@ -43,8 +43,8 @@ gpu:
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --editable '.[dev]'
 	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
-	GOMP_SPINCOUNT=0 GIRIH_STEPS=200 .venv-gpu/bin/pytest -m gpu --timeout 1200
-	.venv-gpu/bin/girih bench gpu --json docs/results/gpu.json
+	GOMP_SPINCOUNT=0 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200
+	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json
 
 bench: setup
 	$(BIN)/girih bench kernels

@@ -232,10 +232,10 @@ AT_ODDS = [
     ("store.arena = 'file'", "arena = 'file' and directory belong together; give both or neither"),
     ("store.directory = 'rows'", "arena = 'file' and directory belong together; give both or neither"),
     ("store = {arena = 'file', directory = 'clicks.csv'}", "cannot be used (File exists); name another"),
-    ("store.tiers = ['ssd']", "tiers = ['ssd']: expected ['dram'] or ['dram', 'ssd'], hot to cold"),
+    ("store.tiers = ['ssd']", "tiers = ['ssd']: expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold"),
     (
         "store = {tiers = ['gpu', 'dram'], hot_rows = 9}",
-        "rows in GPU memory are not implemented; use ['dram'] or",
+        "tiers = ['gpu', 'dram']: expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold",
     ),
     ("store.tiers = ['dram', 'ssd']", "hot_rows is missing: how many rows of all tables stay in memory"),
     (

@@ -211,7 +211,7 @@ class SparseHalfSuite:
         }
 
         def initial(key: Key, dim: int) -> Vector:
-            values: Vector = by_key[key[:2]][key[2]].detach().numpy().copy()
+            values: Vector = by_key[key[:2]][key[2]].detach().cpu().numpy().copy()
             return values
 
         return FakeSparse(cases.spec(), initial=initial)

@@ -101,7 +101,7 @@ def decide(
             )
         pinned.check_like(draft)
         sparse.following(pinned).groups()  # which refuses what is no packing
-        return pinned if pinned.hosts else replace(pinned, hosts=draft.hosts)
+        return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
         return _here(draft, earlier)
     wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
@@ -136,4 +136,8 @@ def _here(draft: Plan, plan: Plan) -> Plan:
     """A plan for the hosts and the device of this run, whatever it was made for."""
     (device,) = {group["device"] for group in draft.groups} or {"cpu"}
     groups = tuple({**group, "device": device} for group in plan.groups)
-    return replace(plan, hosts=draft.hosts, groups=groups)
+    return (
+        plan
+        if (plan.hosts, plan.groups) == (draft.hosts, groups)
+        else replace(plan, hosts=draft.hosts, groups=groups)
+    )

@@ -13,10 +13,17 @@ from girih.testing.store_verbs import by_key
 
 STEPS = int(os.environ.get("GIRIH_STEPS", "12"))
 GPU = 'store.tiers=["gpu"]'
+CPU = 'store.tiers=["dram"]'
 
 
 def settings_of(directory, *overrides):
-    common = ("model.dropout=0.0", "data.batch_size=32", f"train.max_steps={STEPS}", "train.epochs=10")
+    common = (
+        "model.dropout=0.0",
+        "train.device=cpu",
+        "data.batch_size=32",
+        f"train.max_steps={STEPS}",
+        "train.epochs=10",
+    )
     return RunConfig.load(directory / "config.toml", overrides=(*common, *overrides))
 
 
@@ -46,25 +53,25 @@ def assert_same(mine, expected):
 )
 def test_deepfm_learns_the_same_on_a_gpu(log_directory, schedule):
     assert_same(
-        trained(settings_of(log_directory, GPU, *schedule)), trained(settings_of(log_directory, *schedule))
+        trained(settings_of(log_directory, GPU, *schedule)),
+        trained(settings_of(log_directory, CPU, *schedule)),
     )
 
 
-@pytest.mark.parametrize("order", [(GPU, ""), ("", GPU)], ids=["gpu_then_cpu", "cpu_then_gpu"])
+@pytest.mark.parametrize("order", [(GPU, CPU), (CPU, GPU)], ids=["gpu_then_cpu", "cpu_then_gpu"])
 def test_a_checkpoint_goes_on_on_the_other_device(log_directory, tmp_path, order):
     whole = f"train.max_steps={2 * STEPS}"
-    first, second = ([where] if where else [] for where in order)
-    with (settings := settings_of(log_directory, *first)).trainer() as trainer:
+    with (settings := settings_of(log_directory, order[0])).trainer() as trainer:
         trainer.fit(settings.dataset("train"))
         trainer.save(tmp_path / "saved")
-    with (settings := settings_of(log_directory, whole, *second)).trainer() as trainer:
+    with (settings := settings_of(log_directory, whole, order[1])).trainer() as trainer:
         trainer.load(tmp_path / "saved", train=settings.dataset("train"))
         trainer.fit(settings.dataset("train"))
         assert trainer.state.step == 2 * STEPS
         for _, store in trainer.sparse.stores():
             assert isinstance(store.state, GpuState) == (order[1] == GPU)
         mine = by_key(*(store for _, store in trainer.sparse.stores()))
-    expected, _, _ = trained(settings_of(log_directory, whole))
+    expected, _, _ = trained(settings_of(log_directory, CPU, whole))
     assert mine.keys() == expected.keys()
     for key, columns in expected.items():
         for name, value in columns.items():
@@ -85,4 +92,8 @@ def test_what_has_no_rows_on_a_gpu_says_so(log_directory, overrides, message):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 def test_local_on_cuda_keeps_its_rows_there(log_directory):
-    assert_same(trained(settings_of(log_directory, "train.device=cuda")), trained(settings_of(log_directory)))
+    settings = settings_of(log_directory, "train.device=cuda")
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), epochs=0)
+        assert all(isinstance(store.state, GpuState) for _, store in trainer.sparse.stores())
+    assert_same(trained(settings), trained(settings_of(log_directory, CPU)))

@@ -290,7 +290,9 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    if device.type == "cpu" and all(block.values.device.type == "cpu" for block in embeddings.blocks[:1]):
+    given = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
+    given += [sequence.values for sequence in embeddings.sequences.values()]
+    if device.type == "cpu" and all(values.device.type == "cpu" for values in given):
         return embeddings
     return embeddings.mapped(
         lambda bags: bags.to(device), lambda each: Jagged(each.values.to(device), each.offsets.to(device))

@@ -21,9 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from girih.kernels.gpu.hashing import key_hash
-from girih.kernels.gpu.jit import block_of, kernel, launch
+from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
 
 SLOTS_PER_ID = 2  # at least: half of them stay free
+_SPARE_MASK: tl.constexpr = tl.constexpr(SPARE - 1)
 _SUM, _MEAN, _SQRTN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -64,9 +65,12 @@ def _claim(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # idle lanes aim at a word behind the table, and want what is never there
+        # idle lanes aim at words behind the table, and want what is never there
         found = tl.atomic_cas(
-            slots + tl.where(waiting, slot, num_slots), tl.where(waiting, 0, -1), place + 1, sem="relaxed"
+            slots + tl.where(waiting, slot, num_slots + (place & _SPARE_MASK)),
+            tl.where(waiting, 0, -1),
+            place + 1,
+            sem="relaxed",
         )
         holder = tl.where(waiting & (found > 0), found - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
@@ -135,7 +139,7 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
     """
     num_features, place = len(tables), ids.device
     num_slots = 1 << max(10, (SLOTS_PER_ID * n - 1).bit_length())
-    slots = torch.zeros(num_slots + 1, dtype=torch.int32, device=place)
+    slots = torch.zeros(num_slots + SPARE, dtype=torch.int32, device=place)
     slot_of, is_first, numbers, key_tables = (
         torch.empty(n, dtype=torch.int32, device=place) for _ in range(4)
     )
@@ -150,7 +154,7 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
         _number, n, block, ids, positions_of, tables, slots, slot_of, ranks, keys, key_tables, counts, numbers, inverse,
         n, num_features,
     )  # fmt: skip
-    num_keys = ranks[-1:] if n else torch.zeros(1, dtype=torch.int32, device=place)
+    num_keys = ranks[-1:].clone() if n else torch.zeros(1, dtype=torch.int32, device=place)
     return Unique(keys, key_tables, counts, num_keys, numbers, inverse)
 
 

@@ -17,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from girih.kernels.gpu.hashing import key_hash
-from girih.kernels.gpu.jit import block_of, kernel, launch
+from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
 from girih.kernels.gpu.layout import ID, NO_ROW, TABLE, holds_key, longs_at, record, words_at
 
 LEFT: tl.constexpr = tl.constexpr(-1)
+_SPARE_MASK: tl.constexpr = tl.constexpr(SPARE - 1)
 _TAG_MASK: tl.constexpr = tl.constexpr((1 << 31) - 1)
 _ROW_MASK: tl.constexpr = tl.constexpr((1 << 32) - 1)
 
@@ -59,7 +60,7 @@ def insert_rows(
     row: tl.tensor,
     mask: tl.tensor,
 ) -> None:
-    """Adds keys that the index does not hold; ``slots`` has one word more, for lanes that wait for others."""
+    """Adds keys that the index does not hold; ``slots`` has :data:`SPARE` words more."""
     hashed = key_hash(key_id, table)
     tag = (hashed & _TAG_MASK).to(tl.int64)
     slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
@@ -67,9 +68,9 @@ def insert_rows(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # idle lanes aim at the word behind the slots, and want what is never there
+        # idle lanes aim at words behind the slots, and want what is never there
         found = tl.atomic_cas(
-            slots + tl.where(waiting, slot, num_slots),
+            slots + tl.where(waiting, slot, num_slots + (key_id & _SPARE_MASK)),
             tl.where(waiting, 0, LEFT).to(tl.int64),
             entry,
             sem="relaxed",
@@ -94,8 +95,8 @@ def _rebuild(
 
 
 def rebuild(num_slots: int, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> Tensor:
-    """A new index, int64[C + 1], of all rows that have keys."""
-    slots = torch.zeros(num_slots + 1, dtype=torch.int64, device=chunks.device)
+    """A new index, int64[C + SPARE], of all rows that have keys."""
+    slots = torch.zeros(num_slots + SPARE, dtype=torch.int64, device=chunks.device)
     launch(
         _rebuild,
         rows_ever,
@@ -141,6 +142,6 @@ def _remove(
 def remove(slots: Tensor, chunks: Tensor, rows: Tensor, chunk_bits: int, stride: int) -> None:
     """Takes the keys of some rows, int32[·], out of the index, and marks their records as free."""
     launch(
-        _remove, len(rows), block_of(256), slots, len(slots) - 1, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
+        _remove, len(rows), block_of(256), slots, len(slots) - SPARE, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
         STRIDE=stride,
     )  # fmt: skip

@@ -22,11 +22,16 @@ VARYING = (
 )  # fmt: skip
 """Arguments of kernels that change from step to step: Triton is not to compile anew where one is 1, or a multiple of 16."""
 
+SPARE = 1 << 12
+"""Words behind a hash table, a power of two, for lanes that have no key: ``tl.atomic_cas`` takes no mask, and all lanes at one word would wait for each other."""
+
+EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+"""Multiplication and addition round separately, and subnormal numbers stay, as in the kernels for CPUs."""
+
 kernel: Any = triton.jit(do_not_specialize=VARYING)
 """Marks a kernel that :func:`launch` runs."""
 
-_EXACT = {} if INTERPRETED else {"enable_fp_fusion": False}
-"""Multiplication and addition round separately, as in the kernels for CPUs."""
+_EXACT = {} if INTERPRETED else EXACT
 
 
 def device() -> torch.device:

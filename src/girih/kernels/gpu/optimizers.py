@@ -163,6 +163,7 @@ def begin_state(
         if OPTIMIZER == ADAM or OPTIMIZER == FTRL:
             tl.store(state + dim, start, mask=mask)
         if OPTIMIZER == FTRL:
+            tl.debug_barrier()  # it reads n, which other threads may have written
             settle(row, state, hyper, dim, mask)
 
 

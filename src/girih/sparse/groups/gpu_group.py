@@ -24,7 +24,7 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.sparse.groups.group import Fill
-from girih.sparse.groups.pack import Group, Output
+from girih.sparse.groups.pack import Group
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_rows import Keys
@@ -40,6 +40,7 @@ class GpuKeys:
 
     Attributes:
         unique: its unique keys; num_ids: n.
+        of_tables: int64[T], ids of each table. longest: int64[F], ids of the longest bag of each feature.
         terms, pieces: the ids of each key; None where no gradient will be asked for.
         offsets, weights: int32[·], float32[N] or None, those of the batch.
         ready: when all of this is there, for other streams; None where it was done in order.
@@ -47,6 +48,8 @@ class GpuKeys:
 
     unique: Unique
     num_ids: int
+    of_tables: NDArray[np.int64]
+    longest: NDArray[np.int64]
     terms: Terms | None
     pieces: Pieces | None
     offsets: Tensor
@@ -67,7 +70,8 @@ class GpuKeys:
     @property
     def keys(self) -> Keys:
         """The keys, as a store takes them."""
-        return Keys(self.unique.keys, self.unique.tables, self.unique.counts, self.unique.num_keys)
+        found = self.unique
+        return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,12 @@ class GpuGroup:
             first_bags = to_device((features * size).astype(np.int32), self._device)
             terms = describe_terms(found, positions_of, offsets, first_bags, self._modes, weights, n, size)
             pieces = Pieces(found.counts)
-        return GpuKeys(found, n, terms, pieces, offsets, weights, ready)
+        of_tables = np.zeros(len(self.group.spec.tables), np.int64)
+        np.add.at(of_tables, self.group.tables, counts)
+        longest = np.zeros(len(features), np.int64)
+        if size:
+            longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
+        return GpuKeys(found, n, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[torch.cuda.Event | None]:
@@ -248,7 +257,8 @@ class GpuGroup:
             out,
             first_bag,
         )
-        if _longest_bag(output, batch, examples) <= SHORT_BAG:
+        slots = [self._slot_of[int(feature)] for feature in output.features]
+        if keys.longest[slots].max() <= SHORT_BAG:
             jit.launch(
                 pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
                 output.first_column * size, dim, **shared,
@@ -284,10 +294,3 @@ class GpuGroup:
                 described[:2, self._slot_of[int(feature)]] = start + row * place, row * len(output.features)
         pooled, whole = bool(described[0].any()), bool(described[2].any())
         return Sources(to_device(described, self._device), pooled=pooled, whole=whole)
-
-
-def _longest_bag(output: Output, batch: Batch, examples: slice) -> int:
-    """Ids of the longest bag of an output."""
-    first = output.features * batch.num_examples
-    bounds = batch.offsets[first[:, None] + np.arange(examples.start, examples.stop + 1)]
-    return int(np.diff(bounds, axis=1).max(initial=0))

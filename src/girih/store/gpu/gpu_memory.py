@@ -31,6 +31,7 @@ from girih.store.rows.record import RowLayout
 _FIRST_SLOTS = 1 << 10
 _MOST_CHUNKS = 1 << 16
 _MOST_ROWS = 1 << 31
+_HEADROOM_BYTES = 1 << 30  # left for what a step needs beside its rows
 
 
 class GpuMemory:
@@ -40,7 +41,7 @@ class GpuMemory:
         device: where it is.
         chunk_bits, stride: rows of a chunk, as a power of two, and words from one to the next.
         chunks: int64[·], the address of each chunk.
-        slots: int64[C+1], the index.
+        slots: int64[C + SPARE], the index.
         words: int64[4]: see :mod:`girih.kernels.gpu.counting`.
         tables: int64[T, 16], counters by table, as the CPU's arrays have them.
         cells: int32[·], the counting Bloom filters.
@@ -66,7 +67,7 @@ class GpuMemory:
     def clear(self) -> None:
         """Forgets all rows, counters and Bloom filters; memory of rows stays."""
         self.words = torch.zeros(4, dtype=torch.int64, device=self.device)
-        self.slots = torch.zeros(_FIRST_SLOTS + 1, dtype=torch.int64, device=self.device)
+        self.slots = torch.zeros(_FIRST_SLOTS + jit.SPARE, dtype=torch.int64, device=self.device)
         self.free = torch.empty(0, dtype=torch.int32, device=self.device)
         self.tables.zero_()
         self.cells.zero_()
@@ -83,7 +84,7 @@ class GpuMemory:
     @property
     def num_slots(self) -> int:
         """C."""
-        return len(self.slots) - 1
+        return len(self.slots) - jit.SPARE
 
     def known(self) -> Longs:
         """int64[4], ``words`` as they are now: waits for the GPU."""
@@ -192,7 +193,7 @@ class GpuMemory:
         """Lets go of the memory."""
         self._closed = True
         self._records.clear()
-        self.slots = self.slots[:0]
+        self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)
 
     def _hear(self) -> None:
         """Takes in what the GPU has told so far."""
@@ -210,24 +211,41 @@ class GpuMemory:
         )
 
     def _claim(self, rows: int) -> None:
-        """Claims chunks until there is memory for ``rows``, or no more."""
+        """Claims chunks until there is memory for ``rows``, or no more beside what a step needs."""
+        size = 4 * self.stride << self.chunk_bits
         while self.capacity < min(rows, self._most):
+            if self.device.type == "cuda" and _free_bytes(self.device) < size + _HEADROOM_BYTES:
+                self._most = self.capacity
+                return
             try:
                 chunk = torch.empty(1 << self.chunk_bits, self.stride, dtype=torch.int32, device=self.device)
             except torch.OutOfMemoryError:
+                self._most = self.capacity
                 return
             self.chunks[len(self._records)] = chunk.data_ptr()
             self._records.append(chunk)
 
     def _index_anew(self, num_rows: int) -> None:
-        """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half."""
+        """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half.
+
+        Raises:
+            StorageFullError: there is no memory for it; the index holds what it held.
+        """
         num_slots = max(_FIRST_SLOTS, 1 << (4 * num_rows - 1).bit_length())
-        self.slots = torch.zeros(0, dtype=torch.int64, device=self.device)  # before the next one takes memory
-        self.slots = index.rebuild(num_slots, self.chunks, self._ever, self.chunk_bits, self.stride)
+        try:
+            self.slots = index.rebuild(num_slots, self.chunks, self._ever, self.chunk_bits, self.stride)
+        except torch.OutOfMemoryError:
+            raise self.full() from None
         words = self.words.cpu()
         self.words[counting.ADDED] = words[counting.NUM_ROWS]
         self._added = int(words[counting.NUM_ROWS])
         self._told.clear()
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Bytes that the device has free, or that torch keeps and nothing uses."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -34,12 +34,14 @@ class Keys:
     Attributes:
         ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
         num: int32[1], U: how many there are.
+        most: int64[T], how many there are of each table at most, on the host.
     """
 
     ids: Tensor
     tables: Tensor
     counts: Tensor
     num: Tensor
+    most: Longs
 
     def __len__(self) -> int:
         """n."""
@@ -162,7 +164,7 @@ class GpuRows:
     def oldest_first(self, meta: counting.Meta, table: int) -> Tensor:
         """The rows of a table that keeps a list, int64[·], oldest first."""
         rows = torch.nonzero(meta.tables == table).squeeze(1)
-        return rows[torch.argsort(meta.stamps[rows])]
+        return rows[torch.argsort(meta.stamps[rows], stable=True)]
 
     def meta(self) -> counting.Meta:
         """What eviction asks of all rows."""
@@ -245,8 +247,8 @@ class GpuRows:
     def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
         """Of the admitted keys, those that tables with a bound have room for; and how many rows of others left for them."""
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
-        if (self._most_rows[self._bounded] + len(keys) <= most[self._bounded]).all():
-            self._most_rows += len(keys)
+        if (self._most_rows + keys.most <= most)[self._bounded].all():
+            self._most_rows += keys.most
             return admitted, 0
         left = 0
         num_keys = int(keys.num)

@@ -262,7 +262,8 @@ class GpuState:
         if counts is None or not len(counts):
             counts = np.ones(len(ids), np.int32)
         given, of, times = (to_device(array[order], device) for array in (ids, tables, counts))
-        return order, Keys(given, of, times, torch.full((1,), len(ids), dtype=torch.int32, device=device))
+        num = torch.full((1,), len(ids), dtype=torch.int32, device=device)
+        return order, Keys(given, of, times, num, np.bincount(tables, minlength=len(self.spec.tables)))
 
     def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
         """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
