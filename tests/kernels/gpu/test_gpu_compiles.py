@@ -81,6 +81,8 @@ def launches(optimizer, dtype, eviction=None, admission=None):
             ids, tables = keys_of(*range(5 * step, 5 * step + 8))
             rows = store.lookup(ids, tables, None, step, np.empty((8, 4), np.float32))
             store.apply_gradients(ids, tables, rows, np.ones((8, 4), np.float32), step)
+        many, of = keys_of(*range(600), table=1)  # more than the first index holds
+        store.lookup(many, of, None, 4, np.empty((600, 4), np.float32))
         store.assign(ids, tables, np.ones((8, 4), np.float32))
         store.peek(ids, tables, np.empty((8, 4), np.float32))
 
