@@ -59,7 +59,7 @@ def available() -> bool:
 
 @lru_cache(maxsize=1)
 def _vendor() -> str:
-    """Who made the processor; "" where the system does not say."""
+    """The vendor of the processor, "" where the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")

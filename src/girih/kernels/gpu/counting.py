@@ -118,7 +118,7 @@ def _read_meta(
 
 
 class Meta:
-    """What eviction asks of rows: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
+    """The columns of all rows that eviction needs: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
 
     def __init__(self, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> None:
         place = chunks.device

@@ -27,7 +27,7 @@ _MOST_PIECES: tl.constexpr = tl.constexpr(MOST_PIECES)
 
 
 class Pieces:
-    """Where the terms of keys with many are cut.
+    """The cuts of the terms of keys that have very many.
 
     Attributes:
         starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``; none where its terms are few.
@@ -43,7 +43,7 @@ class Pieces:
 
 
 class Sources:
-    """Where the gradients of one segment's outputs lie.
+    """The addresses of the gradients of one segment's outputs.
 
     Attributes:
         described: int64[4, F]: for each feature the address of the first example's pooled gradient, the bytes from one example to

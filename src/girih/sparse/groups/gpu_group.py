@@ -36,7 +36,7 @@ SHORT_BAG = 16  # ids of the longest bag up to which a program has several
 
 @dataclass(frozen=True)
 class GpuKeys:
-    """What is known of a batch by its ids alone, on a GPU.
+    """The keys of a batch on a GPU, and the order of its ids: all that ids alone decide.
 
     Attributes:
         unique: its unique keys; num_ids: n.
@@ -215,7 +215,7 @@ class GpuGroup:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[torch.cuda.Event | None]:
-        """What is done within goes to a stream of its own; the event says when it is done."""
+        """Runs what is done within on a stream of its own; the event says when it is done."""
         if self._side is None:
             yield None
             return
@@ -280,7 +280,7 @@ class GpuGroup:
         return found
 
     def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch) -> Sources:
-        """Where the gradients of one segment's outputs lie, by feature."""
+        """The addresses of the gradients of one segment's outputs, by feature."""
         described = np.zeros((4, len(self.group.features)), np.int64)
         for output, gradient in zip(self.group.outputs, given, strict=True):
             if output.segment.name != segment or gradient is None:

@@ -167,7 +167,7 @@ class GpuRows:
         return rows[torch.argsort(meta.stamps[rows], stable=True)]
 
     def meta(self) -> counting.Meta:
-        """What eviction asks of all rows."""
+        """The columns of all rows that eviction needs."""
         memory = self._memory
         rows_ever = int(memory.words[counting.ROWS_EVER])
         return counting.Meta(memory.chunks, rows_ever, memory.chunk_bits, memory.stride)
@@ -245,7 +245,7 @@ class GpuRows:
         self._most_rows[:] = at.UNLIMITED
 
     def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
-        """Of the admitted keys, those that tables with a bound have room for; and how many rows of others left for them."""
+        """Keeps, of the admitted keys, those that bounded tables have room for; also returns how many rows left for them."""
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
         if (self._most_rows + keys.most <= most)[self._bounded].all():
             self._most_rows += keys.most

@@ -37,7 +37,7 @@ from girih.store.state import LAST_STEP, ShardState, open_state
 
 
 class _HostCopy(ShardState):
-    """What a save reads: it ends with it."""
+    """A copy on the host that a save reads, and that ends with the save."""
 
     __slots__ = ()
 

@@ -107,7 +107,7 @@ def room_bytes(descriptor: int | None) -> int:
 
 
 def mappings() -> tuple[int, int]:
-    """How many mappings this process has, and may have; 0 and 0 where the system does not tell."""
+    """The mappings that this process has, and those that it may have; 0 and 0 where the system does not tell."""
     with contextlib.suppress(OSError, ValueError):
         with Path("/proc/self/maps").open("rb") as lines:
             count = sum(1 for _ in lines)
