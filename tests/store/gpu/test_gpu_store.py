@@ -29,6 +29,8 @@ SMALL = Gpu(chunk_bytes=4096, reserve_rows=20_000)
 
 
 class TestGpu(StoreSuite):
+    cells = 50_000
+
     @pytest.fixture(autouse=True)
     def stores(self):
         self.made = contextlib.ExitStack()

@@ -26,7 +26,6 @@ VALUES: tl.constexpr = tl.constexpr(at.VALUES)
 
 FLOAT32: tl.constexpr = tl.constexpr(at.FLOAT32)
 BFLOAT16: tl.constexpr = tl.constexpr(at.BFLOAT16)
-FLOAT16: tl.constexpr = tl.constexpr(at.FLOAT16)
 
 NO_ROW: tl.constexpr = tl.constexpr(at.NO_ROW)
 STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the sector of a GPU's caches

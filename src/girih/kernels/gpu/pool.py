@@ -12,7 +12,6 @@ import triton.language as tl
 
 from girih.kernels.gpu.dedup import bag_scale
 from girih.kernels.gpu.jit import kernel
-from girih.kernels.gpu.layout import FLOAT32
 from girih.kernels.gpu.lookup import load_columns
 
 
@@ -93,7 +92,3 @@ def spread(
     inside = mask[:, None] & (column < dim)
     values = load_columns(address, column, inside, DTYPE)
     tl.store(out + own.to(tl.int64)[:, None] * dim + column, values, mask=inside)
-
-
-SIZE_OF = {FLOAT32.value: 4}
-"""Bytes of a column by dtype; 2 of others."""

@@ -39,7 +39,7 @@ class GpuKeys:
     """The keys of a batch on a GPU, and the order of its ids: all that ids alone decide.
 
     Attributes:
-        unique: its unique keys; num_ids: n.
+        unique: its unique keys.
         of_tables: int64[T], ids of each table. longest: int64[F], ids of the longest bag of each feature.
         terms, pieces: the ids of each key; None where no gradient will be asked for.
         offsets, weights: int32[·], float32[N] or None, those of the batch.
@@ -47,7 +47,6 @@ class GpuKeys:
     """
 
     unique: Unique
-    num_ids: int
     of_tables: NDArray[np.int64]
     longest: NDArray[np.int64]
     terms: Terms | None
@@ -56,11 +55,9 @@ class GpuKeys:
     weights: Tensor | None
     ready: torch.cuda.Event | None
 
-    def take_over(self, stream: torch.cuda.Stream) -> None:
+    def take_over(self, ready: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
         """Has a stream wait until all is there, and memory last until that stream is done with it."""
-        if self.ready is None:
-            return
-        stream.wait_event(self.ready)
+        stream.wait_event(ready)
         parts = (self.unique, self.terms, self.pieces)
         held = [each for part in parts if part is not None for each in vars(part).values()]
         for tensor in (*held, self.offsets, self.weights):
@@ -153,7 +150,7 @@ class GpuGroup:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._find(batch, train=train, ready=None) if found is None else found
         if keys.ready is not None:
-            keys.take_over(torch.cuda.current_stream())
+            keys.take_over(keys.ready, torch.cuda.current_stream())
         rows, addresses = self._state.read(keys.keys, step) if train else self._state.peeked(keys.keys)
         outputs = [
             torch.empty(output.shape_in(batch), dtype=torch.float32, device=self._device)
@@ -211,7 +208,7 @@ class GpuGroup:
         longest = np.zeros(len(features), np.int64)
         if size:
             longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
-        return GpuKeys(found, n, of_tables, longest, terms, pieces, offsets, weights, ready)
+        return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[torch.cuda.Event | None]:
