@@ -198,8 +198,8 @@ class GpuMemory:
     def _hear(self) -> None:
         """Takes in what the GPU has told so far."""
         while self._told and (self._told[0][0] is None or self._told[0][0].query()):  # type: ignore[no-untyped-call]
-            _, words, asked = self._told.popleft()
-            since = self._asked - asked
+            _, told, asked = self._told.popleft()
+            words, since = told.numpy(), self._asked - asked
             self._ever = int(words[counting.ROWS_EVER]) + since
             self._added = int(words[counting.ADDED]) + since
 
