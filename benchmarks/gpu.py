@@ -242,7 +242,7 @@ def keys_alone(size: int, rounds: int) -> list[tuple[str, int, float]]:
     rows, memory = side.store.state.rows, side.store.state.memory
     memory.make_room(size // 2)
     memory.known()  # that none of them came
-    keys = rng.permutation(memory.num_slots // 2)
+    keys = rng.permutation(memory.num_slots // 2 - 2)
     tables = torch.zeros(len(keys), dtype=torch.int32, device=device)
     num = torch.full((1,), len(keys), dtype=torch.int32, device=device)
     asked = Keys(
