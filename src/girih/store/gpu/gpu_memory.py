@@ -118,6 +118,11 @@ class GpuMemory:
         event.record()
         self._told.append((event, copy, self._asked))
 
+    def meta_of(self, rows: Tensor | None) -> counting.Meta:
+        """The meta of some rows, int32[·], or of all that were ever made: waits for the GPU."""
+        chosen = int(self.words[counting.ROWS_EVER]) if rows is None else rows
+        return counting.read_meta(self.chunks, chosen, self.chunk_bits, self.stride)
+
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
         for number, chunk in enumerate(self._records):
