@@ -21,7 +21,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Source, check_sources, restore
@@ -47,6 +47,7 @@ class Store:
         shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
         arena: where the arrays live; :class:`Heap` by default.
         tiers: has the values of most rows in a file below memory, with a heap arena only; None keeps all in the arena.
+        gpu_tier: has those of some rows in GPU memory above, with a heap arena only.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Attributes:
@@ -66,26 +67,19 @@ class Store:
         arena: ArenaOptions | Gpu | None = None,
         clock: Callable[[], float] = time.time,
         tiers: Tiers | None = None,
+        gpu_tier: GpuTier | None = None,
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
         self.state: ShardState | GpuState
-        if isinstance(arena, Gpu):
-            if tiers is not None:
-                raise ConfigError("tiers below GPU memory are not implemented; leave tiers out")
-            try:
-                from girih.store.gpu.gpu_state import open_gpu_state
-            except ImportError as error:
-                raise ConfigError(
-                    f"rows in GPU memory need torch and triton: {error}; pip install triton"
-                ) from error
-            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
-        elif tiers is None:
-            self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
-        elif isinstance(arena, Heap | None):
+        if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
+            raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
+        if isinstance(arena, Gpu) or gpu_tier is not None:
+            self.state = _open_on_gpu(spec, shard, num_shards, arena, clock, tiers, gpu_tier)
+        elif isinstance(arena, Heap | None) and tiers is not None:
             self.state = open_tiered_state(spec, shard, num_shards, arena or Heap(), clock, tiers)
         else:
-            raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
+            self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
 
     def lookup(
         self,
@@ -313,6 +307,27 @@ class Store:
             raise ConfigError(
                 f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
             )
+
+
+def _open_on_gpu(
+    spec: GroupSpec,
+    shard: int,
+    num_shards: int,
+    arena: ArenaOptions | Gpu | None,
+    clock: Callable[[], float],
+    tiers: Tiers | None,
+    tier: GpuTier | None,
+) -> ShardState | GpuState:
+    """Opens a shard whose rows, or the hottest of them, are in GPU memory."""
+    try:
+        from girih.store.gpu.gpu_state import open_gpu_state
+        from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
+    except ImportError as error:
+        raise ConfigError(f"rows in GPU memory need torch and triton: {error}; pip install triton") from error
+    if isinstance(arena, Gpu):
+        return open_gpu_state(spec, shard, num_shards, arena, clock)
+    heap = arena if isinstance(arena, Heap) else Heap()
+    return open_gpu_tiered_state(spec, shard, num_shards, heap, clock, tier or GpuTier(hot_rows=0), tiers)
 
 
 def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
