@@ -8,9 +8,10 @@ Shapes: U unique keys, W columns of a row that training sees, T tables, S segmen
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,12 +75,19 @@ class Store:
         self.state: ShardState | GpuState
         if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
             raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
-        if isinstance(arena, Gpu) or gpu_tier is not None:
-            self.state = _open_on_gpu(spec, shard, num_shards, arena, clock, tiers, gpu_tier)
-        elif isinstance(arena, Heap | None) and tiers is not None:
-            self.state = open_tiered_state(spec, shard, num_shards, arena or Heap(), clock, tiers)
+        heap = arena if isinstance(arena, Heap) else Heap()
+        if isinstance(arena, Gpu):
+            with _torch_and_triton():
+                from girih.store.gpu.gpu_state import open_gpu_state
+            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
+        elif gpu_tier is not None:
+            with _torch_and_triton():
+                from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
+            self.state = open_gpu_tiered_state(spec, shard, num_shards, heap, clock, gpu_tier, tiers)
+        elif tiers is not None:
+            self.state = open_tiered_state(spec, shard, num_shards, heap, clock, tiers)
         else:
-            self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
+            self.state = open_state(spec, shard, num_shards, arena or heap, clock)
 
     def lookup(
         self,
@@ -309,25 +317,13 @@ class Store:
             )
 
 
-def _open_on_gpu(
-    spec: GroupSpec,
-    shard: int,
-    num_shards: int,
-    arena: ArenaOptions | Gpu | None,
-    clock: Callable[[], float],
-    tiers: Tiers | None,
-    tier: GpuTier | None,
-) -> ShardState | GpuState:
-    """Opens a shard whose rows, or the hottest of them, are in GPU memory."""
+@contextlib.contextmanager
+def _torch_and_triton() -> Iterator[None]:
+    """Refuses rows in GPU memory where a package is missing that they need."""
     try:
-        from girih.store.gpu.gpu_state import open_gpu_state
-        from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
+        yield
     except ImportError as error:
         raise ConfigError(f"rows in GPU memory need torch and triton: {error}; pip install triton") from error
-    if isinstance(arena, Gpu):
-        return open_gpu_state(spec, shard, num_shards, arena, clock)
-    heap = arena if isinstance(arena, Heap) else Heap()
-    return open_gpu_tiered_state(spec, shard, num_shards, heap, clock, tier or GpuTier(hot_rows=0), tiers)
 
 
 def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -30,7 +30,7 @@ from girih.sparse.groups.pack import Group
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import GroupState, Keys
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
@@ -117,13 +117,13 @@ class GpuGroup:
     """
 
     def __init__(self, group: Group, shards: Sequence[Store]) -> None:
-        state: Any = shards[0].state if len(shards) == 1 else None
+        state = shards[0].state if len(shards) == 1 else None
         if not isinstance(state, GpuState | GpuTieredState):
             raise ConfigError(
                 f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
             )
         self.group = group
-        self._state: Any = state
+        self._state: GroupState = state
         self._device = state.device
         self._tables = to_device(group.tables, self._device)
         self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -99,6 +99,47 @@ class Segments:
     def num_columns(self) -> int:
         """W."""
         return sum(segment[at.DIM] for segment in self.described)
+
+
+class GroupState(Protocol):
+    """A shard whose embeddings a group reads in GPU memory.
+
+    Attributes:
+        device: where that is.
+        kernels: those of its records.
+    """
+
+    kernels: RecordKernels
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin_read(self, keys: Keys) -> None:
+        """Begins to bring in the rows of keys, on the current stream; changes no result."""
+        ...
+
+    def read(self, keys: Keys, step: int) -> tuple[Any, Tensor]:
+        """Reads rows for training.
+
+        Returns:
+            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
+        """
+        ...
+
+    def peeked(self, keys: Keys) -> tuple[Any, Tensor]:
+        """Reads rows for evaluation; see :meth:`read`."""
+        ...
+
+    def move(
+        self, keys: Keys, rows: Any, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+    ) -> Any:
+        """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
+
+        Args:
+            rows: hints.
+            refused: int32[1]: where it is not negative, no row moves.
+        """
+        ...
 
 
 class RecordKernels:

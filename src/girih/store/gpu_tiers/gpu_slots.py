@@ -144,6 +144,7 @@ class GpuSlots:
         self._wait(self._fetched)
         self.table.clear()
         self._chosen_at = None
+        self._record(self._free)
 
     @property
     def used_bytes(self) -> tuple[int, int]:

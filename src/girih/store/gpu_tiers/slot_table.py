@@ -5,10 +5,12 @@ Shapes: R rows, N slots, U keys.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
 
+from girih.errors import StorageFullError
 from girih.kernels.cpu import device_slots, layout, tiers
 from girih.kernels.cpu.device_slots import NUM_FREE, NUM_LEFT, DeviceSlots, Leaving
 from girih.kernels.cpu.tiers import CALL, HAND, LEAST_COUNT, MISSING, MOST_HOT, NUM_HOT, NUM_SLOTS, USED_SINCE
@@ -95,7 +97,8 @@ class SlotTable:
         self._leaving = leaving
         floor = self._most_hot + _FIRST_STAGED - self.num_slots
         if floor > 0 and wanted > self.slots.state[NUM_FREE]:
-            self.add(min(floor, wanted - int(self.slots.state[NUM_FREE])))
+            with contextlib.suppress(StorageFullError):  # others leave instead
+                self.add(min(floor, wanted - int(self.slots.state[NUM_FREE])))
         start = 0
         while missing:
             start = int(device_slots.take(self._memory.arrays, self.slots, rows, start, found, leaving))
