@@ -102,17 +102,17 @@ class Segments:
 
 
 class GroupState(Protocol):
-    """A shard whose embeddings a group reads in GPU memory.
-
-    Attributes:
-        device: where that is.
-        kernels: those of its records.
-    """
-
-    kernels: RecordKernels
+    """A shard whose embeddings a group reads in GPU memory."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where that is."""
+        ...
+
+    @property
+    def kernels(self) -> RecordKernels:
+        """Those of its records."""
+        ...
 
     def begin_read(self, keys: Keys) -> None:
         """Begins to bring in the rows of keys, on the current stream; changes no result."""
