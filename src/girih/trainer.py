@@ -154,7 +154,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
 
     def _placed(self, store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None) -> StoreOptions:
         """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
-        if not store.is_tiered or store.ssd_dir is not None:
+        if not store.on_ssd or store.ssd_dir is not None:
             return store
         path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
         found = self._ranks.broadcast(None if path is None else str(path.absolute()))

@@ -232,10 +232,20 @@ AT_ODDS = [
     ("store.arena = 'file'", "arena = 'file' and directory belong together; give both or neither"),
     ("store.directory = 'rows'", "arena = 'file' and directory belong together; give both or neither"),
     ("store = {arena = 'file', directory = 'clicks.csv'}", "cannot be used (File exists); name another"),
-    ("store.tiers = ['ssd']", "tiers = ['ssd']: expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold"),
+    ("store.tiers = ['ssd']", "expected ['gpu'], ['dram'], ['dram', 'ssd'], ['gpu', 'dram'] or"),
+    ("store = {tiers = ['dram', 'gpu'], hot_rows = 9}", "or ['gpu', 'dram', 'ssd'], hot to cold"),
+    ("store.tiers = ['gpu', 'dram']", "hot_rows is missing: how many rows of all tables stay in memory"),
     (
-        "store = {tiers = ['gpu', 'dram'], hot_rows = 9}",
-        "tiers = ['gpu', 'dram']: expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold",
+        "store = {tiers = ['gpu', 'dram'], hot_rows = 9, shards = 2}",
+        "takes neither arena nor several shards; drop them, or use ['dram']",
+    ),
+    (
+        "store = {tiers = ['gpu', 'dram'], hot_rows = [9, 9]}",
+        "hot_rows = [9, 9]: expected a number",
+    ),
+    (
+        "store = {tiers = ['gpu', 'dram', 'ssd'], hot_rows = 9}",
+        "hot_rows = 9: expected a list of two numbers, of rows in GPU memory and in memory",
     ),
     ("store.tiers = ['dram', 'ssd']", "hot_rows is missing: how many rows of all tables stay in memory"),
     (

@@ -16,7 +16,7 @@ from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
 from girih.report.text import count, size
 from girih.runs.files import write_whole
-from girih.store.accounting import tiered_row_bytes
+from girih.store.accounting import row_bytes, tiered_row_bytes
 from girih.store.rows.record import row_layout
 from girih.strategies import measures_of
 
@@ -79,14 +79,20 @@ def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
         return []
     groups = settings.sparse().following(decided).groups()
     num_tables = sum(len(group.spec.tables) for group in groups)
-    lines = [f"tiers: {' above '.join(store.tiers)}, in {store.ssd_dir or 'tiers/ of the run directory'}"]
+    where = f", in {store.ssd_dir or 'tiers/ of the run directory'}" if store.on_ssd else ""
+    lines = [f"tiers: {' above '.join(store.tiers)}{where}"]
     for group in groups:
         of_row = row_layout(group.spec, 0, 1)
-        hot = math.ceil((store.hot_rows or 0) * len(group.spec.tables) / num_tables)
-        each, meta = 4 * of_row.num_words, sum(tiered_row_bytes(of_row.description).values())
+        each, share = 4 * of_row.num_words, len(group.spec.tables) / num_tables
+        of_all = (tiered_row_bytes if store.on_ssd else row_bytes)(of_row.description)
+        hot = [
+            f"{count(math.ceil(rows * share))} hot rows of {each} bytes, {size(math.ceil(rows * share) * each)} of"
+            f" {'GPU ' if tier == 'gpu' else ''}memory"
+            for tier, rows in store.hot_rows_of.items()
+        ]
         lines.append(
-            f"  {group.spec.name}: {count(hot)} hot rows of {each} bytes, {size(hot * each)} of memory;"
-            f" {meta} bytes for each row, hot or not, and its index"
+            f"  {group.spec.name}: {', '.join(hot)};"
+            f" {sum(of_all.values())} bytes for each row, hot or not, and its index"
         )
     return lines
 

@@ -28,12 +28,13 @@ CURVES = (
     (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables"),
     (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, GiB"),
     (Axis("hit_rate", "Hit rate", ".1%"), "share of keys that had a row"),
-    (Axis("dram_share", "Reads from memory", ".1%"), "share of rows that the dram tier had"),
+    (Axis("gpu_share", "Reads from GPU memory", ".1%"), "share of rows that the gpu tier had"),
+    (Axis("dram_share", "Reads from memory", ".1%"), "share of rows that were not on the SSD"),
     (Axis("imbalance", "Imbalance", ".3f"), "keys asked of the busiest trainer in a step, by the mean"),
     (Axis("lr_scale", "Learning rate", from_zero=True), "times the configured rate"),
 )
 EVALUATED = {"auc", "logloss"}
-MAYBE = {"hit_rate", "dram_share", "imbalance"}
+MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),

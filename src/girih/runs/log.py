@@ -61,7 +61,7 @@ class RunLog:
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
-        names = ("hits", "lookups", "dram_reads", "ssd_reads", ASKED_KEYS, PACED_KEYS)
+        names = ("hits", "lookups", "gpu_reads", "dram_reads", "ssd_reads", ASKED_KEYS, PACED_KEYS)
         seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in names}
         seconds = state.train_s - self._window_train_s
         record = {
@@ -76,11 +76,7 @@ class RunLog:
             "elapsed_s": round(time.perf_counter() - self._start, 3),
             "lr_scale": lr_scale,
             "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
-            **(
-                {"dram_share": 1 - seen["ssd_reads"] / reads}
-                if (reads := seen["dram_reads"] + seen["ssd_reads"])
-                else {}
-            ),
+            **_tier_shares(now, seen),
             **({"imbalance": seen[PACED_KEYS] / seen[ASKED_KEYS]} if seen[ASKED_KEYS] else {}),
             **({"refused": state.refused} if state.refused else {}),
         }
@@ -106,6 +102,15 @@ class RunLog:
     def _write(self, record: dict[str, Any]) -> None:
         if self._path is not None:
             append_line(self._path, json.dumps(record, allow_nan=False))
+
+
+def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, float]:
+    """Shares of the reads that GPU memory answered, and that no SSD did, where there are such tiers."""
+    reads = seen["gpu_reads"] + seen["dram_reads"] + seen["ssd_reads"]
+    if not reads:
+        return {}
+    shares = {"gpu_share": seen["gpu_reads"] / reads} if "gpu_reads" in counters else {}
+    return shares | ({"dram_share": 1 - seen["ssd_reads"] / reads} if "ssd_reads" in counters else {})
 
 
 def rewind(path: Path, state: RunState) -> None:

@@ -118,7 +118,9 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
     A read is that of a row that was there, once for each batch that has its key. What was fetched ahead counts for the
     tier that it came from.
     """
-    reads = {tier: counters[f"{tier}_reads"] for tier in ("dram", "ssd") if f"{tier}_reads" in counters}
+    reads = {
+        tier: counters[f"{tier}_reads"] for tier in ("gpu", "dram", "ssd") if f"{tier}_reads" in counters
+    }
     total = sum(reads.values())
     return (
         {"hit_ratio": {tier: count / total if total else 0.0 for tier, count in reads.items()}}

@@ -11,13 +11,16 @@ from typing import Annotated, Literal
 
 from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
+from girih.config.sections import plain
 from girih.errors import ConfigError
 from girih.runs.directory import TIERS
 from girih.runs.files import disk_full
 from girih.store import File, GroupSpec, Heap, Shared, Store, Tiers
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.options import Gpu, GpuTier
 
+HotRows = Annotated[int, Bounds(0)]
 MOST_THREADS = 8
+TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dram", "ssd"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +38,12 @@ class StoreOptions(Options):
         directory: for arena "file": the disk whose room they take; they have no names there and end with
             the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
-        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory, or
-            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses. None takes ``["gpu"]`` where strategy ``local``
+        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
+            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
+            tables larger than that. None takes ``["gpu"]`` where strategy ``local``
             trains on a GPU and neither arena nor shards are given, ``["dram"]`` elsewhere.
-        hot_rows: rows of all tables, in all processes, whose values stay in memory, where there are several tiers.
+        hot_rows: rows of all tables, in all processes, whose values stay in the upper tier, where there are two; a list of
+            two numbers where there are three.
         flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
             they are chosen first.
         ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
@@ -50,7 +55,7 @@ class StoreOptions(Options):
     directory: str | None = None
     reserve_rows: Count | None = None
     tiers: tuple[Literal["gpu", "dram", "ssd"], ...] | None = None
-    hot_rows: Annotated[int, Bounds(0)] | None = None
+    hot_rows: HotRows | tuple[HotRows, ...] | None = None
     flush_every_steps: Count = 100
     warm_up_steps: Annotated[int, Bounds(0)] = 100
     ssd_dir: str | None = None
@@ -66,8 +71,13 @@ class StoreOptions(Options):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether rows are in GPU memory."""
-        return self.tiers == ("gpu",)
+        """Whether rows are in GPU memory, or the hottest of them."""
+        return self.tiers is not None and self.tiers[0] == "gpu"
+
+    @property
+    def on_ssd(self) -> bool:
+        """Whether values of rows lie on an SSD."""
+        return self.tiers is not None and self.tiers[-1] == "ssd"
 
     @property
     def device(self) -> str | None:
@@ -81,13 +91,19 @@ class StoreOptions(Options):
         """Whether values of rows lie in several tiers."""
         return self.tiers is not None and len(self.tiers) > 1
 
+    @property
+    def hot_rows_of(self) -> dict[str, int]:
+        """Hot rows of every tier but the last."""
+        numbers = self.hot_rows if isinstance(self.hot_rows, tuple) else (self.hot_rows or 0,)
+        return dict(zip((self.tiers or ())[:-1], numbers, strict=False))
+
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
         """The same, with rows in the memory of a device."""
         return replace(self, tiers=(device,))
 
     def within(self, run: Path | None) -> StoreOptions:
         """The same, with a directory for tiers that have none: in that of the run, if there is one."""
-        if not self.is_tiered or self.ssd_dir is not None or run is None:
+        if not self.on_ssd or self.ssd_dir is not None or run is None:
             return self
         return replace(self, ssd_dir=str(run / TIERS))
 
@@ -95,12 +111,21 @@ class StoreOptions(Options):
         if self.tiers is None:
             return
         given = f"store: tiers = {list(self.tiers)}: "
-        if self.tiers not in (("gpu",), ("dram",), ("dram", "ssd")):
-            raise ConfigError(f"{given}expected ['gpu'], ['dram'] or ['dram', 'ssd'], hot to cold")
+        if self.tiers not in TIERS_HELD:
+            *known, last = (str(list(each)) for each in TIERS_HELD)
+            raise ConfigError(f"{given}expected {', '.join(known)} or {last}, hot to cold")
         if self.on_gpu and (self.arena is not None or (self.shards or 1) > 1):
             raise ConfigError(f"{given}takes neither arena nor several shards; drop them, or use ['dram']")
         if self.is_tiered and self.hot_rows is None:
             raise ConfigError(f"{given}hot_rows is missing: how many rows of all tables stay in memory")
+        num_numbers = len(self.hot_rows) if isinstance(self.hot_rows, tuple) else 1
+        if self.is_tiered and num_numbers != len(self.tiers) - 1:
+            wanted = (
+                "a list of two numbers, of rows in GPU memory and in memory"
+                if len(self.tiers) > 2
+                else "a number"
+            )
+            raise ConfigError(f"{given}hot_rows = {plain(self.hot_rows)}: expected {wanted}")
         if self.is_tiered and self.arena not in (None, "heap"):
             raise ConfigError(
                 f"{given}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']"
@@ -134,11 +159,13 @@ class StoreOptions(Options):
             ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
             StorageFullError: no memory or disk to begin with.
         """
+        if self.is_tiered:
+            heap, share = Heap(reserve_rows=self.reserve_rows), hot_share / num_shards
+            below = self._tiers(share) if self.on_ssd else None
+            above = self._gpu_tier(share) if self.on_gpu else None
+            return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=below, gpu_tier=above)
         if self.on_gpu:
             return Store(spec, shard=shard, num_shards=num_shards, arena=Gpu(reserve_rows=self.reserve_rows))
-        if self.is_tiered:
-            heap, tiers = Heap(reserve_rows=self.reserve_rows), self._tiers(hot_share / num_shards)
-            return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=tiers)
         if self.arena == "shared" and segment is None:
             raise ConfigError(
                 "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
@@ -157,7 +184,14 @@ class StoreOptions(Options):
             )
         return Tiers(
             directory=self.ssd_dir,
-            hot_rows=math.ceil((self.hot_rows or 0) * hot_share),
+            hot_rows=math.ceil(self.hot_rows_of["dram"] * hot_share),
+            flush_every_steps=self.flush_every_steps,
+            warm_up_steps=self.warm_up_steps,
+        )
+
+    def _gpu_tier(self, hot_share: float) -> GpuTier:
+        return GpuTier(
+            hot_rows=math.ceil(self.hot_rows_of["gpu"] * hot_share),
             flush_every_steps=self.flush_every_steps,
             warm_up_steps=self.warm_up_steps,
         )

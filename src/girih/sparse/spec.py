@@ -50,7 +50,8 @@ class SparseSpec:
         """The same tables in the groups and on the device of a plan; one that names no group leaves them as they are."""
         partition = {each["name"]: each["tables"] for each in plan.groups} or None
         on_gpu = any(each["device"] == "gpu" for each in plan.groups)
-        return replace(self, partition=partition, store=self.store.moved_to("gpu") if on_gpu else self.store)
+        moves = on_gpu and not self.store.on_gpu
+        return replace(self, partition=partition, store=self.store.moved_to("gpu") if moves else self.store)
 
     def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
         """The tables of some features alone, in the same groups; ``schema`` is theirs."""

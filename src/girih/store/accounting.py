@@ -53,12 +53,13 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
     pages of the header, the description and the tables' ends and counters; ``saving`` is what verbs keep while
     a save is under way (its reader has more); ``scratch`` is kept from call to call. Private memory is used
     once it was touched; that of Bloom filters counts as a whole. Where there are tiers, ``slots`` hold the values of
-    hot rows and of those on their way, and ``ssd_buffers`` what is written behind.
+    hot rows and of those on their way, ``ssd_buffers`` what is written behind, and ``gpu_slots`` are in GPU memory.
     """
     memory, tiers = state.memory, state.tier_bytes()
     arena, arrays = memory.arena, memory.arrays
     row_size = 4 * arrays.meta.shape[1]
-    of_row = (tiered_row_bytes if tiers else row_bytes)(state.layout.description)
+    is_whole = arrays.meta.shape[1] == state.layout.num_words
+    of_row = (row_bytes if is_whole else tiered_row_bytes)(state.layout.description)
     num_rows, rows_ever = memory.num_rows, int(arrays.state[layout.ROWS_EVER])
     committed = int(arrays.state[layout.ROWS_COMMITTED]) if arena.is_claimed_ahead else rows_ever
     most_rows = arena.reserve_rows - committed + num_rows

@@ -1,7 +1,8 @@
 """One shard's rows in one memory: what the verbs of a store do once their arguments were checked.
 
 This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.TieredState` answers the same verbs where
-values lie in several tiers; a repair finds all there is to know of a row in the row itself (``memory.arrays.meta``),
+values lie in several tiers. A state whose values lie above another one's asks that for those of some rows, and gives them
+back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair finds all there is to know of a row in the row itself (``memory.arrays.meta``),
 and can make a new index and new lists of it.
 
 Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu import index, layout, update
+from girih.kernels.cpu import device_slots, index, layout, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store.arrays import Floats, Ints, Longs
@@ -112,6 +113,25 @@ class ShardState:
 
     def fetch(self, ids: Longs, tables: Ints) -> None:
         """Begins to bring in the rows of keys; see :meth:`Store.fetch`. They are here already."""
+
+    def forget(self, known: Ints, rows: Ints) -> None:
+        """Called when keys got rows, where ``known`` is -1: what there is of those that had their numbers before goes."""
+
+    def choose(self, step: int) -> None:
+        """Chooses anew which values stay in memory, where it is time."""
+
+    def copy_values(self, rows: Ints, out: Ints, *, reads: bool) -> None:
+        """Copies all of rows, int32[K], but their meta.
+
+        Args:
+            out: int32[K, V - 8], written. reads: whether training reads these rows, for counters.
+        """
+        device_slots.copy_values(self.memory.arrays, rows, out)
+
+    def put_values(self, rows: Ints, values: Ints) -> None:
+        """Writes all of rows, int32[K], that have keys, but their meta: ``values``, int32[K, V - 8]."""
+        for part in self.memory.stretches(len(rows), 1):
+            device_slots.put_values(self.memory.arrays, rows[part], values[part])
 
     def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too."""

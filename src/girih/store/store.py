@@ -8,9 +8,10 @@ Shapes: U unique keys, W columns of a row that training sees, T tables, S segmen
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.restore import Source, check_sources, restore
@@ -47,6 +48,7 @@ class Store:
         shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
         arena: where the arrays live; :class:`Heap` by default.
         tiers: has the values of most rows in a file below memory, with a heap arena only; None keeps all in the arena.
+        gpu_tier: has those of some rows in GPU memory above, with a heap arena only.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Attributes:
@@ -66,26 +68,26 @@ class Store:
         arena: ArenaOptions | Gpu | None = None,
         clock: Callable[[], float] = time.time,
         tiers: Tiers | None = None,
+        gpu_tier: GpuTier | None = None,
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
         self.state: ShardState | GpuState
-        if isinstance(arena, Gpu):
-            if tiers is not None:
-                raise ConfigError("tiers below GPU memory are not implemented; leave tiers out")
-            try:
-                from girih.store.gpu.gpu_state import open_gpu_state
-            except ImportError as error:
-                raise ConfigError(
-                    f"rows in GPU memory need torch and triton: {error}; pip install triton"
-                ) from error
-            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
-        elif tiers is None:
-            self.state = open_state(spec, shard, num_shards, arena or Heap(), clock)
-        elif isinstance(arena, Heap | None):
-            self.state = open_tiered_state(spec, shard, num_shards, arena or Heap(), clock, tiers)
-        else:
+        if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
             raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
+        heap = arena if isinstance(arena, Heap) else Heap()
+        if isinstance(arena, Gpu):
+            with _torch_and_triton():
+                from girih.store.gpu.gpu_state import open_gpu_state
+            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
+        elif gpu_tier is not None:
+            with _torch_and_triton():
+                from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
+            self.state = open_gpu_tiered_state(spec, shard, num_shards, heap, clock, gpu_tier, tiers)
+        elif tiers is not None:
+            self.state = open_tiered_state(spec, shard, num_shards, heap, clock, tiers)
+        else:
+            self.state = open_state(spec, shard, num_shards, arena or heap, clock)
 
     def lookup(
         self,
@@ -313,6 +315,15 @@ class Store:
             raise ConfigError(
                 f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
             )
+
+
+@contextlib.contextmanager
+def _torch_and_triton() -> Iterator[None]:
+    """Refuses rows in GPU memory where a package is missing that they need."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"rows in GPU memory need torch and triton: {error}; pip install triton") from error
 
 
 def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:

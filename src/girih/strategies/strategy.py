@@ -156,7 +156,7 @@ def _device_of_rows(strategy: Strategy, facts: Facts) -> str:
     may = getattr(strategy, "keeps_rows_on_gpu", False)
     if facts.rows_on == "gpu" and not may:
         raise ConfigError(
-            f"store: tiers = ['gpu']: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local', or tiers = ['dram']"
+            f"store: tiers: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local', or tiers without 'gpu'"
         )
     return facts.rows_on or ("gpu" if may and facts.device == "cuda" else "cpu")
 

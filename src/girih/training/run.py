@@ -106,8 +106,10 @@ class TrainingRun:
             optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
             evictions = (table.eviction for spec in specs for table in spec.tables)
             self._compile(ahead.training(optimizers, evictions))
-            if sparse.store.is_tiered:
+            if sparse.store.on_ssd:
                 self._compile(ahead.on_disk())
+            if sparse.store.is_tiered and sparse.store.on_gpu:
+                self._compile(ahead.above_host())
             plan = decide(
                 self.strategy,
                 self.facts,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import girih
-from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, update
+from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, records, update
 from girih.store import Store
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount
 from girih.testing.store_verbs import keys_of, two_segments
 
@@ -85,6 +85,10 @@ def launches(optimizer, dtype, eviction=None, admission=None):
         store.lookup(many, of, None, 4, np.empty((600, 4), np.float32))
         store.assign(ids, tables, np.ones((8, 4), np.float32))
         store.peek(ids, tables, np.empty((8, 4), np.float32))
+    with Store(spec, gpu_tier=GpuTier(hot_rows=0)) as store:
+        store.lookup(many, of, None, 1, np.empty((600, 4), np.float32))
+        for step in (3, 4):  # rows leave, and come back
+            store.lookup(many + 600 * (step % 2), of, None, step, np.empty((600, 4), np.float32))
 
 
 CASES = [
@@ -109,7 +113,7 @@ def test_all_that_is_launched_compiles(recorder, monkeypatch, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    modules = (counting, dedup, gradients, index, lookup, pool, update)
+    modules = (counting, dedup, gradients, index, lookup, pool, records, update)
     known = {
         name: each for module in modules for name, each in vars(module).items() if hasattr(each, "arg_names")
     }

@@ -24,6 +24,7 @@ import numpy as np
 
 from girih.kernels.cpu import (
     dedup,
+    device_slots,
     disk_reads,
     gradients,
     lookup,
@@ -44,7 +45,8 @@ from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 MODULES = (
-    dedup, disk_reads, gradients, lookup, pool, routing, strings, take, tiers, transfer, update, wire_codecs,
+    dedup, device_slots, disk_reads, gradients, lookup, pool, routing, strings, take, tiers, transfer, update,
+    wire_codecs,
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
+_ABOVE_HOST = ("device_slots.",)
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
@@ -68,7 +71,7 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", *_ON_DISK, "wire_codecs."}
+    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", *_ON_DISK, *_ABOVE_HOST, "wire_codecs."}
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]
@@ -88,6 +91,11 @@ def packing() -> list[str]:
 def on_disk() -> list[str]:
     """Kernels that read and write the rows of an SSD tier."""
     return [name for name in KERNELS if name.startswith(_ON_DISK)]
+
+
+def above_host() -> list[str]:
+    """Kernels that keep account of rows in GPU memory above the host's."""
+    return [name for name in KERNELS if name.startswith(_ABOVE_HOST)]
 
 
 def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +29,9 @@ from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.gpu_rows import Keys
 from girih.store.gpu.gpu_state import GpuState
+from girih.store.gpu.record_kernels import GroupState, Keys
+from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
 SHORT_BAG = 16  # ids of the longest bag up to which a program has several
@@ -64,7 +67,7 @@ class GpuKeys:
             if isinstance(tensor, Tensor):
                 tensor.record_stream(stream)
 
-    @property
+    @cached_property
     def keys(self) -> Keys:
         """The keys, as a store takes them."""
         found = self.unique
@@ -77,12 +80,12 @@ class GpuRead:
 
     Attributes:
         outputs: float32[B, F, D], or [L, D] where one is whole.
-        keys: whose rows they are; rows: int32[n], where they are.
+        keys: whose rows they are; rows: where they are, as the store has it.
     """
 
     outputs: Sequence[Tensor]
     keys: GpuKeys
-    rows: Tensor
+    rows: Any
 
 
 @dataclass(frozen=True)
@@ -107,19 +110,21 @@ class GpuGroup:
     """A group on the GPU of this process.
 
     Args:
-        shards: its one store, in GPU memory.
+        shards: its one store, in GPU memory, or with GPU memory as its uppermost tier.
 
     Raises:
         ConfigError: several shards, or a store elsewhere.
     """
 
     def __init__(self, group: Group, shards: Sequence[Store]) -> None:
-        if len(shards) != 1 or not isinstance(shards[0].state, GpuState):
+        state = shards[0].state if len(shards) == 1 else None
+        if not isinstance(state, GpuState | GpuTieredState):
             raise ConfigError(
                 f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
             )
-        self.group, self._state = group, shards[0].state
-        self._device = self._state.memory.device
+        self.group = group
+        self._state: GroupState = state
+        self._device = state.device
         self._tables = to_device(group.tables, self._device)
         self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}
         self._side = None if jit.INTERPRETED else torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -142,7 +147,9 @@ class GpuGroup:
             return self._find(batch, train=True, ready=ready)
 
     def fetch(self, found: GpuKeys) -> None:
-        """No-op: all rows are here."""
+        """Brings in rows from tiers below, beside whatever the GPU does; waits for their keys."""
+        with self._beside():
+            self._state.begin_read(found.keys)
 
     def lookup(
         self, batch: Batch, step: int, *, train: bool, found: GpuKeys | None = None
@@ -173,7 +180,7 @@ class GpuGroup:
         there = [None if gradient is None else gradient.contiguous() for gradient in given]
         sources = [self._sources(segment.name, there, batch) for segment in self.group.spec.segments]
         return GpuGradients(
-            *self._state.gradients(read.keys.keys, read.keys.terms, read.keys.pieces, sources)
+            *self._state.kernels.sums(read.keys.keys, read.keys.terms, read.keys.pieces, sources)
         )
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
@@ -224,7 +231,7 @@ class GpuGroup:
     def _fill(self, number: int, read: GpuRead, addresses: Tensor, batch: Batch, examples: slice) -> None:
         """Fills in an output's part of some examples."""
         output, out, keys = self.group.outputs[number], read.outputs[number], read.keys
-        own = self._state.rows.segments
+        own = self._state.kernels.segments
         size = 4 if own.dtype == at.FLOAT32 else 2
         dim = output.segment.dim
         columns = jit.columns_of(dim)

@@ -23,15 +23,12 @@ from torch import Tensor
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit
-from girih.kernels.gpu.layout import stride_of
 from girih.store.arrays import Longs
 from girih.store.gpu.options import Gpu
+from girih.store.gpu.record_chunks import RecordChunks
 from girih.store.rows.record import RowLayout
 
 _FIRST_SLOTS = 1 << 10
-_MOST_CHUNKS = 1 << 16
-_MOST_ROWS = 1 << 31
-_HEADROOM_BYTES = 1 << 30  # left for what a step needs beside its rows
 
 
 class GpuMemory:
@@ -39,8 +36,8 @@ class GpuMemory:
 
     Attributes:
         device: where it is.
-        chunk_bits, stride: rows of a chunk, as a power of two, and words from one to the next.
-        chunks: int64[·], the address of each chunk.
+        rows: the records.
+        chunk_bits, stride, chunks: theirs, for kernels.
         slots: int64[C + SPARE], the index.
         words: int64[4]: see :mod:`girih.kernels.gpu.counting`.
         tables: int64[T, 16], counters by table, as the CPU's arrays have them.
@@ -52,12 +49,10 @@ class GpuMemory:
     """
 
     def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
-        self.device, self.options, self.saving = jit.device(), options, None
-        self.stride = stride_of(own.num_words)
-        self.chunk_bits = max(6, (options.chunk_bytes // (4 * self.stride)).bit_length() - 1)
-        self._records: list[Tensor] = []
-        self._most = min(options.reserve_rows or _MOST_ROWS, _MOST_ROWS, _MOST_CHUNKS << self.chunk_bits)
-        self.chunks = torch.zeros(_MOST_CHUNKS, dtype=torch.int64, device=self.device)
+        self.options, self.saving = options, None
+        self.rows = RecordChunks(own.num_words, options.chunk_bytes, options.reserve_rows)
+        self.device, self.chunks = self.rows.device, self.rows.chunks
+        self.chunk_bits, self.stride = self.rows.chunk_bits, self.rows.stride
         self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
         self.cells = torch.zeros(max(1, own.num_cells), dtype=torch.int32, device=self.device)
         self.lock = threading.Lock()
@@ -79,7 +74,7 @@ class GpuMemory:
     @property
     def capacity(self) -> int:
         """Rows that there is memory for."""
-        return min(len(self._records) << self.chunk_bits, self._most)
+        return self.rows.capacity
 
     @property
     def num_slots(self) -> int:
@@ -100,7 +95,7 @@ class GpuMemory:
         if self._ever + more > self.capacity or 2 * (self._added + more) > self.num_slots:
             words = self.known()
             free = int(words[counting.NUM_FREE])
-            self._claim(self._ever + more - free)
+            self.rows.claim(self._ever + more - free)
             room = min(more, self.capacity - self._ever + free)
             if 2 * (self._added + more) > self.num_slots:
                 self._index_anew(int(words[counting.NUM_ROWS]) + more)
@@ -125,10 +120,7 @@ class GpuMemory:
 
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
-        for number, chunk in enumerate(self._records):
-            first = number << self.chunk_bits
-            if first < rows_ever:
-                yield first, chunk[: rows_ever - first]
+        return self.rows.upto(rows_ever)
 
     def fill(self, records: NDArray[np.int32], free: Tensor, num_rows: int) -> None:
         """Replaces all rows by records, int32[·, V], and makes the index of them.
@@ -140,7 +132,7 @@ class GpuMemory:
             StorageFullError: there is no more memory.
         """
         rows_ever = len(records)
-        self._claim(rows_ever)
+        self.rows.claim(rows_ever)
         if self.capacity < rows_ever:
             raise self.full()
         for first, chunk in self.records(rows_ever):
@@ -197,7 +189,7 @@ class GpuMemory:
     def close(self) -> None:
         """Lets go of the memory."""
         self._closed = True
-        self._records.clear()
+        self.rows.close()
         self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)
 
     def _hear(self) -> None:
@@ -215,21 +207,6 @@ class GpuMemory:
             " tables by max_rows, or use tiers = ['dram']"
         )
 
-    def _claim(self, rows: int) -> None:
-        """Claims chunks until there is memory for ``rows``, or no more beside what a step needs."""
-        size = 4 * self.stride << self.chunk_bits
-        while self.capacity < min(rows, self._most):
-            if self.device.type == "cuda" and _free_bytes(self.device) < size + _HEADROOM_BYTES:
-                self._most = self.capacity
-                return
-            try:
-                chunk = torch.empty(1 << self.chunk_bits, self.stride, dtype=torch.int32, device=self.device)
-            except torch.OutOfMemoryError:
-                self._most = self.capacity
-                return
-            self.chunks[len(self._records)] = chunk.data_ptr()
-            self._records.append(chunk)
-
     def _index_anew(self, num_rows: int) -> None:
         """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half.
 
@@ -245,12 +222,6 @@ class GpuMemory:
         self.words[counting.ADDED] = words[counting.NUM_ROWS]
         self._added = int(words[counting.NUM_ROWS])
         self._told.clear()
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Bytes that the device has free, or that torch keeps and nothing uses."""
-    free: int = torch.cuda.mem_get_info(device)[0]
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.arrays import Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.oldest import Oldest
+from girih.store.gpu.record_kernels import Keys, RecordKernels
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import LFU_SHARE, moments
 
@@ -29,77 +29,20 @@ _KEYS_AT_ONCE = 256
 _AT_ONCE = 64  # rows at the head that are asked first whether they have expired
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Unique keys on a device; those of one table stand together.
-
-    Attributes:
-        ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
-        num: int32[1], U: how many there are.
-        most: int64[T], how many there are of each table at most, on the host.
-    """
-
-    ids: Tensor
-    tables: Tensor
-    counts: Tensor
-    num: Tensor
-    most: Longs
-
-    def __len__(self) -> int:
-        """n."""
-        return len(self.ids)
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The segments of a shard's rows, and what their values begin with, on a device.
-
-    Attributes:
-        dtype: that of columns, by number.
-        described: of each segment: first column, dim, first word and width of the state, optimizer.
-        seeds, kinds, options: uint64 by its bits, int64, float64: [T, S], [T, S], [T, S, 2].
-        table_seeds: int64[T].
-    """
-
-    dtype: int
-    described: list[list[int]]
-    seeds: Tensor
-    kinds: Tensor
-    options: Tensor
-    table_seeds: Tensor
-
-    @classmethod
-    def of(cls, own: RowLayout, device: torch.device) -> Segments:
-        """Those of a layout."""
-        kernel = own.kernel
-        return cls(
-            dtype=kernel.dtype,
-            described=kernel.segments.tolist(),
-            seeds=to_device(kernel.seeds.view(np.int64), device),
-            kinds=to_device(kernel.initializers, device),
-            options=to_device(kernel.initializer_options, device),
-            table_seeds=to_device(kernel.table_seeds.view(np.int64), device),
-        )
-
-    @property
-    def num_columns(self) -> int:
-        """W."""
-        return sum(segment[at.DIM] for segment in self.described)
-
-
 class GpuRows:
     """The rows of a shard's keys.
 
     Args:
+        kernels: those of the shard's records.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: GpuMemory, own: RowLayout, clock: Callable[[], float]) -> None:
-        self._memory, self._clock = memory, clock
+    def __init__(
+        self, memory: GpuMemory, own: RowLayout, kernels: RecordKernels, clock: Callable[[], float]
+    ) -> None:
+        self._memory, self._kernels, self._clock = memory, kernels, clock
         self._rules = own.kernel.rules
         device = memory.device
-        self.segments = Segments.of(own, device)
-        self._first_hyper = to_device(own.first_hyper, device)
         self._rules_there = to_device(self._rules, device)
         self._bloom = to_device(own.kernel.bloom, device)
         chances = [math.log1p(-p) if p < 1 else -math.inf for p in own.kernel.chance]
@@ -148,7 +91,7 @@ class GpuRows:
             lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
             keys.counts, keys.num, moment, memory.calls, step, rows, takes=admitted,
         )  # fmt: skip
-        addresses = self._write_initial(keys, rows, admitted)
+        addresses = self._kernels.begin(keys, rows, admitted)
         memory.tell()
         if short:
             raise memory.full()
@@ -157,7 +100,7 @@ class GpuRows:
     def peek(self, keys: Keys) -> tuple[Tensor, Tensor]:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
         rows, _ = self._find(keys, None, marks=False)
-        return rows, self._write_initial(keys, rows, torch.zeros_like(rows))
+        return rows, self._kernels.begin(keys, rows, torch.zeros_like(rows))
 
     def drop(self, rows: Ints | Tensor) -> int:
         """Removes rows, each named once, none where -1; returns how many there were."""
@@ -197,7 +140,7 @@ class GpuRows:
         asked = keys.ids, keys.tables, keys.counts, keys.num, is_new
         jit.launch(
             lookup.ask_admission, len(keys), block, *asked, self._rules_there, self._bloom, memory.cells, self._chances,
-            self.segments.table_seeds, step, admitted,
+            self._kernels.segments.table_seeds, step, admitted,
         )  # fmt: skip
         jit.launch(
             lookup.add_sightings,
@@ -223,23 +166,6 @@ class GpuRows:
             (at.TABLE_ROWS, takes, 1, 1),
         ):
             counting.count(keys.tables, flags, keys.num, counters, column, least=least, amount=amount)
-
-    def _write_initial(self, keys: Keys, rows: Tensor, takes: Tensor) -> Tensor:
-        """Values of new rows and of keys without one; returns where the columns of all keys lie."""
-        memory, own, n = self._memory, self.segments, len(keys)
-        size = 4 if own.dtype == at.FLOAT32 else 2
-        scratch = torch.empty(n * own.num_columns * size, dtype=torch.uint8, device=memory.device)
-        addresses = torch.empty(n, dtype=torch.int64, device=memory.device)
-        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
-            columns = jit.columns_of(dim)
-            jit.launch(
-                lookup.write_initial, n, jit.rows_at_once(columns), memory.chunks, keys.ids, keys.tables, keys.num, rows,
-                takes, scratch.data_ptr(), addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
-                len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=own.dtype, CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, COLUMNS=columns,
-            )  # fmt: skip
-        self._scratch = scratch  # lives as long as addresses may be followed
-        return addresses
 
     def forget(self) -> None:
         """Takes nothing for granted of tables: their rows were replaced."""

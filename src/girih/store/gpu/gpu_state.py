@@ -11,7 +11,7 @@ Shapes: U unique keys, W columns of a row, R rows ever made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,13 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import transfer
 from girih.kernels.cpu.update import Terms as HostTerms
-from girih.kernels.gpu import counting, jit, lookup, update
-from girih.kernels.gpu.dedup import Terms
-from girih.kernels.gpu.gradients import Pieces, Sources, sum_terms
+from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.layout import STAMP
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
-from girih.store.gpu.gpu_rows import GpuRows, Keys
+from girih.store.gpu.gpu_rows import GpuRows
 from girih.store.gpu.options import Gpu
+from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
 from girih.store.memory.options import Heap
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout
 from girih.store.spec import GroupSpec
@@ -53,13 +52,20 @@ class GpuState:
         spec: its tables.
         layout: how their rows lie, and their rules.
         memory: the arrays.
+        kernels: those of its records.
         rows: which keys have rows.
     """
 
     def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Callable[[], float]) -> None:
         self.spec, self.layout, self._clock = spec, own, clock
         self.memory = GpuMemory(own, len(spec.tables), options)
-        self.rows = GpuRows(self.memory, own, clock)
+        self.kernels = RecordKernels(self.memory.rows, own)
+        self.rows = GpuRows(self.memory, own, self.kernels, clock)
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are."""
+        return self.memory.device
 
     def read(self, keys: Keys, step: int) -> tuple[Tensor, Tensor]:
         """Reads rows for training: int32[n], where they are; int64[n], where their columns lie until the next verb."""
@@ -70,24 +76,8 @@ class GpuState:
         """Reads rows for evaluation; see :meth:`read`."""
         return self.rows.peek(keys)
 
-    def gradients(
-        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources]
-    ) -> tuple[Tensor, Tensor]:
-        """Sums the gradients of keys.
-
-        Args:
-            terms, pieces: which ids each key has.
-            sources: of each segment, where the gradients of its outputs lie.
-
-        Returns:
-            float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
-        """
-        own, device = self.rows.segments, self.memory.device
-        totals = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=device)
-        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=device)
-        for source, (first, dim, *_) in zip(sources, own.described, strict=True):
-            sum_terms(source, terms, pieces, keys.num, totals, first, dim, nonfinite)
-        return totals, nonfinite
+    def begin_read(self, keys: Keys) -> None:
+        """Begins to bring in the rows of keys; they are here already."""
 
     def move(
         self, keys: Keys, rows: Tensor, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
@@ -99,7 +89,7 @@ class GpuState:
             gradients: float32[n, W].
             refused: int32[1]: where it is not negative, no row moves.
         """
-        memory, own = self.memory, self.rows.segments
+        memory = self.memory
         with memory.changing(step):
             moving = torch.full_like(rows, at.NO_ROW)
             self._launch(
@@ -111,15 +101,7 @@ class GpuState:
             counting.count(keys.tables, found, keys.num, memory.tables, at.UPDATES, least=1)
             lost = (counted == at.NO_ROW).to(torch.int32)
             counting.count(keys.tables, lost, keys.num, memory.tables, at.DROPPED, least=1)
-            hyper = to_device(hyper_rows(self.spec, lr_scale, step), memory.device)
-            for number, (first, dim, state, width, optimizer) in enumerate(own.described):
-                columns = jit.columns_of(dim)
-                jit.launch(
-                    update.move_rows, len(keys), jit.rows_at_once(columns), memory.chunks, moving, keys.ids, keys.tables,
-                    keys.num, hyper[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state,
-                    OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, CHUNK_BITS=memory.chunk_bits,
-                    STRIDE=memory.stride, COLUMNS=columns,
-                )  # fmt: skip
+            self.kernels.move(keys, moving, gradients, hyper_rows(self.spec, lr_scale, step), step)
 
     def lookup(
         self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats, addresses: Longs | None = None
@@ -161,22 +143,15 @@ class GpuState:
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows; see :meth:`girih.store.Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
-        memory, own = self.memory, self.rows.segments
+        memory = self.memory
         step = min(memory.last_step + 1, LAST_STEP)
         order, keys = self._keys(ids, tables)
-        hyper = to_device(self.layout.first_hyper, memory.device)
         given = to_device(values[order], memory.device)
         with memory.changing():
             before = memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]]
             rows, _ = self.rows.read(keys, step, forced=True)
             memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]] = before
-            for number, (first, dim, state, _, optimizer) in enumerate(own.described):
-                columns = jit.columns_of(dim)
-                jit.launch(
-                    update.assign_rows, len(keys), jit.rows_at_once(columns), memory.chunks, rows, keys.num, given,
-                    own.num_columns, hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
-                    CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, COLUMNS=columns,
-                )  # fmt: skip
+            self.kernels.assign(keys, rows, given, step)
         found = np.empty(len(ids), np.int32)
         found[order] = rows.cpu().numpy()
         return found
@@ -257,8 +232,7 @@ class GpuState:
         """Keys on the device, by tables, and the place of each among the given ones."""
         device = self.memory.device
         order = np.argsort(tables, kind="stable")
-        if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
-            raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
+        check_unique(ids, tables)
         if counts is None or not len(counts):
             counts = np.ones(len(ids), np.int32)
         given, of, times = (to_device(array[order], device) for array in (ids, tables, counts))
@@ -267,13 +241,7 @@ class GpuState:
 
     def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
         """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
-        own, device = self.rows.segments, self.memory.device
-        values = torch.empty(out.shape, dtype=torch.float32, device=device)
-        columns = jit.columns_of(own.num_columns)
-        jit.launch(
-            lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
-            DTYPE=own.dtype, COLUMNS=columns,
-        )  # fmt: skip
+        values = self.kernels.columns(keys, addresses)
         out[order] = values.cpu().numpy()
         found = np.empty(len(order), np.int32)
         found[order] = rows.cpu().numpy()

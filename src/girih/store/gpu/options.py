@@ -21,3 +21,21 @@ class Gpu:
     def where(self) -> str:
         """For errors."""
         return "GPU memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTier:
+    """GPU memory above the host's: HybridHash (PICASSO §III-D).
+
+    Attributes:
+        hot_rows: rows of this store that stay in GPU memory: those that were read most. Beside them there is room for the
+            rows of the last two batches.
+        flush_every_steps: how often the hot rows are chosen anew.
+        warm_up_steps: steps that only count, before they are chosen first.
+        chunk_bytes: GPU memory is claimed in chunks of about so many bytes.
+    """
+
+    hot_rows: int
+    flush_every_steps: int = 100
+    warm_up_steps: int = 100
+    chunk_bytes: int = 64 << 20

@@ -26,7 +26,7 @@ from girih.kernels.cpu.tiers import (
     USED_SINCE,
     Slots,
 )
-from girih.store.arrays import Floats, Ints, Longs
+from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory import mapping
 from girih.store.memory.shard_memory import NO_SAVE
 
@@ -34,7 +34,7 @@ _FIRST_STAGED = 1 << 10
 _CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
 _MOST_STAGED = 1 << 15  # where fewer rows than that are hot
 _MOST_SLOTS = (1 << 31) - 2
-_NEVER = 1 << 31
+NEVER = 1 << 31  # a count that no row has
 _SAMPLE = 1 << 20
 _BYTES_BESIDE = 4 + 8 + 4 + 1  # of a slot, beside its record
 
@@ -67,7 +67,7 @@ class SlotMemory:
             state=np.zeros(tiers.STATE_WORDS, np.int64),
         )
         self.shard = shard_of_records(values, tables, num_columns)
-        self.state[MOST_HOT], self.state[LEAST_COUNT] = most_hot, _NEVER
+        self.state[MOST_HOT], self.state[LEAST_COUNT] = most_hot, NEVER
         self.add(most_hot + _FIRST_STAGED)
 
     @property
@@ -128,33 +128,11 @@ class SlotMemory:
     def choose(self, meta: Ints, num_rows: int) -> None:
         """Chooses the hot rows anew: those with the highest counts (PICASSO Alg. 1, line 24).
 
-        Rows in slots are hot from now on, or not; others become hot when they next come in. Where there are far more
-        rows than a sample, the count that parts them is that of a sample.
-
         Args:
             meta: int32[·, ·], of all rows that were ever made. num_rows: of them, those that have a key; at least one.
         """
-        slots, state = self.slots, self.state
-        stride = -(-len(meta) // _SAMPLE)
-        sample = meta[::stride]
-        counts = sample[:, layout.COUNT][sample[:, layout.TABLE] >= 0]
-        if num_rows <= self.most_hot:
-            above, ties = 0, 0
-        else:
-            last = len(counts) - 1 - int(self.most_hot / num_rows * len(counts))
-            above = int(np.partition(counts, last)[last])
-            ties = max(0, self.most_hot - int(np.count_nonzero(counts > above) / len(counts) * num_rows))
-        used = slots.rows[: self.num_slots]
-        rows = np.maximum(used, 0)
-        lives = (used >= 0) & (meta[rows, layout.TABLE] >= 0)
-        in_slots = meta[rows, layout.COUNT]
-        hot = np.flatnonzero(lives & (in_slots > above))[: self.most_hot]
-        tied = np.flatnonzero(lives & (in_slots == above))[: min(ties, self.most_hot - len(hot))]
-        flags = slots.flags[: self.num_slots]
-        flags &= ~HOT & 0xFF
-        flags[hot] |= HOT
-        flags[tied] |= HOT
-        state[NUM_HOT], state[LEAST_COUNT] = len(hot) + len(tied), above + 1
+        count = self.num_slots
+        choose_hot(self.slots.rows[:count], self.slots.flags[:count], self.state, meta, num_rows)
 
     def clear(self) -> None:
         """Empties all slots."""
@@ -162,7 +140,7 @@ class SlotMemory:
         self.slots.rows[:count] = layout.NO_ROW
         self.slots.places[:count] = 0
         self.slots.flags[:count] = 0
-        self.state[[NUM_HOT, HAND]], self.state[LEAST_COUNT] = 0, _NEVER
+        self.state[[NUM_HOT, HAND]], self.state[LEAST_COUNT] = 0, NEVER
 
     def _reserve(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """Memory for all slots that there may ever be, which is used where it is touched."""
@@ -183,6 +161,37 @@ class SlotMemory:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         array: NDArray[Any] = np.frombuffer(memory, dtype, self._reserved * width // np.dtype(dtype).itemsize)
         return array.reshape(-1, *shape)
+
+
+def choose_hot(rows: Ints, flags: Bytes, state: Longs, meta: Ints, num_rows: int) -> None:
+    """Chooses the hot rows anew, those with the highest counts.
+
+    Rows in slots are hot from now on, or not; others become hot when they next come in. Where there are far more
+    rows than a sample, the count that parts them is that of a sample.
+
+    Args:
+        rows, flags: int32[N], uint8[N], of slots; the flags are written. state: int64[8], see :class:`Slots`.
+        meta: int32[·, ·], of all rows that were ever made. num_rows: of them, those that have a key; at least one.
+    """
+    most_hot = int(state[MOST_HOT])
+    stride = -(-len(meta) // _SAMPLE)
+    sample = meta[::stride]
+    counts = sample[:, layout.COUNT][sample[:, layout.TABLE] >= 0]
+    if num_rows <= most_hot:
+        above, ties = 0, 0
+    else:
+        last = len(counts) - 1 - int(most_hot / num_rows * len(counts))
+        above = int(np.partition(counts, last)[last])
+        ties = max(0, most_hot - int(np.count_nonzero(counts > above) / len(counts) * num_rows))
+    held = np.maximum(rows, 0)
+    lives = (rows >= 0) & (meta[held, layout.TABLE] >= 0)
+    in_slots = meta[held, layout.COUNT]
+    hot = np.flatnonzero(lives & (in_slots > above))[:most_hot]
+    tied = np.flatnonzero(lives & (in_slots == above))[: min(ties, most_hot - len(hot))]
+    flags &= ~HOT & 0xFF
+    flags[hot] |= HOT
+    flags[tied] |= HOT
+    state[NUM_HOT], state[LEAST_COUNT] = len(hot) + len(tied), above + 1
 
 
 def shard_of_records(values: Floats, tables: Longs, num_columns: int) -> Shard:

@@ -129,6 +129,26 @@ class TieredState(ShardState):
             own.collect()
         return rows
 
+    def forget(self, known: Ints, rows: Ints) -> None:
+        """See :class:`ShardState`."""
+        for part in self.memory.stretches(len(rows), 1):
+            self.values.forget(known[part], rows[part])
+
+    def choose(self, step: int) -> None:
+        """See :class:`ShardState`."""
+        self.values.choose(step)
+
+    def copy_values(self, rows: Ints, out: Ints, *, reads: bool) -> None:
+        """See :class:`ShardState`."""
+        self.values.copy(rows, out, reads=reads)
+        self.values.collect()
+
+    def put_values(self, rows: Ints, values: Ints) -> None:
+        """See :class:`ShardState`."""
+        for part in self.memory.stretches(len(rows), 1):
+            self.values.put(rows[part], values[part])
+        self.values.collect()
+
     def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded, to the file."""
         arrays, own = self.memory.arrays, self.layout
@@ -185,8 +205,7 @@ class TieredState(ShardState):
         try:
             self.rows.read(ids, tables, counts, now, step, out, forced=forced, rows=rows, known=known)
         finally:
-            for part in self.memory.stretches(len(ids), 1):
-                self.values.forget(known[part], rows[part])
+            self.forget(known, rows)
         return rows, int(np.count_nonzero(known >= 0))
 
 

@@ -131,6 +131,32 @@ class TieredValues:
             )
             out[part] = values
 
+    def copy(self, rows: Ints, out: Ints, *, reads: bool) -> None:
+        """Copies all of rows, int32[K], but their meta to ``out``, int32[K, V - 8]; ``reads`` counts them as read."""
+        meta, keys = self._memory.arrays.meta, self._memory.arrays.keys
+        ids, tables = keys[rows, 0], meta[rows, layout.TABLE]
+        for part in self.parts(len(rows)):
+            found, num_cold = self.bring(ids[part], tables[part], rows[part])
+            out[part] = self.memory.slots.records[found, layout.META_COLUMNS :]
+            if reads:
+                self.num_reads, self.num_cold = self.num_reads + len(found), self.num_cold + num_cold
+
+    def put(self, rows: Ints, values: Ints) -> None:
+        """Writes all of rows, int32[K], but their meta: in their slots, or else in the file; at most as many as a save has room for."""
+        slots, arrays = self.memory.slots, self._memory.arrays
+        places = arrays.keys[rows, PLACE]
+        here = np.flatnonzero(places < 0)
+        found = -1 - places[here]
+        self._finish(found)
+        slots.records[found, layout.META_COLUMNS :] = values[here]
+        slots.flags[found] |= CHANGED
+        below = np.flatnonzero(places >= 0)
+        if len(below):
+            records = np.empty((len(below), self._layout.num_words), np.int32)
+            records[:, : layout.META_COLUMNS] = arrays.meta[rows[below], : layout.META_COLUMNS]
+            records[:, layout.META_COLUMNS :] = values[below]
+            self.load(rows[below], records)
+
     def fetch(self, rows: Ints) -> None:
         """Begins to read those of some rows that only the file has."""
         rows = rows[rows >= 0]

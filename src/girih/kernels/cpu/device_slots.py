@@ -1,0 +1,220 @@
+"""Rows whose values lie in slots of a device's memory, or with the host: found, given a slot, sent home.
+
+The host's shard has the meta of every row, and says here which rows have a slot; it knows nothing of what lies in one.
+Slots are taken from a stack of free ones. Where that is empty, a hand that goes around them (a clock) empties one, past
+those that are hot and those that were used of late.
+
+Shapes: R rows, N slots, U keys, K rows on their way, V 32-bit words of a record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import I32, I64, U8, I32x2
+from girih.kernels.cpu.jit import kernel, njit_lean
+from girih.kernels.cpu.layout import Shard
+from girih.kernels.cpu.rows import prefetch_ahead
+from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.tiers import (
+    CALL,
+    CHANGED,
+    FETCHED,
+    HAND,
+    HOT,
+    LEAST_COUNT,
+    MISSING,
+    MOST_HOT,
+    NO_SLOT,
+    NUM_HOT,
+    NUM_SLOTS,
+    USED_SINCE,
+)
+from girih.kernels.cpu.update import row_to_move
+
+NUM_FREE = 7  # the entry of ``state`` behind those of :mod:`girih.kernels.cpu.tiers`
+NUM_LEFT = 0  # the entry of ``ends``
+
+
+class DeviceSlots(NamedTuple):
+    """Slots of a device, as the host keeps account of them.
+
+    Attributes:
+        slot_of: int32[R], one more than the slot that has a row's values; 0 where the host has them.
+        rows: int32[N], the row that each holds, or -1.
+        calls: int32[N], the last call that used it.
+        flags: uint8[N], see :class:`girih.kernels.cpu.tiers.Slots`. CHANGED: the host has it otherwise.
+        free: int32[N], of which the first are the free slots.
+        state: int64[8]: see there; and how many slots are free.
+    """
+
+    slot_of: I32
+    rows: I32
+    calls: I32
+    flags: U8
+    free: I32
+    state: I64
+
+
+class Leaving(NamedTuple):
+    """Rows that leave their slots and are to be sent home: slots, int32[K], rows, int32[K], and how many, int64[1]."""
+
+    slots: I32
+    rows: I32
+    ends: I64
+
+
+@kernel()
+def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, found: I32) -> Any:
+    """Writes the slot of each row: ``MISSING`` where it has none, ``NO_SLOT`` where there is no row; marks slots used.
+
+    Args:
+        known: int32[U], the rows that were there before this call made any.
+        reads: whether training reads them, so that what was fetched ahead counts.
+
+    Returns:
+        How many rows miss a slot; and how many of those that were there have or had to come from the host.
+    """
+    num_missing, num_cold = 0, 0
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i])
+        if row < 0:
+            found[i] = NO_SLOT
+            continue
+        slot = np.int64(slots.slot_of[row]) - 1
+        if slot < 0:
+            found[i] = MISSING
+            num_missing += 1
+            num_cold += known[i] >= 0
+            continue
+        found[i] = slot
+        slots.calls[slot] = slots.state[CALL]
+        if reads and slots.flags[slot] & FETCHED:
+            slots.flags[slot] &= ~FETCHED & 0xFF
+            num_cold += 1
+    return num_missing, num_cold
+
+
+@njit_lean
+def _empty(slots: DeviceSlots, slot: Any) -> None:
+    if slots.flags[slot] & HOT:
+        slots.state[NUM_HOT] -= 1
+    slots.slot_of[slots.rows[slot]] = 0
+    slots.rows[slot] = at.NO_ROW
+    slots.flags[slot] = 0
+    slots.free[slots.state[NUM_FREE]] = slot
+    slots.state[NUM_FREE] += 1
+
+
+@kernel()
+def forget(slots: DeviceSlots, known: I32, rows: I32) -> None:
+    """Empties the slots of rows that keys have just got: what lies there is of those that had their numbers before."""
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i])
+        if known[i] < 0 and row >= 0 and slots.slot_of[row] > 0:
+            _empty(slots, np.int64(slots.slot_of[row]) - 1)
+
+
+@kernel()
+def give_up(slots: DeviceSlots, found: I32) -> None:
+    """Empties slots, int32[K]."""
+    for i in range(found.shape[0]):
+        _empty(slots, np.int64(found[i]))
+
+
+@njit_lean
+def _free_one(shard: Shard, slots: DeviceSlots, leaving: Leaving) -> Any:
+    """Empties the next slot that may be; what it held is noted, if only it has it. Returns whether there was one."""
+    state, num_slots = slots.state, slots.state[NUM_SLOTS]
+    slot = state[HAND]
+    for _ in range(num_slots):
+        if slot >= num_slots:
+            slot = 0
+        row = np.int64(slots.rows[slot])
+        if row >= 0 and slots.flags[slot] & HOT == 0 and slots.calls[slot] < state[USED_SINCE]:
+            state[HAND] = slot + 1
+            if (
+                slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0
+            ):  # else its key has left meanwhile
+                number = leaving.ends[NUM_LEFT]
+                leaving.slots[number] = slot
+                leaving.rows[number] = row
+                leaving.ends[NUM_LEFT] = number + 1
+            _empty(slots, slot)
+            return True
+        slot += 1
+    return False
+
+
+@kernel()
+def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, leaving: Leaving) -> Any:
+    """Gives a slot, from key ``start`` on, to each row whose ``found`` is ``MISSING``; others leave for it.
+
+    Returns:
+        The key to go on from once there are more slots, or U.
+    """
+    state = slots.state
+    for i in range(start, rows.shape[0]):
+        if found[i] != MISSING:
+            continue
+        row = np.int64(rows[i])
+        if state[NUM_FREE] == 0 and not _free_one(shard, slots, leaving):
+            return i
+        state[NUM_FREE] -= 1
+        slot = np.int64(slots.free[state[NUM_FREE]])
+        slots.rows[slot] = row
+        slots.calls[slot] = state[CALL]
+        if state[NUM_HOT] < state[MOST_HOT] and shard.meta[row, at.COUNT] >= state[LEAST_COUNT]:
+            slots.flags[slot] = HOT
+            state[NUM_HOT] += 1
+        slots.slot_of[row] = slot + 1
+        found[i] = slot
+    return rows.shape[0]
+
+
+@kernel()
+def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: Leaving) -> Any:
+    """Empties slots until ``wanted`` are free; returns how many are lacking."""
+    while slots.state[NUM_FREE] < wanted and _free_one(shard, slots, leaving):
+        pass
+    return max(0, wanted - slots.state[NUM_FREE])
+
+
+@kernel()
+def note_updates(shard: Shard, ids: I64, tables: I32, rows: I32, step: int, moving: I32) -> None:
+    """Writes the row of every key, ``rows`` where it is still there, or -1; counts it and notes it as moved in this step."""
+    for i in range(ids.shape[0]):
+        prefetch_ahead(shard, rows, i, at.META_COLUMNS)
+        moving[i] = row_to_move(shard, ids[i], np.int64(tables[i]), np.int64(rows[i]), step)
+
+
+@kernel()
+def note_versions(shard: Shard, rows: I32, version: int) -> None:
+    """Notes rows as changed in a step, those that there are."""
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            row = np.int64(rows[i])
+            keep_row(shard, row)
+            shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))
+
+
+@kernel()
+def copy_values(shard: Shard, rows: I32, out: I32x2) -> None:
+    """Copies what lies behind the meta of rows, int32[K], to ``out``, int32[K, V - 8]."""
+    for i in range(rows.shape[0]):
+        prefetch_ahead(shard, rows, i, shard.meta.shape[1])
+        for word in range(out.shape[1]):
+            out[i, word] = shard.meta[rows[i], at.META_COLUMNS + word]
+
+
+@kernel()
+def put_values(shard: Shard, rows: I32, values: I32x2) -> None:
+    """Writes what lies behind the meta of rows, int32[K]: ``values``, int32[K, V - 8]."""
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i])
+        keep_row(shard, row)
+        for word in range(values.shape[1]):
+            shard.meta[row, at.META_COLUMNS + word] = values[i, word]

@@ -1,0 +1,233 @@
+"""What kernels do to records in GPU memory, wherever they are: initial values, columns, sums of gradients, optimizer steps.
+
+Records are named by their numbers in the chunks: those of rows, or of slots in which rows lie for a while.
+
+Shapes: U unique keys, n what there is room for, W columns of a row, T tables, S segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import jit, lookup, update
+from girih.kernels.gpu.dedup import Terms
+from girih.kernels.gpu.gradients import Pieces, Sources, sum_terms
+from girih.store.arrays import Ints, Longs
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.record_chunks import RecordChunks
+from girih.store.rows.record import RowLayout
+
+
+class HostKeys(NamedTuple):
+    """Keys on the host: int64[U], int32[U], and how often each occurs, int32[U] or of length 0 for once."""
+
+    ids: Longs
+    tables: Ints
+    counts: Ints
+
+
+@dataclass
+class Keys:
+    """Unique keys on a device; those of one table stand together.
+
+    Attributes:
+        ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
+        num: int32[1], U: how many there are.
+        most: int64[T], how many there are of each table at most, on the host.
+        here: the same on the host, once somebody has asked for them.
+    """
+
+    ids: Tensor
+    tables: Tensor
+    counts: Tensor
+    num: Tensor
+    most: Longs
+    here: HostKeys | None = None
+
+    def __len__(self) -> int:
+        """n."""
+        return len(self.ids)
+
+
+def check_unique(ids: Longs, tables: Ints) -> None:
+    """Refuses keys of which one is there twice."""
+    if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
+        raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a shard's rows, and what their values begin with, on a device.
+
+    Attributes:
+        dtype: that of columns, by number.
+        described: of each segment: first column, dim, first word and width of the state, optimizer.
+        seeds, kinds, options: uint64 by its bits, int64, float64: [T, S], [T, S], [T, S, 2].
+        table_seeds: int64[T].
+    """
+
+    dtype: int
+    described: list[list[int]]
+    seeds: Tensor
+    kinds: Tensor
+    options: Tensor
+    table_seeds: Tensor
+
+    @classmethod
+    def of(cls, own: RowLayout, device: torch.device) -> Segments:
+        """Those of a layout."""
+        kernel = own.kernel
+        return cls(
+            dtype=kernel.dtype,
+            described=kernel.segments.tolist(),
+            seeds=to_device(kernel.seeds.view(np.int64), device),
+            kinds=to_device(kernel.initializers, device),
+            options=to_device(kernel.initializer_options, device),
+            table_seeds=to_device(kernel.table_seeds.view(np.int64), device),
+        )
+
+    @property
+    def num_columns(self) -> int:
+        """W."""
+        return sum(segment[at.DIM] for segment in self.described)
+
+
+class GroupState(Protocol):
+    """A shard whose embeddings a group reads in GPU memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where that is."""
+        ...
+
+    @property
+    def kernels(self) -> RecordKernels:
+        """Those of its records."""
+        ...
+
+    def begin_read(self, keys: Keys) -> None:
+        """Begins to bring in the rows of keys, on the current stream; changes no result."""
+        ...
+
+    def read(self, keys: Keys, step: int) -> tuple[Any, Tensor]:
+        """Reads rows for training.
+
+        Returns:
+            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
+        """
+        ...
+
+    def peeked(self, keys: Keys) -> tuple[Any, Tensor]:
+        """Reads rows for evaluation; see :meth:`read`."""
+        ...
+
+    def move(
+        self, keys: Keys, rows: Any, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+    ) -> Any:
+        """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
+
+        Args:
+            rows: hints.
+            refused: int32[1]: where it is not negative, no row moves.
+        """
+        ...
+
+
+class RecordKernels:
+    """Launches kernels on records; waits for nothing."""
+
+    def __init__(self, records: RecordChunks, own: RowLayout) -> None:
+        self._records, self._device = records, records.device
+        self.segments = Segments.of(own, self._device)
+        self._first_hyper = to_device(own.first_hyper, self._device)
+
+    def begin(self, keys: Keys, rows: Tensor, takes: Tensor) -> Tensor:
+        """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
+
+        Args:
+            rows: int32[n], -1 for keys that have none and read initial values.
+            takes: int32[n], 1 where the record is new.
+        """
+        own, n = self.segments, len(keys)
+        size = 4 if own.dtype == at.FLOAT32 else 2
+        scratch = torch.empty(n * own.num_columns * size, dtype=torch.uint8, device=self._device)
+        addresses = torch.empty(n, dtype=torch.int64, device=self._device)
+        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+            columns = jit.columns_of(dim)
+            jit.launch(
+                lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
+                rows, takes, scratch.data_ptr(), addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
+                len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
+                DTYPE=own.dtype, CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            )  # fmt: skip
+        self._scratch = scratch  # lives as long as addresses may be followed
+        return addresses
+
+    def columns(self, keys: Keys, addresses: Tensor) -> Tensor:
+        """Columns at addresses, int64[n], as float32[n, W]."""
+        own = self.segments
+        values = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=self._device)
+        columns = jit.columns_of(own.num_columns)
+        jit.launch(
+            lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
+            DTYPE=own.dtype, COLUMNS=columns,
+        )  # fmt: skip
+        return values
+
+    def sums(
+        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources]
+    ) -> tuple[Tensor, Tensor]:
+        """Sums the gradients of keys.
+
+        Args:
+            terms, pieces: which ids each key has.
+            sources: of each segment, where the gradients of its outputs lie.
+
+        Returns:
+            float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
+        """
+        own = self.segments
+        totals = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=self._device)
+        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=self._device)
+        for source, (first, dim, *_) in zip(sources, own.described, strict=True):
+            sum_terms(source, terms, pieces, keys.num, totals, first, dim, nonfinite)
+        return totals, nonfinite
+
+    def move(
+        self, keys: Keys, moving: Tensor, gradients: Tensor, hyper: NDArray[np.float64], step: int
+    ) -> None:
+        """One optimizer step on the records of keys.
+
+        Args:
+            moving: int32[n], -1 for keys that have none.
+            gradients: float32[n, W]. hyper: float64[S, 8].
+        """
+        own, there = self.segments, to_device(hyper, self._device)
+        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+            columns = jit.columns_of(dim)
+            jit.launch(
+                update.move_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
+                keys.num, there[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state,
+                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, CHUNK_BITS=self._records.chunk_bits,
+                STRIDE=self._records.stride, COLUMNS=columns,
+            )  # fmt: skip
+
+    def assign(self, keys: Keys, rows: Tensor, values: Tensor, step: int) -> None:
+        """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
+        own = self.segments
+        for number, (first, dim, state, _, optimizer) in enumerate(own.described):
+            columns = jit.columns_of(dim)
+            jit.launch(
+                update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
+                own.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
+                CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Values of a shard's rows in slots of GPU memory, and their way from the host and home.
+
+A row whose values a batch wants is brought into a slot. It stays there while it is hot, or until its slot is needed by
+others, which it is not before the batch after the next has been prepared; if it was changed, it goes home first. Values of
+the host are read and written by whoever calls, never by a step that is under way: a row is either in a slot, where kernels
+read and change it in the order of their stream, or with the host.
+
+Shapes: U keys, K rows on their way, V 32-bit words of a record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.errors import StorageFullError
+from girih.kernels.cpu import device_slots, layout
+from girih.kernels.cpu.tiers import CHANGED, FETCHED, MISSING
+from girih.kernels.gpu import jit, records
+from girih.store.arrays import Ints
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.options import GpuTier
+from girih.store.gpu.record_chunks import RecordChunks
+from girih.store.gpu_tiers.slot_table import SlotTable
+from girih.store.state import ShardState
+
+_MOST_AT_ONCE = 1 << 18  # rows that go home together when all do
+
+
+class GpuSlots:
+    """The values that are in GPU memory.
+
+    Methods are called while the host's arrays may change (``ShardMemory.changing``). Kernels are launched on the current stream;
+    those of :meth:`fetch` on another one than the verbs'.
+
+    Args:
+        host: the rows, and the values that are in no slot.
+
+    Attributes:
+        records: the slots' memory.
+        table: which rows they hold.
+        num_reads: rows that training has read and that were there; ``num_cold`` of them came from the host.
+    """
+
+    def __init__(self, host: ShardState, options: GpuTier) -> None:
+        self._host, self._options = host, options
+        num_words = host.layout.num_words
+        self._num_words = num_words - layout.META_COLUMNS
+        self.records = RecordChunks(num_words, options.chunk_bytes, None)
+        self.table = SlotTable(host.memory, options.hot_rows, self._claim)
+        self.num_reads, self.num_cold = 0, 0
+        self._chosen_at: int | None = None
+        on_gpu = self.records.device.type == "cuda"
+        self._free = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._fetched = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._record(self._free)
+
+    def bring(self, rows: Ints, known: Ints | None = None, *, reads: bool = False) -> tuple[Ints, Ints]:
+        """Has the rows of a verb in slots: int32[U], -1 where there is no row.
+
+        Args:
+            known: int32[U], -1 where a row was made just now, whose values are still to be written; None where none was.
+            reads: whether training reads them, for counters.
+
+        Returns:
+            The slots, and int32[U]: 1 where values are to be written.
+
+        Raises:
+            StorageFullError: no memory for so many rows at once; rows that were made just now are gone again.
+        """
+        self._wait(self._fetched)
+        self.table.begin_verb()
+        known = rows if known is None else known
+        found = np.empty(len(rows), np.int32)
+        missing, num_cold = self.table.find(rows, known, found, reads=reads)
+        if reads:
+            self.num_reads += int(np.count_nonzero(known >= 0))
+            self.num_cold += num_cold
+        made = (known < 0) & (rows >= 0)
+        if missing:
+            lost = found == MISSING
+            try:
+                left = self.table.take(rows, found, missing)
+            except StorageFullError:
+                device_slots.give_up(self.table.slots, found[lost & (found >= 0)])
+                self._host.rows.drop(rows[made])
+                self._send_home(*self.table.left())
+                raise
+            self._exchange(*left, rows, found, np.flatnonzero(lost & ~made), reads=reads)
+        self.table.slots.flags[found[made]] |= CHANGED
+        self._record(self._free)
+        return found, made.astype(np.int32)
+
+    def fetch(self, rows: Ints) -> None:
+        """Brings in what the next batch will want, int32[U], and has room for those of its keys that have no row, -1."""
+        self._wait(self._free)
+        self.table.begin_fetch()
+        found = np.empty(len(rows), np.int32)
+        missing, _ = self.table.find(rows, rows, found, reads=False)
+        cold = np.flatnonzero(found == MISSING)
+        try:
+            left = self.table.take(rows, found, missing, spare=int(np.count_nonzero(rows < 0)))
+        except StorageFullError:  # the verb will say so, if it needs as much
+            device_slots.give_up(self.table.slots, found[cold][found[cold] >= 0])
+            self._send_home(*self.table.left())
+        else:
+            self._exchange(*left, rows, found, cold, reads=True)
+            self.table.slots.flags[found[cold]] |= FETCHED
+        self._record(self._fetched)
+
+    def mark_changed(self, found: Ints) -> None:
+        """Before rows change in the slots that :meth:`bring` found."""
+        self.table.slots.flags[found[found >= 0]] |= CHANGED
+
+    def forget(self, known: Ints, rows: Ints) -> None:
+        """Rows that keys have got, where ``known`` is -1, begin anew: what slots have of their numbers is given up."""
+        device_slots.forget(self.table.slots, known, rows)
+
+    def choose(self, step: int) -> None:
+        """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        options, num_rows = self._options, self._host.memory.num_rows
+        due = (
+            options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
+        )
+        if step >= due and num_rows:
+            self._chosen_at = step
+            self.table.choose(num_rows)
+
+    def all_home(self) -> None:
+        """Has the host have all values, which stay in their slots too."""
+        self._wait(self._fetched)
+        slots, meta = self.table.slots, self._host.memory.arrays.meta
+        changed = np.flatnonzero(slots.flags[: self.table.num_slots] & CHANGED).astype(np.int32)
+        changed = changed[meta[slots.rows[changed], layout.TABLE] >= 0]
+        for start in range(0, len(changed), _MOST_AT_ONCE):
+            part = changed[start : start + _MOST_AT_ONCE]
+            self._send_home(part, slots.rows[part])
+            slots.flags[part] &= ~CHANGED & 0xFF
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._wait(self._fetched)
+        self.table.clear()
+        self._chosen_at = None
+        self._record(self._free)
+
+    @property
+    def used_bytes(self) -> tuple[int, int]:
+        """GPU memory of slots that hold a row, and of all."""
+        return (
+            self.table.num_used * self.records.record_bytes,
+            self.records.capacity * self.records.record_bytes,
+        )
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self.records.close()
+
+    def _exchange(
+        self, left: Ints, left_rows: Ints, rows: Ints, found: Ints, cold: NDArray[np.intp], *, reads: bool
+    ) -> None:
+        """Sends rows home and loads others, those of keys ``cold``, into slots that these may have left."""
+        going = self._begin_home(left) if len(left) else None
+        if len(cold):
+            values = self._staged(len(cold))
+            self._host.copy_values(rows[cold], values.numpy(), reads=reads)
+            there = values.to(self.records.device, non_blocking=True)
+            self._launch(records.put_values, to_device(found[cold], self.records.device), there)
+        if going is not None:
+            self._end_home(left_rows, *going)
+
+    def _send_home(self, slots: Ints, rows: Ints) -> None:
+        if len(slots):
+            self._end_home(rows, *self._begin_home(slots))
+
+    def _begin_home(self, slots: Ints) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Copies what slots hold to the host, in the order of the stream; the event says when it is there."""
+        device = self.records.device
+        values = torch.empty((len(slots), self._num_words), dtype=torch.int32, device=device)
+        self._launch(records.copy_values, to_device(slots, device), values)
+        if device.type == "cpu":
+            return values, None
+        copy = self._staged(len(slots))
+        copy.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return copy, event
+
+    def _end_home(self, rows: Ints, values: Tensor, event: torch.cuda.Event | None) -> None:
+        if event is not None:
+            event.synchronize()
+        self._host.put_values(rows, values.numpy())
+
+    def _staged(self, num_rows: int) -> Tensor:
+        """Memory of the host that a GPU reads and writes without it, int32[K, V - 8]."""
+        pinned = self.records.device.type == "cuda"
+        return torch.empty((num_rows, self._num_words), dtype=torch.int32, pin_memory=pinned)
+
+    def _launch(self, kernel: object, slots: Tensor, values: Tensor) -> None:
+        width = jit.columns_of(self._num_words)
+        jit.launch(
+            kernel, len(slots), jit.rows_at_once(width), self.records.chunks, slots, values, len(slots), self._num_words,
+            CHUNK_BITS=self.records.chunk_bits, STRIDE=self.records.stride, WORDS=width,
+        )  # fmt: skip
+
+    def _claim(self, num_slots: int) -> None:
+        self.records.claim(num_slots)
+        if self.records.capacity < num_slots:
+            raise StorageFullError(
+                f"GPU memory: no room for {num_slots:,} rows of {self.records.record_bytes} bytes, {self._options.hot_rows:,} hot"
+                " ones and those of two batches; lower store.hot_rows, or data.batch_size"
+            )
+
+    def _wait(self, event: torch.cuda.Event | None) -> None:
+        """Has what comes next on this stream wait for an event of another one."""
+        if event is not None:
+            event.wait()
+
+    def _record(self, event: torch.cuda.Event | None) -> None:
+        if event is not None:
+            event.record()
