@@ -36,8 +36,8 @@ class StoreOptions(Options):
             the process, for it is checkpoints that keep rows.
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
         tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory, or
-            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses. None takes ``["gpu"]`` where strategy ``local``
-            trains on a GPU and neither arena nor shards are given, ``["dram"]`` elsewhere.
+            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses. None takes ``["gpu"]`` where strategy ``local`` or
+            ``synchronous`` trains on GPUs and neither arena nor shards are given, ``["dram"]`` elsewhere.
         hot_rows: rows of all tables, in all processes, whose values stay in memory, where there are several tiers.
         flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
             they are chosen first.
@@ -122,20 +122,28 @@ class StoreOptions(Options):
         return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 
     def open_store(
-        self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None, hot_share: float = 1.0
+        self,
+        spec: GroupSpec,
+        shard: int,
+        num_shards: int,
+        segment: str | None,
+        hot_share: float = 1.0,
+        gpu: int | None = None,
     ) -> Store:
         """Opens one shard of a group.
 
         Args:
             segment: begins the names of shared memory, which the caller removes; None where there is none.
             hot_share: the group's part of the hot rows.
+            gpu: see :class:`girih.sparse.spec.SparseSpec`.
 
         Raises:
             ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
             StorageFullError: no memory or disk to begin with.
         """
         if self.on_gpu:
-            return Store(spec, shard=shard, num_shards=num_shards, arena=Gpu(reserve_rows=self.reserve_rows))
+            there = Gpu(device=gpu, reserve_rows=self.reserve_rows)
+            return Store(spec, shard=shard, num_shards=num_shards, arena=there)
         if self.is_tiered:
             heap, tiers = Heap(reserve_rows=self.reserve_rows), self._tiers(hot_share / num_shards)
             return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=tiers)

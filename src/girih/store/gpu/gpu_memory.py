@@ -52,7 +52,7 @@ class GpuMemory:
     """
 
     def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
-        self.device, self.options, self.saving = jit.device(), options, None
+        self.device, self.options, self.saving = jit.device(options.device), options, None
         self.stride = stride_of(own.num_words)
         self.chunk_bits = max(6, (options.chunk_bytes // (4 * self.stride)).bit_length() - 1)
         self._records: list[Tensor] = []
@@ -115,7 +115,7 @@ class GpuMemory:
         copy = torch.empty(4, dtype=torch.int64, pin_memory=True)
         copy.copy_(self.words, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         self._told.append((event, copy, self._asked))
 
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
