@@ -20,6 +20,7 @@ from girih.kernels.gpu.routing import route
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.gpu_collective import GpuCollectiveSparse
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.routing.gpu_row_codec import GpuRowCodec
 from girih.sparse.routing.row_codec import RowCodec
@@ -186,7 +187,9 @@ def equal_to_rows_in_dram(ranks, kinds=KINDS):
         )
         there = GpuCollectiveSparse(spec_of(GPU, dtype, admission), ranks, there_stats, ahead=True, **wire)
         probe = batch_of(ranks.rank, 1)  # initial values, some of them pooled
-        for mine, expected in zip(*(numbers_of(half.peek(probe).wait()) for half in (there, here)), strict=True):
+        for mine, expected in zip(
+            *(numbers_of(half.peek(probe).wait()) for half in (there, here)), strict=True
+        ):
             if mine.dim() == 2:
                 np.testing.assert_array_equal(mine.cpu(), expected)
             np.testing.assert_allclose(mine.cpu(), expected, rtol=1e-6, atol=1e-7)
@@ -235,7 +238,11 @@ def ahead_or_not(ranks):
 def values_of(half):
     """Rows without what a read changes."""
     return {
-        key: {name: value for name, value in columns.items() if "." in name or name in ("embedding", "first_order")}
+        key: {
+            name: value
+            for name, value in columns.items()
+            if "." in name or name in ("embedding", "first_order")
+        }
         for key, columns in rows_of(half).items()
     }
 
@@ -268,7 +275,9 @@ def test_owners_are_those_of_the_cpu():
     ids[40:] = ids[:20]
     tables, device = to_device(np.array([0, 1], np.int32), torch.device("cpu")), torch.device("cpu")
     for num_ranks in (1, 2, 7):
-        found = unique(to_device(ids, device), to_device(np.array([0, 30, 0, 0], np.int32), device), tables, 60)
+        found = unique(
+            to_device(ids, device), to_device(np.array([0, 30, 0, 0], np.int32), device), tables, 60
+        )
         order, ends = route(found, num_ranks, 2)
         size = int(found.num_keys)
         keys, of = found.keys.numpy()[:size], found.tables.numpy()[:size]
@@ -302,6 +311,13 @@ def test_a_model_of_numbers_alone_takes_its_steps():
     assert len(pulled.wait().blocks) == 0
     pulled.push(1, 1.0).wait()
     assert half.last_step == 1
+    half.close()
+
+
+@pytest.mark.parametrize("make", [LocalSparse, lambda spec: GpuCollectiveSparse(spec, TrainerGroup())])
+def test_rows_lie_on_the_gpu_that_the_specification_names(make):
+    half = make(replace(cases.spec(store=GPU), gpu=3))
+    assert {store.state.memory.options.device for _, store in half.stores()} == {3}
     half.close()
 
 

@@ -60,5 +60,5 @@ def test_a_checkpoint_of_two_goes_on_in_dram_and_one_of_local_on_two(directory):
 def test_orders_of_groups_are_refused(directory, option):
     overrides = [GPU, f"schedule.{option}"]
     settings = RunConfig.load(directory / "din.toml", overrides=overrides, strategy="synchronous")
-    with pytest.raises(ConfigError, match="leave it out, or set store.tiers"):
+    with pytest.raises(ConfigError, match=r"leave it out, or set store\.tiers"):
         settings.trainer()
