@@ -33,7 +33,6 @@ from girih.testing.sparse_suite import SparseHalfSuite
 from girih.testing.store_verbs import by_key
 
 GPU = StoreOptions(tiers=("gpu",))
-STEPS = 3
 
 
 class TestOfOne(SparseHalfSuite):
@@ -158,16 +157,16 @@ def assert_near(mine, expected, **tolerance):
             np.testing.assert_allclose(mine[key][name], value, err_msg=f"{key} {name}", **tolerance)
 
 
-def run(half, ranks, *, prefetch=False, weighted=False):
+def run(half, ranks, *, steps=2, prefetch=False, weighted=False):
     """Some steps; returns what was read, and the rows."""
-    batches = [batch_of(ranks.rank, step, weighted=weighted) for step in range(1, STEPS + 1)]
+    batches = [batch_of(ranks.rank, step, weighted=weighted) for step in range(1, steps + 1)]
     seen, prepared = [], None
     for step, batch in enumerate(batches, 1):
         if not prefetch or prepared is None:
             seen += step_of(half, batch, step)
         else:
             seen += step_of(half, batch, step, prepared)
-        prepared = half.prepare(batches[step % STEPS]) if prefetch else None
+        prepared = half.prepare(batches[step % steps]) if prefetch else None
     return seen, rows_of(half)
 
 
@@ -178,7 +177,7 @@ KINDS = (
 )
 
 
-def equal_to_rows_in_dram(ranks, kinds=KINDS):
+def equal_to_rows_in_dram(ranks, kinds=KINDS, steps=2):
     """All that is compared on this rank; an error says what differs."""
     for dtype, admission, weighted, wire in kinds:
         stats, there_stats = Stats(), Stats()
@@ -194,7 +193,7 @@ def equal_to_rows_in_dram(ranks, kinds=KINDS):
                 np.testing.assert_array_equal(mine.cpu(), expected)
             np.testing.assert_allclose(mine.cpu(), expected, rtol=1e-6, atol=1e-7)
         (seen, rows), (expected_seen, expected) = (
-            run(half, ranks, weighted=weighted) for half in (there, here)
+            run(half, ranks, steps=steps, weighted=weighted) for half in (there, here)
         )
         loose = dtype == "bfloat16" or bool(wire)
         near = {"rtol": 2e-2, "atol": 2e-2} if loose else {"rtol": 1e-4, "atol": 1e-5}
@@ -227,7 +226,7 @@ def ahead_or_not(ranks):
     for half in (plain, ahead):
         before = values_of(half)
         try:
-            step_of(half, batch_of(ranks.rank, 1), STEPS + 1, bad=ranks.rank == 0)
+            step_of(half, batch_of(ranks.rank, 1), 3, bad=ranks.rank == 0)
         except NonFiniteError as error:
             refusals.append(str(error))
         assert values_of(half) == before
@@ -248,7 +247,7 @@ def values_of(half):
 
 
 def of_three(ranks):
-    return equal_to_rows_in_dram(ranks, KINDS[:1])
+    return equal_to_rows_in_dram(ranks, KINDS[:1], 3)
 
 
 def test_rows_and_what_is_read_are_those_of_rows_in_dram():

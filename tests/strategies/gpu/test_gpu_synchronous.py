@@ -8,7 +8,7 @@ from girih.errors import ConfigError
 from girih.planner.plan import Plan
 from runs import difference
 
-STEPS, SIZE = 6, 16
+STEPS, SIZE = 4, 16
 ROWS, DENSE = 2e-4, 2e-4
 GPU = 'store={tiers=["gpu"]}'
 CONFIGS = ("din", "weighted")
@@ -24,7 +24,7 @@ def scene(name, config, *overrides, strategy="synchronous", **more):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = write(
-        tmp_path_factory.mktemp("gpu_synchronous"), num_examples=STEPS * SIZE, size=SIZE, held_out=2 * SIZE
+        tmp_path_factory.mktemp("gpu_synchronous"), num_examples=STEPS * SIZE, size=SIZE, held_out=SIZE
     )
     play(directory, scene("half-local", "din", *HALF, strategy="local"))
     for config in CONFIGS:
