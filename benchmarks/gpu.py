@@ -31,7 +31,7 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.gpu_rows import Keys
+from girih.store.gpu.record_kernels import Keys
 from girih.store.gpu.options import Gpu
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}

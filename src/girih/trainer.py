@@ -39,7 +39,7 @@ from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, expect, expect_data, schema_of, sparse_spec
+from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, sparse_spec
 
 
 class Trainer(contextlib.AbstractContextManager["Trainer"]):
@@ -113,12 +113,20 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         try:
             stats = Stats()
             store = self._placed(store or StoreOptions(), run)
+            rank = self._ranks.rank
+            dense = dense_spec(model, self.options, dense_optimizer, stats, rank)
             context = RunContext(
                 ranks=self._ranks,
                 sparse=sparse_spec(
-                    model, self.schema, self.options, store, sparse_optimizer, first_order_optimizer
+                    model,
+                    self.schema,
+                    self.options,
+                    store,
+                    sparse_optimizer,
+                    first_order_optimizer,
+                    gpu_of(dense.device, rank),
                 ),
-                dense=dense_spec(model, self.options, dense_optimizer, stats, self._ranks.rank),
+                dense=dense,
                 processes=self._cluster,
                 stats=stats,
             )

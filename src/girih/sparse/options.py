@@ -40,8 +40,8 @@ class StoreOptions(Options):
         reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
         tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
             ``["gpu"]`` for rows in the memory of the GPU that a trainer uses, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
-            tables larger than that. None takes ``["gpu"]`` where strategy ``local``
-            trains on a GPU and neither arena nor shards are given, ``["dram"]`` elsewhere.
+            tables larger than that. None takes ``["gpu"]`` where strategy ``local`` or ``synchronous`` trains on GPUs
+            and neither arena nor shards are given, ``["dram"]`` elsewhere.
         hot_rows: rows of all tables, in all processes, whose values stay in the upper tier, where there are two; a list of
             two numbers where there are three.
         flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
@@ -147,13 +147,20 @@ class StoreOptions(Options):
         return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 
     def open_store(
-        self, spec: GroupSpec, shard: int, num_shards: int, segment: str | None, hot_share: float = 1.0
+        self,
+        spec: GroupSpec,
+        shard: int,
+        num_shards: int,
+        segment: str | None,
+        hot_share: float = 1.0,
+        gpu: int | None = None,
     ) -> Store:
         """Opens one shard of a group.
 
         Args:
             segment: begins the names of shared memory, which the caller removes; None where there is none.
             hot_share: the group's part of the hot rows.
+            gpu: see :class:`girih.sparse.spec.SparseSpec`.
 
         Raises:
             ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
@@ -162,10 +169,11 @@ class StoreOptions(Options):
         if self.is_tiered:
             heap, share = Heap(reserve_rows=self.reserve_rows), hot_share / num_shards
             below = self._tiers(share) if self.on_ssd else None
-            above = self._gpu_tier(share) if self.on_gpu else None
+            above = self._gpu_tier(share, gpu) if self.on_gpu else None
             return Store(spec, shard=shard, num_shards=num_shards, arena=heap, tiers=below, gpu_tier=above)
         if self.on_gpu:
-            return Store(spec, shard=shard, num_shards=num_shards, arena=Gpu(reserve_rows=self.reserve_rows))
+            there = Gpu(device=gpu, reserve_rows=self.reserve_rows)
+            return Store(spec, shard=shard, num_shards=num_shards, arena=there)
         if self.arena == "shared" and segment is None:
             raise ConfigError(
                 "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
@@ -189,8 +197,9 @@ class StoreOptions(Options):
             warm_up_steps=self.warm_up_steps,
         )
 
-    def _gpu_tier(self, hot_share: float) -> GpuTier:
+    def _gpu_tier(self, hot_share: float, gpu: int | None) -> GpuTier:
         return GpuTier(
+            device=gpu,
             hot_rows=math.ceil(self.hot_rows_of["gpu"] * hot_share),
             flush_every_steps=self.flush_every_steps,
             warm_up_steps=self.warm_up_steps,

@@ -24,6 +24,7 @@ class SparseSpec:
         store: shards, and where their memory lies.
         seed: initial values are a function of it, the table's name, the id and the column.
         threads: for shards of a process, where their number is free; None takes its cores.
+        gpu: number of the GPU that has the rows, where they are in GPU memory; None takes the one that torch has chosen.
         partition: group name → its tables, as the plan has them; None packs all tables of one row layout.
     """
 
@@ -34,6 +35,7 @@ class SparseSpec:
     store: StoreOptions = field(default_factory=StoreOptions)
     seed: int = 0
     threads: int | None = None
+    gpu: int | None = None
     partition: Mapping[str, Sequence[str]] | None = None
 
     def groups(self) -> tuple[Group, ...]:

@@ -115,7 +115,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
             f"schedule: {name}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
             f" groups helps; leave it out, or use 'synchronous'"
         )
-    device = _device_of_rows(strategy, facts)
+    device = device_of_rows(strategy, facts)
     arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
 
 
-def _device_of_rows(strategy: Strategy, facts: Facts) -> str:
+def device_of_rows(strategy: Strategy, facts: Facts) -> str:
     """The device of all groups: the one that is asked for, or that of the dense half where rows may be there.
 
     Raises:
@@ -156,7 +156,8 @@ def _device_of_rows(strategy: Strategy, facts: Facts) -> str:
     may = getattr(strategy, "keeps_rows_on_gpu", False)
     if facts.rows_on == "gpu" and not may:
         raise ConfigError(
-            f"store: tiers: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local', or tiers without 'gpu'"
+            f"store: tiers: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local' or 'synchronous', or tiers"
+            " without 'gpu'"
         )
     return facts.rows_on or ("gpu" if may and facts.device == "cuda" else "cpu")
 
@@ -177,6 +178,11 @@ def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:
             f" {' or '.join(map(repr, layers)) or 'no layer'} on; "
             + (f"set it to {layers[0]!r}" if layers else "set micro_batches = 1")
         )
+
+
+def is_on_gpu(plan: Plan) -> bool:
+    """Whether a plan has rows in GPU memory."""
+    return any(group["device"] == "gpu" for group in plan.groups)
 
 
 def steps_of(plan: Plan) -> dict[str, Any]:

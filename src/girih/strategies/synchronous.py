@@ -1,7 +1,8 @@
 """``synchronous``: model parallel embeddings, data parallel dense half, all in step (PICASSO §III-A).
 
-| sparse half                       | schedule | dense half             |
-| ``CollectiveSparse``, fed by rows | in step  | ``AllReducedReplica`` |
+| sparse half                          | schedule | dense half             |
+| ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
+| ``GpuCollectiveSparse``, the same    |          |                        |
 
 Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
 """
@@ -9,9 +10,10 @@ Equal to ``local`` on the same batches, to the order of sums; near it where rows
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from girih.errors import ConfigError
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
@@ -23,12 +25,15 @@ from girih.strategies.strategy import (
     StrategyOptions,
     ahead_of,
     base_plan,
+    device_of_rows,
+    is_on_gpu,
     predicted_bytes,
     predicted_times,
     steps_of,
 )
 
 if TYPE_CHECKING:
+    from girih.sparse.half import SparseHalf
     from girih.training.context import RunContext
     from girih.training.session import Session
 
@@ -47,38 +52,64 @@ class Synchronous(StrategyOptions):
     interleaves: ClassVar[bool] = True
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
     prefetches: ClassVar[bool] = True
+    keeps_rows_on_gpu: ClassVar[bool] = True
     trainers: Processes = 1
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to trainers, whatever the data."""
+        """Keys are hashed to trainers, whatever the data.
+
+        Raises:
+            ConfigError: an order of groups that is asked for with rows in GPU memory.
+        """
         wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
         half_of = [kind for kind, dtype in wire.items() if dtype == "float16"]
-        return base_plan(self, facts, wire=wire, predicted=predicted_of(facts, half_of))
+        asked, on_gpu = facts.schedule, device_of_rows(self, facts) == "gpu"
+        if on_gpu and (asked.interleaving_groups != 1 or asked.excluded):
+            name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
+            raise ConfigError(
+                f"schedule: {name}: with rows in GPU memory each group's rows are exchanged beside the lookups of the next one,"
+                " in the order of groups; leave it out, or set store.tiers = ['dram']"
+            )
+        # links are measured between processes, not between GPUs
+        predicted = predicted_of(replace(facts, links=None) if on_gpu else facts, half_of)
+        return base_plan(self, facts, wire=wire, predicted=predicted)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.sparse.halves.collective import CollectiveSparse
         from girih.training.feeds import ExampleFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        sparse = CollectiveSparse(
-            context.sparse,
-            context.ranks,
-            context.stats,
-            hosts=plan.hosts_of(TRAINER),
-            float16_embeddings=plan.wire["embeddings"] == "float16",
-            float16_gradients=plan.wire["gradients"] == "float16",
-            interleaving=plan.schedule.get("interleaving", ()),
-            excluded=plan.schedule.get("excluded", ()),
-            **ahead_of(plan),
-        )
+        sparse = _sparse_half(plan, context)
         feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+
+
+def _sparse_half(plan: Plan, context: RunContext) -> SparseHalf:
+    """This trainer's part of all tables, on the device that the plan says."""
+    here = (context.sparse, context.ranks, context.stats)
+    options = {
+        "float16_embeddings": plan.wire["embeddings"] == "float16",
+        "float16_gradients": plan.wire["gradients"] == "float16",
+        **ahead_of(plan),
+    }
+    if is_on_gpu(plan):
+        from girih.sparse.halves.gpu_collective import GpuCollectiveSparse
+
+        return GpuCollectiveSparse(*here, **options)
+    from girih.sparse.halves.collective import CollectiveSparse
+
+    return CollectiveSparse(
+        *here,
+        hosts=plan.hosts_of(TRAINER),
+        interleaving=plan.schedule.get("interleaving", ()),
+        excluded=plan.schedule.get("excluded", ()),
+        **options,
+    )
 
 
 def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:

@@ -25,10 +25,18 @@ def check(states: Sequence[dict[str, Any]]) -> None:
         torch.Generator().set_state(state["cpu"])
 
 
-def restore(states: Sequence[dict[str, Any]], rank: int, *, alike: bool, were_alike: bool) -> None:
+def restore(
+    states: Sequence[dict[str, Any]],
+    rank: int,
+    *,
+    alike: bool,
+    were_alike: bool,
+    device: torch.device | None = None,
+) -> None:
     """Puts this trainer's state back.
 
     Args:
+        device: that of the dense half, whose generator has its own state where it is a GPU.
         alike: whether all trainers draw the same masks; all then take the state that rank 0 had.
         were_alike: the same of the run that was saved. A trainer that was not there, or drew as rank 0 did, keeps the
             state that it begins a run with.
@@ -38,5 +46,5 @@ def restore(states: Sequence[dict[str, Any]], rank: int, *, alike: bool, were_al
     elif rank and (were_alike or rank >= len(states)):
         return
     torch.set_rng_state(states[rank]["cpu"])
-    if "cuda" in states[rank] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[rank]["cuda"])
+    if "cuda" in states[rank] and device is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states[rank]["cuda"], device)

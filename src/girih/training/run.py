@@ -291,6 +291,7 @@ class TrainingRun:
                 self.ranks.rank,
                 alike=alike.get("dropout") == "alike",
                 were_alike=were_alike.get("dropout") == "alike",
+                device=self.context.dense.device,
             )
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state

@@ -69,8 +69,12 @@ def sparse_spec(
     store: StoreOptions | None,
     optimizer: SparseOptimizer | None,
     first_order_optimizer: SparseOptimizer | None,
+    gpu: int | None = None,
 ) -> SparseSpec:
     """Tables, what the model reads of them, and how they are kept; shards get a thread of torch's each.
+
+    Args:
+        gpu: see :func:`gpu_of`.
 
     Raises:
         ConfigError: the model needs what the schema does not have.
@@ -83,6 +87,7 @@ def sparse_spec(
         store=store or StoreOptions(),
         seed=options.seed,
         threads=torch.get_num_threads(),
+        gpu=gpu,
     )
 
 
@@ -111,6 +116,18 @@ def dense_spec(
     )
 
 
+def gpu_of(device: torch.device, rank: int) -> int | None:
+    """The number of the GPU for rows in GPU memory: the dense half's own, else one in turn; None where there is at most one."""
+    if device.type == "cuda":
+        return device.index
+    return _in_turn(rank) if torch.cuda.device_count() > 1 else None
+
+
+def _in_turn(rank: int) -> int:
+    """A GPU of this host, by the rank of the trainer."""
+    return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
+
+
 def _device(name: str, rank: int = 0) -> torch.device:
     """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here.
 
@@ -119,7 +136,7 @@ def _device(name: str, rank: int = 0) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and torch.cuda.device_count() > 1:
-        name = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
+        name = f"cuda:{_in_turn(rank)}"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import girih
-from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, records, update
+from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, records, routing, update
 from girih.store import Store
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount
@@ -62,7 +62,7 @@ def jit_block(block):
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder(jit.launch)
-    for module in (jit, dedup, gradients, counting, index):
+    for module in (jit, dedup, gradients, counting, index, routing):
         monkeypatch.setattr(module, "launch", recorder)
     return recorder
 
@@ -75,6 +75,7 @@ def launches(optimizer, dtype, eviction=None, admission=None):
     for longest, weighted in ((1, False), (3, True), (40, False)):
         run(gpu, some_batch(longest, longest, weighted=weighted, num_examples=4), 1, np.random.default_rng(0))
     there.close()
+    routing.route(gpu.find(some_batch(3, 1)).unique, 2, 2)
     spec = two_segments(dtype, optimizer, eviction=eviction, admission=admission)
     with Store(spec, arena=Gpu(chunk_bytes=4096)) as store:
         for step in (1, 2, 3):
@@ -113,7 +114,7 @@ def test_all_that_is_launched_compiles(recorder, monkeypatch, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    modules = (counting, dedup, gradients, index, lookup, pool, records, update)
+    modules = (counting, dedup, gradients, index, lookup, pool, records, routing, update)
     known = {
         name: each for module in modules for name, each in vars(module).items() if hasattr(each, "arg_names")
     }

@@ -7,7 +7,7 @@ import torch
 import girih
 from girih.data.batch import Batch
 from girih.kernels.gpu import gradients, jit
-from girih.sparse.groups import gpu_group
+from girih.sparse.groups import gpu_bags
 from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.pack import pack
@@ -189,7 +189,7 @@ def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
         for module in (jit, gradients):
             monkeypatch.setattr(module, "rows_at_once", lambda width, elements=1024, n=at_once: n)
         monkeypatch.setattr(gradients, "LONG", long)
-        monkeypatch.setattr(gpu_group, "SHORT_BAG", short)
+        monkeypatch.setattr(gpu_bags, "SHORT_BAG", short)
         (gpu, there), _ = both(groups_of())
         for step in range(1, 3):
             run(gpu, some_batch(6, step), step, np.random.default_rng(step))

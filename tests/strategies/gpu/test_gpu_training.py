@@ -81,7 +81,7 @@ def test_a_checkpoint_goes_on_on_the_other_device(log_directory, tmp_path, order
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("strategy.name=synchronous",), "keeps no rows in GPU memory"),
+        (("strategy.name=substitution",), "keeps no rows in GPU memory"),
         (("store.shards=2",), "takes neither arena nor several shards"),
     ],
 )

@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -157,11 +157,25 @@ class Collectives:
 
     def exchange(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> Tensor:
         """AllToAllv: the parts of a flat tensor go to the ranks in turn; returns what they sent here, in turn."""
+        return self.begin_exchange(sent, sent_sizes, received_sizes)()
+
+    def begin_exchange(
+        self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        """Begins :meth:`exchange`; calling what it returns ends it.
+
+        For a tensor on a GPU the current stream waits then, and the host does not.
+        """
         if self.size == 1:
-            return sent
+            return lambda: sent
         received = sent.new_empty(sum(received_sizes))
-        self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes)).wait()
-        return received
+        work = self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes))
+
+        def end() -> Tensor:
+            work.wait()
+            return received
+
+        return end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all ranks, which are of one shape, in the order of ranks: [size, ...]."""

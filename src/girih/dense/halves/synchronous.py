@@ -11,7 +11,7 @@ from girih.comm.group import TrainerGroup
 from girih.dense.batch_norm import GlobalBatchNorm
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
-from girih.errors import NonFiniteError
+from girih.errors import ConfigError, NonFiniteError
 
 
 class SynchronousReplica(Replica):
@@ -27,6 +27,8 @@ class SynchronousReplica(Replica):
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
         self.ranks = ranks
+        if self.device.type == "cuda" and ranks.size > 1:
+            _refuse_shared_gpus(ranks, self.device)
         self._global_batch_norm = spec.global_batch_norm
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             ranks.broadcast_tensor(tensor.detach())
@@ -52,3 +54,19 @@ class SynchronousReplica(Replica):
         if num_refusing:
             refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
         return total, refusal
+
+
+def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
+    """Refuses two trainers on one GPU, which NCCL does not connect.
+
+    Raises:
+        ConfigError: on all trainers alike.
+    """
+    own = str(torch.cuda.get_device_properties(device).uuid)
+    of_ranks = ranks.broadcast(ranks.gather(own))
+    for rank, uuid in enumerate(of_ranks):
+        if uuid in of_ranks[:rank]:
+            raise ConfigError(
+                f"train: device = 'cuda': trainers {of_ranks.index(uuid)} and {rank} would share a GPU; expected one each: set"
+                f" strategy.trainers = {len(set(of_ranks))}, or train.device = 'cpu'"
+            )

@@ -7,6 +7,7 @@ tests run them where there is no GPU. A program does more at a time then, since 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ kernel: Any = triton.jit(do_not_specialize=VARYING)
 _EXACT = {} if INTERPRETED else EXACT
 
 
-def device() -> torch.device:
-    """The device that kernels of this process work on.
+def device(number: int | None = None) -> torch.device:
+    """A device that kernels of this process can work on: the GPU of a number, or the one that torch has chosen here.
 
     Raises:
         ConfigError: there is no GPU that torch can use.
@@ -44,13 +45,24 @@ def device() -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("store: tiers = ['gpu']: torch finds no CUDA device here; use ['dram']")
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device() if number is None else number)
+
+
+def chosen(device: torch.device) -> AbstractContextManager[object]:
+    """Has Triton launch on a device: it takes the one that torch has chosen in this thread, which is often the first."""
+    if INTERPRETED or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
-    """Runs a kernel on ``num_items``, ``block`` of them a program, which it is given as ``BLOCK``."""
+    """Runs a kernel on ``num_items``, ``block`` of them a program, which it is given as ``BLOCK``.
+
+    It runs on the device of the tensors, of which the first argument is one.
+    """
     if num_items > 0:
-        kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
+        with chosen(arguments[0].device):
+            kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
 
 
 def block_of(compiled: int, interpreted: int = 1024) -> int:

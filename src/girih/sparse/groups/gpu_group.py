@@ -8,70 +8,24 @@ Shapes: F features of the group, B examples, N ids in the batch, n of the group,
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.errors import ConfigError
-from girih.kernels.cpu import layout as at
-from girih.kernels.gpu import jit, pool
-from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
-from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
+from girih.sparse.groups.side_stream import SideStream
 from girih.store import Store
-from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
-from girih.store.gpu.record_kernels import GroupState, Keys
+from girih.store.gpu.record_kernels import GroupState
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
-
-_BATCH_SIZES = 8  # of batches whose bounds are remembered
-SHORT_BAG = 16  # ids of the longest bag up to which a program has several
-
-
-@dataclass(frozen=True)
-class GpuKeys:
-    """The keys of a batch on a GPU, and the order of its ids: all that ids alone decide.
-
-    Attributes:
-        unique: its unique keys.
-        of_tables: int64[T], ids of each table. longest: int64[F], ids of the longest bag of each feature.
-        terms, pieces: the ids of each key; None where no gradient will be asked for.
-        offsets, weights: int32[·], float32[N] or None, those of the batch.
-        ready: when all of this is there, for other streams; None where it was done in order.
-    """
-
-    unique: Unique
-    of_tables: NDArray[np.int64]
-    longest: NDArray[np.int64]
-    terms: Terms | None
-    pieces: Pieces | None
-    offsets: Tensor
-    weights: Tensor | None
-    ready: torch.cuda.Event | None
-
-    def take_over(self, ready: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
-        """Has a stream wait until all is there, and memory last until that stream is done with it."""
-        stream.wait_event(ready)
-        parts = (self.unique, self.terms, self.pieces)
-        held = [each for part in parts if part is not None for each in vars(part).values()]
-        for tensor in (*held, self.offsets, self.weights):
-            if isinstance(tensor, Tensor):
-                tensor.record_stream(stream)
-
-    @cached_property
-    def keys(self) -> Keys:
-        """The keys, as a store takes them."""
-        found = self.unique
-        return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
 
 
 @dataclass(frozen=True)
@@ -117,57 +71,33 @@ class GpuGroup:
     """
 
     def __init__(self, group: Group, shards: Sequence[Store]) -> None:
-        state = shards[0].state if len(shards) == 1 else None
-        if not isinstance(state, GpuState | GpuTieredState):
-            raise ConfigError(
-                f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
-            )
         self.group = group
-        self._state: GroupState = state
-        self._device = state.device
-        self._tables = to_device(group.tables, self._device)
-        self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}
-        self._side = None if jit.INTERPRETED else torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        modes = np.zeros(len(group.features), np.int32)
-        for output in group.outputs:
-            for feature, mode in zip(output.features, output.modes, strict=True):
-                if not output.whole:
-                    modes[self._slot_of[int(feature)]] = mode
-        self._modes = to_device(modes, self._device)
-        self._first_bags: dict[tuple[int, int], Tensor] = {}
-        self._output_modes = [
-            to_device(output.modes.astype(np.int32), self._device) for output in group.outputs
-        ]
-        if self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream())
+        self._state: GroupState = on_gpu(group, shards)
+        self._bags = GpuBags(group, self._state.device)
+        self._side = SideStream(self._state.device)
 
     def find(self, batch: Batch) -> GpuKeys:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done beside whatever the GPU does."""
-        with self._beside() as ready:
-            return self._find(batch, train=True, ready=ready)
+        with self._side() as ready:
+            return self._bags.find(batch, train=True, ready=ready)
 
     def fetch(self, found: GpuKeys) -> None:
         """Brings in rows from tiers below, beside whatever the GPU does; waits for their keys."""
-        with self._beside():
+        with self._side():
             self._state.begin_read(found.keys)
 
     def lookup(
         self, batch: Batch, step: int, *, train: bool, found: GpuKeys | None = None
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
-        keys = self._find(batch, train=train, ready=None) if found is None else found
-        if keys.ready is not None:
-            keys.take_over(keys.ready, torch.cuda.current_stream())
+        keys = self._bags.find(batch, train=train) if found is None else found
+        keys.take_over(self._bags.device)
         rows, addresses = self._state.read(keys.keys, step) if train else self._state.peeked(keys.keys)
-        outputs = [
-            torch.empty(output.shape_in(batch), dtype=torch.float32, device=self._device)
-            for output in self.group.outputs
-        ]
-        read = GpuRead(outputs, keys, rows)
+        read = GpuRead(self._bags.outputs(batch), keys, rows)
+        dtype = self._state.kernels.segments.dtype
 
         def fill(examples: slice) -> None:
-            for number in range(len(outputs)):
-                self._fill(number, read, addresses, batch, examples)
+            self._bags.fill(read.outputs, keys, addresses, dtype, batch, examples)
 
         return read, fill
 
@@ -175,13 +105,10 @@ class GpuGroup:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done without a wait."""
         if all(gradient is None for gradient in given):
             return None
-        if read.keys.terms is None or read.keys.pieces is None:
-            raise ConfigError("gradients of rows that were read for evaluation; read them for training")
+        terms, pieces = read.keys.of_training()
         there = [None if gradient is None else gradient.contiguous() for gradient in given]
-        sources = [self._sources(segment.name, there, batch) for segment in self.group.spec.segments]
-        return GpuGradients(
-            *self._state.kernels.sums(read.keys.keys, read.keys.terms, read.keys.pieces, sources)
-        )
+        sources = self._bags.sources(there, batch)
+        return GpuGradients(*self._state.kernels.sums(read.keys.keys, terms, pieces, sources))
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
@@ -193,108 +120,30 @@ class GpuGroup:
         numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
         return numbers
 
-    def _find(self, batch: Batch, *, train: bool, ready: torch.cuda.Event | None) -> GpuKeys:
-        size, features = batch.num_examples, self.group.features
-        begins = batch.offsets[features * size].astype(np.int64)
-        counts = batch.offsets[(features + 1) * size] - begins
-        first_places = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        n = int(counts.sum())
-        positions_of = to_device(
-            np.concatenate([first_places, begins - first_places]).astype(np.int32), self._device
+
+def on_gpu(group: Group, shards: Sequence[Store]) -> GpuState | GpuTieredState:
+    """The one shard of a group here.
+
+    Raises:
+        ConfigError: several shards, or a store elsewhere.
+    """
+    state = shards[0].state if len(shards) == 1 else None
+    if not isinstance(state, GpuState | GpuTieredState):
+        raise ConfigError(
+            f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
         )
-        ids, offsets = to_device(batch.ids, self._device), to_device(batch.offsets, self._device)
-        weights = None if batch.weights is None else to_device(batch.weights, self._device)
-        found = unique(ids, positions_of, self._tables, n)
-        terms = pieces = None
-        if train:
-            first_bags = to_device((features * size).astype(np.int32), self._device)
-            terms = describe_terms(found, positions_of, offsets, first_bags, self._modes, weights, n, size)
-            pieces = Pieces(found.counts)
-        of_tables = np.zeros(len(self.group.spec.tables), np.int64)
-        np.add.at(of_tables, self.group.tables, counts)
-        longest = np.zeros(len(features), np.int64)
-        if size:
-            longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
-        return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
+    return state
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[torch.cuda.Event | None]:
-        """Runs what is done within on a stream of its own; the event says when it is done."""
-        if self._side is None:
-            yield None
-            return
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._side):
-            yield event
-            event.record()
 
-    def _fill(self, number: int, read: GpuRead, addresses: Tensor, batch: Batch, examples: slice) -> None:
-        """Fills in an output's part of some examples."""
-        output, out, keys = self.group.outputs[number], read.outputs[number], read.keys
-        own = self._state.kernels.segments
-        size = 4 if own.dtype == at.FLOAT32 else 2
-        dim = output.segment.dim
-        columns = jit.columns_of(dim)
-        shared = {"DTYPE": own.dtype, "COLUMNS": columns}
-        if output.whole:
-            bag = int(output.features[0]) * batch.num_examples
-            first, last = (int(batch.offsets[bag + example]) for example in (examples.start, examples.stop))
-            part = out[first - int(batch.offsets[bag]) :]
-            jit.launch(
-                pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
-                last - first, output.first_column * size, dim, **shared,
-            )  # fmt: skip
-            return
-        num_features = len(output.features)
-        first_bag = examples.start * num_features
-        num_bags = (examples.stop - examples.start) * num_features
-        bags = self._bags(number, batch.num_examples)
-        weights = keys.weights if keys.weights is not None else out  # unread where there are none
-        shared["WEIGHTED"] = keys.weights is not None
-        given = (
-            addresses,
-            keys.unique.inverse,
-            keys.offsets,
-            weights,
-            bags,
-            self._output_modes[number],
-            out,
-            first_bag,
+def wholly_on_gpu(group: Group, shards: Sequence[Store]) -> GpuState:
+    """The one shard of a group here, all of it in GPU memory.
+
+    Raises:
+        ConfigError: several shards, a store elsewhere, or tiers below.
+    """
+    state = on_gpu(group, shards)
+    if isinstance(state, GpuTieredState):
+        raise ConfigError(
+            "store: tiers: rows that trainers exchange from GPU to GPU have no tiers below; use ['gpu'], or strategy 'local'"
         )
-        slots = [self._slot_of[int(feature)] for feature in output.features]
-        if keys.longest[slots].max() <= SHORT_BAG:
-            jit.launch(
-                pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
-                output.first_column * size, dim, **shared,
-            )  # fmt: skip
-        else:
-            jit.launch(
-                pool.pool_long, num_bags, 1, *given, num_features, output.first_column * size, dim,
-                AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
-            )  # fmt: skip
-
-    def _bags(self, number: int, num_examples: int) -> Tensor:
-        """int32[P]: where the bounds of each feature of an output begin."""
-        found = self._first_bags.get((number, num_examples))
-        if found is None:
-            if len(self._first_bags) >= _BATCH_SIZES * len(self.group.outputs):
-                self._first_bags.clear()
-            firsts = (self.group.outputs[number].features * num_examples).astype(np.int32)
-            found = self._first_bags[number, num_examples] = to_device(firsts, self._device)
-        return found
-
-    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch) -> Sources:
-        """The addresses of the gradients of one segment's outputs, by feature."""
-        described = np.zeros((4, len(self.group.features)), np.int64)
-        for output, gradient in zip(self.group.outputs, given, strict=True):
-            if output.segment.name != segment or gradient is None:
-                continue
-            row, start = 4 * output.segment.dim, gradient.data_ptr()
-            if output.whole:
-                slot = self._slot_of[int(output.features[0])]
-                described[2:, slot] = start - row * output.ids_in(batch).start, row
-                continue
-            for place, feature in enumerate(output.features):
-                described[:2, self._slot_of[int(feature)]] = start + row * place, row * len(output.features)
-        pooled, whole = bool(described[0].any()), bool(described[2].any())
-        return Sources(to_device(described, self._device), pooled=pooled, whole=whole)
+    return state

@@ -63,6 +63,7 @@ class LocalShards:
         place, num_places: which process of how many that hold shards.
         segment: begins the names of shared memory; None where shards are private to the process.
         elsewhere: tables that other processes hold whole; None where every process has a part of each table.
+        gpu: see :class:`girih.sparse.spec.SparseSpec`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class LocalShards:
         num_places: int = 1,
         segment: str | None = None,
         elsewhere: Collection[str] | None = None,
+        gpu: int | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.shards_each = options.num_shards(group.spec for group in groups)
@@ -90,7 +92,7 @@ class LocalShards:
                 own_segment = None if segment is None else f"{segment}-{number}"
                 share = len(group.spec.tables) / num_tables
                 for shard in range(place * self.shards_each, (place + 1) * self.shards_each):
-                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment, share))
+                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment, share, gpu))
         except BaseException:
             self.close()
             raise

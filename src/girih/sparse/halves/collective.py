@@ -189,13 +189,7 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        here, counters = super().stats(), self._stats.counters
-        balance = self.ranks.sum_by_name({ASKED_KEYS: counters[ASKED_KEYS]})
-        return SparseStats(
-            self.ranks.sum_by_name(here.store),
-            self.ranks.sum_by_name(here.rows),
-            balance={**balance, PACED_KEYS: counters[PACED_KEYS]},
-        )
+        return over_all_ranks(super().stats(), self.ranks, self._stats)
 
     def close(self) -> None:
         """See :class:`ShardedHalf`; leaves the others."""
@@ -212,6 +206,20 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
         own = Rows(np.empty(each.own.keys.end, np.int64), memory)
         pooling = self._routers[each.group].bags.pooling(own, each.own.keys, batch)
         return Coming(served, own, memory, pooling)
+
+
+def over_all_ranks(here: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:
+    """Sums of what all ranks have, and how evenly keys were spread over them.
+
+    Args:
+        stats: those of this process.
+    """
+    balance = ranks.sum_by_name({ASKED_KEYS: stats.counters[ASKED_KEYS]})
+    return SparseStats(
+        ranks.sum_by_name(here.store),
+        ranks.sum_by_name(here.rows),
+        balance={**balance, PACED_KEYS: stats.counters[PACED_KEYS]},
+    )
 
 
 def _in_convoys(

@@ -37,7 +37,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         ahead: bool = False,
     ) -> None:
         groups = spec.groups()
-        shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere)
+        shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere, gpu=spec.gpu)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.groups: list[EmbeddingGroup] = [
             open_group(

@@ -50,7 +50,9 @@ class GpuMemory:
 
     def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
         self.options, self.saving = options, None
-        self.rows = RecordChunks(own.num_words, options.chunk_bytes, options.reserve_rows)
+        self.rows = RecordChunks(
+            own.num_words, options.chunk_bytes, options.reserve_rows, jit.device(options.device)
+        )
         self.device, self.chunks = self.rows.device, self.rows.chunks
         self.chunk_bits, self.stride = self.rows.chunk_bits, self.rows.stride
         self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
@@ -110,7 +112,7 @@ class GpuMemory:
         copy = torch.empty(4, dtype=torch.int64, pin_memory=True)
         copy.copy_(self.words, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         self._told.append((event, copy, self._asked))
 
     def meta_of(self, rows: Tensor | None) -> counting.Meta:

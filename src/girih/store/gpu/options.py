@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """The memory of the GPU that this process uses.
+    """The memory of one GPU.
 
     Attributes:
+        device: its number; None takes the one that torch has chosen.
         chunk_bytes: rows are claimed in chunks of about so many bytes, which never move.
         reserve_rows: bounds the rows of a shard; None takes as many as there is memory for.
     """
 
+    device: int | None = None
     chunk_bytes: int = 64 << 20
     reserve_rows: int | None = None
 
@@ -33,9 +35,11 @@ class GpuTier:
         flush_every_steps: how often the hot rows are chosen anew.
         warm_up_steps: steps that only count, before they are chosen first.
         chunk_bytes: GPU memory is claimed in chunks of about so many bytes.
+        device: number of the GPU; None takes the one that torch has chosen.
     """
 
     hot_rows: int
     flush_every_steps: int = 100
     warm_up_steps: int = 100
     chunk_bytes: int = 64 << 20
+    device: int | None = None

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from girih.kernels.gpu import jit
 from girih.kernels.gpu.layout import stride_of
 
 _MOST_CHUNKS = 1 << 16
@@ -23,6 +22,7 @@ class RecordChunks:
 
     Args:
         num_words: V. chunk_bytes: about how much a chunk takes. most_rows: bounds the records; None leaves that to memory.
+        device: where it is to be.
 
     Attributes:
         device: where it is.
@@ -30,8 +30,8 @@ class RecordChunks:
         chunks: int64[·], the address of each chunk.
     """
 
-    def __init__(self, num_words: int, chunk_bytes: int, most_rows: int | None) -> None:
-        self.device = jit.device()
+    def __init__(self, num_words: int, chunk_bytes: int, most_rows: int | None, device: torch.device) -> None:
+        self.device = device
         self.stride = stride_of(num_words)
         self.chunk_bits = max(6, (chunk_bytes // (4 * self.stride)).bit_length() - 1)
         self._records: list[Tensor] = []

@@ -48,7 +48,7 @@ class GpuSlots:
         self._host, self._options = host, options
         num_words = host.layout.num_words
         self._num_words = num_words - layout.META_COLUMNS
-        self.records = RecordChunks(num_words, options.chunk_bytes, None)
+        self.records = RecordChunks(num_words, options.chunk_bytes, None, jit.device(options.device))
         self.table = SlotTable(host.memory, options.hot_rows, self._claim)
         self.num_reads, self.num_cold = 0, 0
         self._chosen_at: int | None = None

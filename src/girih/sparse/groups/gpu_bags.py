@@ -1,0 +1,242 @@
+"""The examples' side of a group on a GPU: ids become unique keys, rows become bags, and gradients of bags those of keys.
+
+Where rows lie is others' business: bags are made of addresses.
+
+Shapes: F features of the group, B examples, N ids in the batch, n of the group, T tables, D columns of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.data.batch import Batch
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import jit, pool
+from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
+from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.sparse.groups.pack import Group
+from girih.sparse.groups.side_stream import take_over
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.record_kernels import Keys
+
+_BATCH_SIZES = 8  # of batches whose bounds are remembered
+SHORT_BAG = 16  # ids of the longest bag up to which a program has several
+
+
+@dataclass(frozen=True)
+class GpuKeys:
+    """The keys of a batch on a GPU, and the order of its ids: all that ids alone decide.
+
+    Attributes:
+        unique: its unique keys.
+        of_tables: int64[T], ids of each table. longest: int64[F], ids of the longest bag of each feature.
+        terms, pieces: the ids of each key; None where no gradient will be asked for.
+        offsets, weights: int32[·], float32[N] or None, those of the batch.
+        ready: when all of this is there, for other streams; None where it was done in order.
+    """
+
+    unique: Unique
+    of_tables: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    terms: Terms | None
+    pieces: Pieces | None
+    offsets: Tensor
+    weights: Tensor | None
+    ready: torch.cuda.Event | None
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """All tensors of this."""
+        for part in (self.unique, self.terms, self.pieces):
+            if part is not None:
+                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+        yield from (self.offsets, self.weights)
+
+    def take_over(self, device: torch.device) -> None:
+        """Has the current stream wait until all is there."""
+        take_over(self.ready, self.tensors(), device)
+
+    def of_training(self) -> tuple[Terms, Pieces]:
+        """The ids of each key.
+
+        Raises:
+            ConfigError: the rows were read for evaluation.
+        """
+        if self.terms is None or self.pieces is None:
+            raise ConfigError("gradients of rows that were read for evaluation; read them for training")
+        return self.terms, self.pieces
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The keys, as a store takes them."""
+        found = self.unique
+        return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
+
+
+class GpuBags:
+    """Finds keys, pools rows, and says where gradients lie."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self._tables = to_device(group.tables, device)
+        self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}
+        modes = np.zeros(len(group.features), np.int32)
+        for output in group.outputs:
+            for feature, mode in zip(output.features, output.modes, strict=True):
+                if not output.whole:
+                    modes[self._slot_of[int(feature)]] = mode
+        self._modes = to_device(modes, device)
+        self._first_bags: dict[tuple[int, int], Tensor] = {}
+        self._output_modes = [to_device(output.modes.astype(np.int32), device) for output in group.outputs]
+
+    def find(self, batch: Batch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
+        """The unique keys of a batch, and for training the ids of each; waits for nothing.
+
+        Args:
+            ready: recorded once all is done.
+        """
+        size, features = batch.num_examples, self.group.features
+        begins = batch.offsets[features * size].astype(np.int64)
+        counts = batch.offsets[(features + 1) * size] - begins
+        n = int(counts.sum())
+        positions_of = to_device(places_and_positions(begins, counts), self.device)
+        ids, offsets = to_device(batch.ids, self.device), to_device(batch.offsets, self.device)
+        weights = None if batch.weights is None else to_device(batch.weights, self.device)
+        found = unique(ids, positions_of, self._tables, n)
+        terms = pieces = None
+        if train:
+            first_bags = to_device((features * size).astype(np.int32), self.device)
+            terms = describe_terms(found, positions_of, offsets, first_bags, self._modes, weights, n, size)
+            pieces = Pieces(found.counts)
+        of_tables = np.zeros(len(self.group.spec.tables), np.int64)
+        np.add.at(of_tables, self.group.tables, counts)
+        longest = np.zeros(len(features), np.int64)
+        if size:
+            longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
+        return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
+
+    def outputs(self, batch: Batch) -> list[Tensor]:
+        """Tensors of all outputs that are still to be filled: float32[B, F, D], or [L, D] where one is whole."""
+        return [
+            torch.empty(output.shape_in(batch), dtype=torch.float32, device=self.device)
+            for output in self.group.outputs
+        ]
+
+    def fill(
+        self,
+        outputs: Sequence[Tensor],
+        keys: GpuKeys,
+        addresses: Tensor,
+        dtype: int,
+        batch: Batch,
+        examples: slice,
+    ) -> None:
+        """Fills in, of all outputs, what is some examples'.
+
+        Args:
+            addresses: int64[n], where the columns of each key lie. dtype: that of the columns, by number.
+        """
+        for number in range(len(outputs)):
+            self._fill(number, outputs[number], keys, addresses, dtype, batch, examples)
+
+    def sources(self, given: Sequence[Tensor | None], batch: Batch) -> list[Sources]:
+        """The addresses of the gradients of all outputs, by segment and feature.
+
+        Args:
+            given: float32[·, D] of each output, contiguous, or None; they must last until they are read.
+        """
+        return [self._sources(segment.name, given, batch) for segment in self.group.spec.segments]
+
+    def _fill(
+        self,
+        number: int,
+        out: Tensor,
+        keys: GpuKeys,
+        addresses: Tensor,
+        dtype: int,
+        batch: Batch,
+        examples: slice,
+    ) -> None:
+        output = self.group.outputs[number]
+        size = 4 if dtype == at.FLOAT32 else 2
+        dim = output.segment.dim
+        columns = jit.columns_of(dim)
+        shared = {"DTYPE": dtype, "COLUMNS": columns}
+        if output.whole:
+            bag = int(output.features[0]) * batch.num_examples
+            first, last = (int(batch.offsets[bag + example]) for example in (examples.start, examples.stop))
+            part = out[first - int(batch.offsets[bag]) :]
+            jit.launch(
+                pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
+                last - first, output.first_column * size, dim, **shared,
+            )  # fmt: skip
+            return
+        num_features = len(output.features)
+        first_bag = examples.start * num_features
+        num_bags = (examples.stop - examples.start) * num_features
+        bags = self._bags(number, batch.num_examples)
+        weights = keys.weights if keys.weights is not None else out  # unread where there are none
+        shared["WEIGHTED"] = keys.weights is not None
+        given = (
+            addresses,
+            keys.unique.inverse,
+            keys.offsets,
+            weights,
+            bags,
+            self._output_modes[number],
+            out,
+            first_bag,
+        )
+        slots = [self._slot_of[int(feature)] for feature in output.features]
+        if keys.longest[slots].max() <= SHORT_BAG:
+            jit.launch(
+                pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
+                output.first_column * size, dim, **shared,
+            )  # fmt: skip
+        else:
+            jit.launch(
+                pool.pool_long, num_bags, 1, *given, num_features, output.first_column * size, dim,
+                AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
+            )  # fmt: skip
+
+    def _bags(self, number: int, num_examples: int) -> Tensor:
+        """int32[P]: where the bounds of each feature of an output begin."""
+        found = self._first_bags.get((number, num_examples))
+        if found is None:
+            if len(self._first_bags) >= _BATCH_SIZES * len(self.group.outputs):
+                self._first_bags.clear()
+            firsts = (self.group.outputs[number].features * num_examples).astype(np.int32)
+            found = self._first_bags[number, num_examples] = to_device(firsts, self.device)
+        return found
+
+    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch) -> Sources:
+        described = np.zeros((4, len(self.group.features)), np.int64)
+        for output, gradient in zip(self.group.outputs, given, strict=True):
+            if output.segment.name != segment or gradient is None:
+                continue
+            row, start = 4 * output.segment.dim, gradient.data_ptr()
+            if output.whole:
+                slot = self._slot_of[int(output.features[0])]
+                described[2:, slot] = start - row * output.ids_in(batch).start, row
+                continue
+            for place, feature in enumerate(output.features):
+                described[:2, self._slot_of[int(feature)]] = start + row * place, row * len(output.features)
+        pooled, whole = bool(described[0].any()), bool(described[2].any())
+        return Sources(to_device(described, self.device), pooled=pooled, whole=whole)
+
+
+def places_and_positions(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int32[2F]: the first place of each stretch of ids, then what to add to its places to have positions.
+
+    Args:
+        begins, counts: int64[F], the position of the first id of each stretch, and how many it has.
+    """
+    first_places = np.cumsum(counts) - counts
+    return np.concatenate([first_places, begins - first_places]).astype(np.int32)

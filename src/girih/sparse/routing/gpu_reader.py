@@ -1,0 +1,112 @@
+"""Rows on this GPU that trainers ask for: requests of several ranks become one read of the shard, and one update.
+
+A key that several ask for is read, counted and moved once. Sums are formed in the order of ranks.
+
+Shapes: K keys of all requests, U unique ones, R ranks, T tables, W columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.kernels.gpu import jit, pool
+from girih.kernels.gpu.dedup import Unique, describe_terms, unique
+from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.sparse.groups.gpu_group import wholly_on_gpu
+from girih.sparse.groups.pack import Group
+from girih.sparse.routing.gpu_router import Sections
+from girih.store import Store
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.record_kernels import Keys
+
+
+@dataclass(frozen=True)
+class GpuServed:
+    """What all ranks ask of this one in a step.
+
+    Attributes:
+        unique: the keys, each once, and the number of the key at each position of the message.
+        keys: the same, as the store takes them. rows: int32[K], where they are.
+    """
+
+    unique: Unique
+    sections: Sections
+    keys: Keys
+    rows: Tensor
+
+
+class GpuReader:
+    """The one shard of a group on this GPU."""
+
+    def __init__(self, group: Group, shards: Sequence[Store]) -> None:
+        self.state = wholly_on_gpu(group, shards)
+        self._device = self.state.memory.device
+        self._zeros = torch.zeros(2, dtype=torch.int32, device=self._device)
+
+    def read(
+        self, message: Tensor, sections: Sections, step: int, *, train: bool
+    ) -> tuple[GpuServed, Tensor]:
+        """Reads rows.
+
+        Args:
+            message: int32[K, 3]: see :data:`girih.sparse.routing.gpu_router.KEY_WORDS`.
+
+        Returns:
+            What was asked, and float32[K, W], the row of each key of the message.
+        """
+        num_asked, own = len(message), self.state.kernels.segments
+        ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
+        found = unique(ids, sections.positions_of, sections.tables, num_asked)
+        uses = torch.zeros_like(found.counts).index_add_(0, found.inverse, message[:, 2])
+        keys = Keys(found.keys, found.tables, uses, found.num_keys, sections.most)
+        rows, addresses = self.state.read(keys, step) if train else self.state.peeked(keys)
+        values = torch.empty((num_asked, own.num_columns), dtype=torch.float32, device=self._device)
+        columns = jit.columns_of(own.num_columns)
+        jit.launch(
+            pool.spread, num_asked, jit.rows_at_once(columns), addresses, found.inverse, values, 0, num_asked, 0,
+            own.num_columns, DTYPE=own.dtype, COLUMNS=columns,
+        )  # fmt: skip
+        return GpuServed(found, sections, keys, rows), values
+
+    def asked_once(self, served: GpuServed, first: int, last: int) -> Tensor:
+        """bool[last - first]: whether no other rank asks for the same key, for some positions of a message."""
+        return served.unique.counts[served.unique.inverse[first:last].long()] == 1
+
+    def sum_gradients(self, served: GpuServed, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums what several ranks have for one key; waits for nothing.
+
+        Args:
+            gradients: float32[K, W], of each key of the message.
+
+        Returns:
+            float32[K, W] of which the first U are those of unique keys; int32[1]: a key whose own is not finite, or -1.
+        """
+        sections, num_asked = served.sections, len(gradients)
+        num_sections = len(sections.tables)
+        none = torch.zeros_like(sections.tables)
+        terms = describe_terms(
+            served.unique, sections.positions_of, self._zeros, none, none, None, num_asked, 1
+        )
+        row = 4 * self.state.kernels.segments.num_columns
+        sources = []
+        for first, *_ in self.state.kernels.segments.described:
+            described = np.zeros((4, num_sections), np.int64)
+            described[2:] = [[gradients.data_ptr() + 4 * first], [row]]
+            sources.append(Sources(to_device(described, self._device), pooled=False, whole=True))
+        return self.state.kernels.sums(served.keys, terms, Pieces(served.unique.counts), sources)
+
+    def bad_table(self, served: GpuServed, refused: Tensor) -> Tensor:
+        """int64[1]: 1 + the table of a key that is refused, or 0 where none is."""
+        if not len(served.rows):
+            return torch.zeros(1, dtype=torch.int64, device=self._device)
+        table = served.unique.tables[refused.clamp(min=0).long()].long()
+        return torch.where(refused < 0, torch.zeros_like(table), 1 + table)
+
+    def apply(self, served: GpuServed, totals: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
+        """Moves rows by the sums of gradients."""
+        self.state.move(served.keys, served.rows, totals, refused, step, lr_scale)

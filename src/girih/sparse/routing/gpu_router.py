@@ -1,0 +1,148 @@
+"""Requests of a batch for rows that lie on other trainers' GPUs: ids to routed keys, rows that came to bags.
+
+Shapes: n ids of the group in the batch, U unique keys, R ranks, T tables of the group, K keys that are asked of this rank,
+W columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.group.exchange import Counts
+from girih.data.batch import Batch
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.routing import route
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
+from girih.sparse.groups.pack import Group
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.gpu_state import GpuState
+
+KEY_WORDS = 3
+"""Of a key in a message: two of its id, and how often it occurs. Its table follows from its place."""
+
+
+@dataclass(frozen=True)
+class GpuAsked:
+    """A group's unique keys, and the order in which they are sent: see :func:`girih.kernels.gpu.routing.route`.
+
+    Attributes:
+        order: int64[n]. ends: int64[R · T].
+    """
+
+    keys: GpuKeys
+    order: Tensor
+    ends: Tensor
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The stretches of a message that one rank asks of one table, table by table.
+
+    Attributes:
+        positions_of, tables: int32[2 · T · R], int32[T · R]: as :func:`girih.kernels.gpu.dedup.unique` takes them.
+        most: int64[T], keys of each table, on the host.
+    """
+
+    positions_of: Tensor
+    tables: Tensor
+    most: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, asked: Counts, device: torch.device) -> Sections:
+        """Those of a message of so many keys of each rank and table, int64[R, T], rank by rank."""
+        num_ranks, num_tables = asked.shape
+        begins = (asked.reshape(-1).cumsum() - asked.reshape(-1)).reshape(asked.shape)
+        described = places_and_positions(begins.T.reshape(-1), asked.T.reshape(-1))
+        tables = np.repeat(np.arange(num_tables, dtype=np.int32), num_ranks)
+        return cls(to_device(described, device), to_device(tables, device), asked.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class GpuTraffic:
+    """One group in one step: what this rank asks for, and what it is asked for.
+
+    Attributes:
+        keys, order: see :class:`GpuAsked`.
+        asks, asked: int64[R, T], how many keys of each table this rank asks of each, and each one of it; on the host.
+        message: int32[U, KEY_WORDS], the keys as they are sent. sections: of what comes.
+        ready: when all of it is there, for other streams.
+    """
+
+    keys: GpuKeys
+    order: Tensor
+    asks: Counts
+    asked: Counts
+    message: Tensor
+    sections: Sections
+    ready: torch.cuda.Event | None
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """All tensors of this."""
+        yield from self.keys.tensors()
+        yield from (self.order, self.message, self.sections.positions_of, self.sections.tables)
+
+
+class GpuRouter:
+    """The asking part of one group, whose rows lie on the GPUs of all ranks.
+
+    Args:
+        state: this rank's shard, on whose GPU all is done.
+    """
+
+    def __init__(self, group: Group, state: GpuState, num_ranks: int) -> None:
+        self.group, self._state, self._num_ranks = group, state, num_ranks
+        self.bags = GpuBags(group, state.memory.device)
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self._state.kernels.segments.num_columns
+
+    def ask(self, batch: Batch, *, train: bool) -> GpuAsked:
+        """The unique keys of a batch, routed; waits for nothing."""
+        keys = self.bags.find(batch, train=train)
+        return GpuAsked(keys, *route(keys.unique, self._num_ranks, len(self.group.spec.tables)))
+
+    def traffic(
+        self, own: GpuAsked, asks: Counts, asked: Counts, ready: torch.cuda.Event | None
+    ) -> GpuTraffic:
+        """The same, once all ranks have told how many keys they ask for; see :class:`GpuTraffic`."""
+        found, order = own.keys.unique, own.order[: int(asks.sum())]
+        ids = found.keys[order].view(torch.int32).view(len(order), 2)
+        message = torch.cat([ids, found.counts[order].unsqueeze(1)], dim=1)
+        sections = Sections.of(asked, self.bags.device)
+        return GpuTraffic(own.keys, order, asks, asked, message, sections, ready)
+
+    def fill(
+        self,
+        outputs: Sequence[Tensor],
+        each: GpuTraffic,
+        coming: Callable[[], Tensor],
+        batch: Batch,
+        parts: Sequence[slice],
+    ) -> Iterator[None]:
+        """Fills in the outputs, micro-batch by micro-batch.
+
+        Args:
+            coming: gives the rows, float32[U, W], in the order of the keys that were sent.
+        """
+        rows = coming()
+        addresses = torch.zeros(len(each.keys.unique.keys), dtype=torch.int64, device=rows.device)
+        own = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
+        addresses[each.order] = rows.data_ptr() + 4 * self.width * own
+        for examples in parts:
+            self.bags.fill(outputs, each.keys, addresses, at.FLOAT32, batch, examples)
+            yield
+
+    def gradients(self, each: GpuTraffic, given: Sequence[Tensor | None], batch: Batch) -> Tensor:
+        """The gradient of each key that was sent, float32[U, W]; zeros where no output took part in the loss."""
+        terms, pieces = each.keys.of_training()
+        there = [None if gradient is None else gradient.contiguous() for gradient in given]
+        totals, _ = self._state.kernels.sums(each.keys.keys, terms, pieces, self.bags.sources(there, batch))
+        return totals[each.order]

@@ -1,0 +1,325 @@
+"""Shards spread over the GPUs of several trainers: the conformance suite, and each step beside rows in DRAM."""
+
+import inspect
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import girih
+from companions import together
+from girih.checkpoint.parts import PartReader
+from girih.comm.group import TrainerGroup
+from girih.data.batch import Batch, Share
+from girih.errors import NonFiniteError
+from girih.kernels.gpu.dedup import unique
+from girih.kernels.gpu.routing import route
+from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
+from girih.sparse.halves.collective import CollectiveSparse
+from girih.sparse.halves.gpu_collective import GpuCollectiveSparse
+from girih.sparse.halves.local import LocalSparse
+from girih.sparse.options import StoreOptions
+from girih.sparse.routing.gpu_row_codec import GpuRowCodec
+from girih.sparse.routing.row_codec import RowCodec
+from girih.sparse.spec import SparseSpec
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.route import shard_of
+from girih.tables import MinCount
+from girih.testing import cases
+from girih.testing.sparse_suite import SparseHalfSuite
+from girih.testing.store_verbs import by_key
+
+GPU = StoreOptions(tiers=("gpu",))
+
+
+class TestOfOne(SparseHalfSuite):
+    def make(self):
+        return GpuCollectiveSparse(cases.spec(store=GPU), TrainerGroup(), micro_batches=3, ahead=True)
+
+
+class OfTwo(SparseHalfSuite):
+    """Two real trainers, who do the same."""
+
+    played = (
+        "test_a_push_moves_rows_as_the_plain_twin_says",
+        "test_a_peek_makes_no_rows",
+        "test_rows_and_counters_are_told",
+        "test_what_was_saved_is_loaded",
+    )
+
+    contributors = 2
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def make(self):
+        return GpuCollectiveSparse(cases.spec(store=GPU), self.ranks, ahead=True)
+
+    def saved(self, half, storage):
+        own = self.ranks.gather(dict(super().saved(half, storage).parts))
+        told = self.ranks.broadcast(own and own[0] | own[1])
+        return PartReader(storage, told)
+
+
+def play_suite(ranks):
+    suite = OfTwo(ranks)
+    for name in suite.played:
+        test = getattr(suite, name)
+        if "tmp_path" in inspect.signature(test).parameters:
+            with tempfile.TemporaryDirectory() as directory:
+                test(Path(ranks.broadcast(directory)))
+                ranks.barrier()
+        else:
+            test()
+    return True
+
+
+def test_two_trainers_pass_the_suite_together():
+    assert together(play_suite, 2) == [True, True]
+
+
+def spec_of(store=GPU, dtype="float32", admission=None):
+    tables = [
+        girih.Table(name="user", dim=4, dtype=dtype, admission=admission),
+        girih.Table(name="item", dim=4, dtype=dtype),
+        girih.Table(name="wide", dim=5, dtype=dtype, optimizer=girih.optim.Adam(lr=0.1)),
+    ]
+    schema = girih.Schema(
+        [
+            girih.Categorical(name="user"),
+            girih.Categorical(name="item", pooling="mean"),
+            girih.Categorical(name="wide", pooling="sqrtn"),
+            girih.Sequence(name="history", table="item", pooling="sum"),
+        ],
+        "click",
+        tables=tables,
+    )
+    needs = {
+        "user": frozenset({"embedding"}),
+        "item": frozenset({"embedding"}),
+        "wide": frozenset({"embedding", "first_order"}),
+        "history": frozenset({"embedding", "sequence"}),
+    }
+    return SparseSpec(schema=schema, needs=needs, optimizer=girih.optim.Adagrad(lr=0.3), store=store, seed=5)
+
+
+def batch_of(rank, step, *, weighted=False):
+    """A share; that of rank 2 has no example in step 2, and that of rank 1 no id in step 3."""
+    rng = np.random.default_rng(10 * step + rank)
+    size = 0 if (rank, step) == (2, 2) else 6 + rank
+    lengths = rng.integers(0, 4, (4, size)) * ((rank, step) != (1, 3))
+    offsets = np.concatenate([[0], np.cumsum(lengths.reshape(-1))]).astype(np.int32)
+    ids = rng.integers(-3, 12, offsets[-1])
+    return Batch(
+        ids=np.where(ids == 11, -(2**63), ids).astype(np.int64),
+        offsets=offsets,
+        numeric=np.empty((size, 0), np.float32),
+        labels=np.zeros((size, 1), np.float32),
+        weights=rng.random(len(ids)).astype(np.float32) if weighted else None,
+        share=Share(num_examples=20, weight=0.5),
+    )
+
+
+def numbers_of(embeddings):
+    blocks = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
+    return blocks + [sequence.values for sequence in embeddings.sequences.values()]
+
+
+def step_of(half, batch, step, prepared=None, *, bad=False):
+    """A step with gradients that depend on rank and step alone; returns what was read."""
+    pulled = half.pull(batch, prepared)
+    found = numbers_of(pulled.wait())
+    rng = np.random.default_rng(step)
+    total = 0.0
+    for leaf in found:
+        given = rng.normal(size=leaf.shape).astype(np.float32)
+        if bad and given.size:
+            given.reshape(-1)[0] = np.nan
+        total = total + (leaf * torch.from_numpy(given).to(leaf.device)).sum()
+    if isinstance(total, torch.Tensor):
+        total.backward()
+    seen = [leaf.detach().cpu().numpy().copy() for leaf in found]
+    pulled.push(step, 0.7).wait()
+    return seen
+
+
+def rows_of(half):
+    return by_key(*(store for _, store in half.stores()))
+
+
+def assert_near(mine, expected, **tolerance):
+    assert mine.keys() == expected.keys()
+    for key, columns in expected.items():
+        for name, value in columns.items():
+            np.testing.assert_allclose(mine[key][name], value, err_msg=f"{key} {name}", **tolerance)
+
+
+def run(half, ranks, *, steps=2, prefetch=False, weighted=False):
+    """Some steps; returns what was read, and the rows."""
+    batches = [batch_of(ranks.rank, step, weighted=weighted) for step in range(1, steps + 1)]
+    seen, prepared = [], None
+    for step, batch in enumerate(batches, 1):
+        if not prefetch or prepared is None:
+            seen += step_of(half, batch, step)
+        else:
+            seen += step_of(half, batch, step, prepared)
+        prepared = half.prepare(batches[step % steps]) if prefetch else None
+    return seen, rows_of(half)
+
+
+KINDS = (
+    ("float32", None, False, {}),
+    ("bfloat16", MinCount(count=2, cells=1000), True, {}),
+    ("float32", None, False, {"float16_embeddings": True, "float16_gradients": True}),
+)
+
+
+def equal_to_rows_in_dram(ranks, kinds=KINDS, steps=2):
+    """All that is compared on this rank; an error says what differs."""
+    for dtype, admission, weighted, wire in kinds:
+        stats, there_stats = Stats(), Stats()
+        here = CollectiveSparse(
+            spec_of(StoreOptions(shards=1), dtype, admission), ranks, stats, ahead=True, **wire
+        )
+        there = GpuCollectiveSparse(spec_of(GPU, dtype, admission), ranks, there_stats, ahead=True, **wire)
+        probe = batch_of(ranks.rank, 1)  # initial values, some of them pooled
+        for mine, expected in zip(
+            *(numbers_of(half.peek(probe).wait()) for half in (there, here)), strict=True
+        ):
+            if mine.dim() == 2:
+                np.testing.assert_array_equal(mine.cpu(), expected)
+            np.testing.assert_allclose(mine.cpu(), expected, rtol=1e-6, atol=1e-7)
+        (seen, rows), (expected_seen, expected) = (
+            run(half, ranks, steps=steps, weighted=weighted) for half in (there, here)
+        )
+        loose = dtype == "bfloat16" or bool(wire)
+        near = {"rtol": 2e-2, "atol": 2e-2} if loose else {"rtol": 1e-4, "atol": 1e-5}
+        for mine, wanted in zip(seen, expected_seen, strict=True):
+            np.testing.assert_allclose(mine, wanted, **near)
+        assert_near(rows, expected, **near)
+        assert dict(there.stats().rows) == dict(here.stats().rows)
+        for name in ("hits", "new", "refused", "updates", "dropped", "lookups"):
+            assert there.stats().store[name] == here.stats().store[name], name
+        for name in (ASKED_KEYS, SERVED_ROWS, PACED_KEYS):
+            assert there_stats.counters[name] == stats.counters[name], name
+        for kind in ("embeddings", "gradients"):
+            assert there_stats.wire_bytes().get(kind) == stats.wire_bytes().get(kind), kind
+        for half in (here, there):
+            half.close()
+    return True
+
+
+def ahead_or_not(ranks):
+    """Whether prefetching and micro-batches change no bit; and that a step which one trainer refuses moves nothing on any."""
+    plain, ahead = (
+        GpuCollectiveSparse(spec_of(), ranks, **options)
+        for options in ({}, {"ahead": True, "micro_batches": 2})
+    )
+    (seen, rows), (other_seen, other_rows) = run(plain, ranks), run(ahead, ranks, prefetch=True)
+    for mine, expected in zip(other_seen, seen, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    assert rows == other_rows
+    refusals = []
+    for half in (plain, ahead):
+        before = values_of(half)
+        try:
+            step_of(half, batch_of(ranks.rank, 1), 3, bad=ranks.rank == 0)
+        except NonFiniteError as error:
+            refusals.append(str(error))
+        assert values_of(half) == before
+        half.close()
+    return refusals
+
+
+def values_of(half):
+    """Rows without what a read changes."""
+    return {
+        key: {
+            name: value
+            for name, value in columns.items()
+            if "." in name or name in ("embedding", "first_order")
+        }
+        for key, columns in rows_of(half).items()
+    }
+
+
+def of_three(ranks):
+    return equal_to_rows_in_dram(ranks, KINDS[:1], 3)
+
+
+def test_rows_and_what_is_read_are_those_of_rows_in_dram():
+    assert together(equal_to_rows_in_dram, 2) == [True, True]
+
+
+def test_three_trainers_of_whom_one_has_no_example_and_one_no_id():
+    assert together(of_three, 3) == [True] * 3
+
+
+def test_rows_of_one_trainer_are_those_of_rows_in_dram():
+    assert equal_to_rows_in_dram(TrainerGroup(), KINDS[:1])
+
+
+def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywhere():
+    one, other = together(ahead_or_not, 2)
+    assert one == other
+    assert len(one) == 2
+    assert all("of table" in each for each in one)
+
+
+def test_owners_are_those_of_the_cpu():
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 60)
+    ids[40:] = ids[:20]
+    tables, device = to_device(np.array([0, 1], np.int32), torch.device("cpu")), torch.device("cpu")
+    for num_ranks in (1, 2, 7):
+        found = unique(
+            to_device(ids, device), to_device(np.array([0, 30, 0, 0], np.int32), device), tables, 60
+        )
+        order, ends = route(found, num_ranks, 2)
+        size = int(found.num_keys)
+        keys, of = found.keys.numpy()[:size], found.tables.numpy()[:size]
+        owners = shard_of(keys, of, num_ranks)
+        expected = np.argsort(owners * 2 + of, kind="stable")
+        np.testing.assert_array_equal(order.numpy()[:size], expected)
+        counts = np.bincount(owners * 2 + of, minlength=2 * num_ranks)
+        np.testing.assert_array_equal(ends.numpy(), np.cumsum(counts))
+
+
+def test_rows_are_rounded_on_the_wire_as_on_the_cpu():
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(50, 5)) * 10.0 ** rng.integers(-20, 20, (50, 1))).astype(np.float32)
+    rows[1:5] = [[0] * 5, [np.inf, 1, 2, 3, -np.inf], [np.nan, 0, 0, 1, 0], [1e-44, 0, -0.0, 1, 3e38]]
+    here, there = RowCodec(True), GpuRowCodec(True)
+    for some in (rows, rows[:1], rows[:0]):
+        packed = there.pack(torch.from_numpy(some))
+        assert packed.shape == (len(some), there.width(5))
+        with np.errstate(invalid="ignore", over="ignore"):
+            expected = here.unpack(here.pack(some))
+        np.testing.assert_array_equal(there.unpack(packed).numpy(), expected)
+
+
+def test_a_model_of_numbers_alone_takes_its_steps():
+    schema = girih.Schema([girih.Numeric(name="x")], labels="y")
+    spec = SparseSpec(schema=schema, needs={}, optimizer=girih.optim.SGD(lr=1.0), store=GPU)
+    half = GpuCollectiveSparse(spec, TrainerGroup())
+    numbers = np.ones((3, 1), np.float32)
+    batch = Batch(ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), numeric=numbers, labels=numbers)
+    pulled = half.pull(batch, half.prepare(batch))
+    assert len(pulled.wait().blocks) == 0
+    pulled.push(1, 1.0).wait()
+    assert half.last_step == 1
+    half.close()
+
+
+@pytest.mark.parametrize("make", [LocalSparse, lambda spec: GpuCollectiveSparse(spec, TrainerGroup())])
+def test_rows_lie_on_the_gpu_that_the_specification_names(make):
+    half = make(replace(cases.spec(store=GPU), gpu=3))
+    assert {store.state.memory.options.device for _, store in half.stores()} == {3}
+    half.close()
+
+
+def test_a_store_elsewhere_is_refused():
+    with pytest.raises(girih.errors.ConfigError, match="expected one, in GPU memory"):
+        GpuCollectiveSparse(replace(cases.spec(), store=StoreOptions(shards=1)), TrainerGroup())
