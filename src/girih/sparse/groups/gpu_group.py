@@ -23,6 +23,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.store import Store
@@ -136,7 +137,7 @@ class GpuGroup:
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
 
-    def find(self, batch: Batch) -> GpuKeys:
+    def find(self, batch: Batch | GpuBatch) -> GpuKeys:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done beside whatever the GPU does."""
         with self._beside() as ready:
             return self._find(batch, train=True, ready=ready)
@@ -145,7 +146,7 @@ class GpuGroup:
         """No-op: all rows are here."""
 
     def lookup(
-        self, batch: Batch, step: int, *, train: bool, found: GpuKeys | None = None
+        self, batch: Batch | GpuBatch, step: int, *, train: bool, found: GpuKeys | None = None
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._find(batch, train=train, ready=None) if found is None else found
@@ -164,7 +165,9 @@ class GpuGroup:
 
         return read, fill
 
-    def gradients(self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch) -> GpuGradients | None:
+    def gradients(
+        self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    ) -> GpuGradients | None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done without a wait."""
         if all(gradient is None for gradient in given):
             return None
@@ -186,18 +189,18 @@ class GpuGroup:
         numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
         return numbers
 
-    def _find(self, batch: Batch, *, train: bool, ready: torch.cuda.Event | None) -> GpuKeys:
+    def _find(self, given: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None) -> GpuKeys:
+        batch = given if isinstance(given, GpuBatch) else self._copied(given)
         size, features = batch.num_examples, self.group.features
-        begins = batch.offsets[features * size].astype(np.int64)
-        counts = batch.offsets[(features + 1) * size] - begins
+        begins = batch.bounds[features]
+        counts = batch.bounds[features + 1] - begins
         first_places = np.concatenate([[0], np.cumsum(counts)[:-1]])
         n = int(counts.sum())
         positions_of = to_device(
             np.concatenate([first_places, begins - first_places]).astype(np.int32), self._device
         )
-        ids, offsets = to_device(batch.ids, self._device), to_device(batch.offsets, self._device)
-        weights = None if batch.weights is None else to_device(batch.weights, self._device)
-        found = unique(ids, positions_of, self._tables, n)
+        offsets, weights = batch.offsets, batch.weights
+        found = unique(batch.ids, positions_of, self._tables, n)
         terms = pieces = None
         if train:
             first_bags = to_device((features * size).astype(np.int32), self._device)
@@ -205,10 +208,23 @@ class GpuGroup:
             pieces = Pieces(found.counts)
         of_tables = np.zeros(len(self.group.spec.tables), np.int64)
         np.add.at(of_tables, self.group.tables, counts)
-        longest = np.zeros(len(features), np.int64)
-        if size:
-            longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
+        longest = batch.longest[features]
         return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
+
+    def _copied(self, batch: Batch) -> GpuBatch:
+        """The ids of a batch, copied to this group's GPU without a wait."""
+        size, num_features = batch.num_examples, 1 + int(self.group.features.max())
+        longest = np.zeros(num_features, np.int64)
+        if size:
+            longest[:] = np.diff(batch.offsets).reshape(-1, size)[:num_features].max(axis=1)
+        return GpuBatch(
+            ids=to_device(batch.ids, self._device),
+            offsets=to_device(batch.offsets, self._device),
+            weights=None if batch.weights is None else to_device(batch.weights, self._device),
+            num_examples=size,
+            bounds=batch.offsets[np.arange(num_features + 1) * size].astype(np.int64),
+            longest=longest,
+        )
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[torch.cuda.Event | None]:
@@ -221,7 +237,9 @@ class GpuGroup:
             yield event
             event.record()
 
-    def _fill(self, number: int, read: GpuRead, addresses: Tensor, batch: Batch, examples: slice) -> None:
+    def _fill(
+        self, number: int, read: GpuRead, addresses: Tensor, batch: Batch | GpuBatch, examples: slice
+    ) -> None:
         """Fills in an output's part of some examples."""
         output, out, keys = self.group.outputs[number], read.outputs[number], read.keys
         own = self._state.rows.segments
@@ -230,9 +248,12 @@ class GpuGroup:
         columns = jit.columns_of(dim)
         shared = {"DTYPE": own.dtype, "COLUMNS": columns}
         if output.whole:
-            bag = int(output.features[0]) * batch.num_examples
-            first, last = (int(batch.offsets[bag + example]) for example in (examples.start, examples.stop))
-            part = out[first - int(batch.offsets[bag]) :]
+            own_ids = output.ids_in(batch)
+            first, last = own_ids.start, own_ids.stop
+            if isinstance(batch, Batch):  # of another, the ids of all examples are filled in
+                bag = int(output.features[0]) * batch.num_examples
+                first, last = (int(batch.offsets[bag + at]) for at in (examples.start, examples.stop))
+            part = out[first - own_ids.start :]
             jit.launch(
                 pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
                 last - first, output.first_column * size, dim, **shared,
@@ -276,7 +297,7 @@ class GpuGroup:
             found = self._first_bags[number, num_examples] = to_device(firsts, self._device)
         return found
 
-    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch) -> Sources:
+    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> Sources:
         """The addresses of the gradients of one segment's outputs, by feature."""
         described = np.zeros((4, len(self.group.features)), np.int64)
         for output, gradient in zip(self.group.outputs, given, strict=True):
