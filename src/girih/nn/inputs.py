@@ -192,7 +192,8 @@ def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_incl
     if ids.dim() == 2:
         if offsets is not None:
             raise ConfigError(f"{where}offsets: an input of two dimensions is bags already; drop offsets")
-        return _uniform(ids.flatten(), *ids.shape, _weights(weights, ids, where), where)
+        num_bags, bag_size = ids.shape
+        return _uniform(ids.flatten(), num_bags, bag_size, _weights(weights, ids, where), where)
     if ids.dim() != 1:
         raise ConfigError(f"{where}{name}: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
     if offsets is None:
@@ -289,7 +290,7 @@ def _brought(told: list[Tensor]) -> list[NDArray[np.int64]]:
     there = [each for each in told if each.is_cuda]
     if there:
         widths = [each.shape[1] for each in there]
-        copies = iter(torch.cat(there, dim=1).cpu().split(widths, dim=1))
+        copies = iter(torch.split(torch.cat(there, dim=1).cpu(), widths, dim=1))
     return [(next(copies) if each.is_cuda else each).numpy() for each in told]
 
 

@@ -221,7 +221,9 @@ def test_a_model_that_goes_to_a_gpu_takes_rows_along_but_those_told_where_to_be(
 def test_without_a_gpu_it_is_one_line_and_rows_stay(move):
     bag = girih.nn.EmbeddingBag(4)
     bag(torch.tensor([[1]]))
-    with pytest.raises(ConfigError, match="^EmbeddingBag: its rows cannot be moved there: .* in host memory$") as caught:
+    with pytest.raises(
+        ConfigError, match="^EmbeddingBag: its rows cannot be moved there: .* in host memory$"
+    ) as caught:
         move(torch.nn.Sequential(bag))
     assert "\n" not in str(caught.value)
     assert bag.num_rows == 1
@@ -276,7 +278,11 @@ def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
     copies = []
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(There, "cpu", lambda self: copies.append(self.shape) or cpu(self), raising=False)
-    told = [torch.full((4, 1), 7), torch.arange(8).view(4, 2).as_subclass(There), torch.ones(4, 1).as_subclass(There)]
+    told = [
+        torch.full((4, 1), 7),
+        torch.arange(8).view(4, 2).as_subclass(There),
+        torch.ones(4, 1).as_subclass(There),
+    ]
     found = inputs._brought(told)
     assert [np.asarray(each).tolist() for each in found] == [each.tolist() for each in told]
     assert copies == [(4, 3)]
@@ -291,7 +297,9 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
         device=contextlib.nullcontext, current_stream=lambda: streams[now],
         is_current_stream_capturing=lambda: capturing[0],
     )))  # fmt: skip
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append((id(tensor), stream)))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: kept.append((id(tensor), stream))
+    )
     order._last = streams[0]
     for now in (0, 1, 1, 0):
         with gpu.tables.used():

@@ -252,7 +252,9 @@ class GpuGroup:
             first, last = own_ids.start, own_ids.stop
             if isinstance(batch, Batch):  # of another, the ids of all examples are filled in
                 bag = int(output.features[0]) * batch.num_examples
-                first, last = (int(batch.offsets[bag + at]) for at in (examples.start, examples.stop))
+                first, last = (
+                    int(batch.offsets[bag + example]) for example in (examples.start, examples.stop)
+                )
             part = out[first - own_ids.start :]
             jit.launch(
                 pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
