@@ -164,7 +164,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path, other, messa
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_live_snapshot_restores_stores_without_a_file(shards):
-    spec = two_segments(eviction=LRU(max_rows=30), admission=MinCount(count=2, cells=500))
+    spec = two_segments(
+        eviction=LRU(max_rows=30 if shards == 1 else 3000), admission=MinCount(count=2, cells=500)
+    )
     store = trained(spec)
     others = [Store(spec, shard=shard, num_shards=shards) for shard in range(shards)]
     with store.snapshot() as snapshot:

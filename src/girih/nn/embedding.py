@@ -10,6 +10,9 @@ Rows are not parameters:
 - ``torch.amp.GradScaler`` must not be used: rows would take the scaled gradients, at once.
 - Under ``torch.no_grad()`` or after ``module.eval()`` rows are only read: a new id gives its
   initial value, gets no row, and nothing learns.
+- ``module.cuda()``, as ``to("cuda")`` of the model around it, takes the rows to the memory of the GPU, with their optimizer state,
+  and ``cpu()`` brings them back; outputs are where rows are. With ``store=girih.StoreOptions(tiers=("gpu",))`` they are made
+  there, and with ``tiers=("dram",)`` they stay in host memory.
 - ``state_dict()`` holds the rows with their optimizer state, ``load_state_dict()`` puts them back.
 """
 

@@ -172,9 +172,8 @@ class GrowingTables:
         """Empty shards in the memory of the current GPU, or of the host."""
         specs = [group.spec for group in self.groups]
         if on_gpu:
-            return LocalShards(
-                self.groups, StoreOptions(tiers=("gpu",), reserve_rows=self._given.reserve_rows)
-            )
+            there = StoreOptions(tiers=("gpu",), reserve_rows=self._given.reserve_rows)
+            return LocalShards(self.groups, self._given if self._given.on_gpu else there)
         options = replace(self._given, tiers=None) if self._given.on_gpu else self._given
         optimizers = [[segment.optimizer for segment in spec.segments] for spec in specs]
         ahead.make_ready(ahead.training(optimizers, [table.eviction for table in self.schema.tables]))

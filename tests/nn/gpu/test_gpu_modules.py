@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import gc
 import re
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -132,6 +134,10 @@ def test_no_ids_no_bags_and_rows_that_are_only_read():
     for given in ((none, begin), (none, begin[:0]), (none.view(0, 3),), (none, begin, torch.empty(0))):
         assert torch.equal(step(gpu, *given), step(cpu, *given))
     ids = torch.tensor([[8], [9]])
+    gc.disable()
+    left = weakref.ref(gpu(none, begin))
+    assert left() is None  # no cycle keeps a graph that was dropped
+    gc.enable()
     with torch.no_grad():
         assert torch.equal(gpu(ids).cpu(), cpu(ids))
     assert torch.equal(gpu.eval()(ids).cpu(), cpu.eval()(ids))
@@ -222,7 +228,7 @@ def test_without_a_gpu_it_is_one_line_and_rows_stay(move):
     bag = girih.nn.EmbeddingBag(4)
     bag(torch.tensor([[1]]))
     with pytest.raises(
-        ConfigError, match="^EmbeddingBag: its rows cannot be moved there: .* in host memory$"
+        ConfigError, match=r"^EmbeddingBag: its rows cannot be moved there: .* in host memory$"
     ) as caught:
         move(torch.nn.Sequential(bag))
     assert "\n" not in str(caught.value)
@@ -291,17 +297,18 @@ def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
 def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     _, gpu = pair(girih.nn.EmbeddingBag, 4)
     order = gpu.tables._stream
-    waits, kept, capturing = [], [], [False]
+    waits, kept, capturing, now = [], [], [False], [None]
     streams = [SimpleNamespace(wait_stream=lambda other, n=n: waits.append((n, other))) for n in range(2)]
     monkeypatch.setattr(one_stream, "torch", SimpleNamespace(cuda=SimpleNamespace(
-        device=contextlib.nullcontext, current_stream=lambda: streams[now],
+        device=contextlib.nullcontext, current_stream=lambda: now[0],
         is_current_stream_capturing=lambda: capturing[0],
     )))  # fmt: skip
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: kept.append((id(tensor), stream))
     )
     order._last = streams[0]
-    for now in (0, 1, 1, 0):
+    for stream in (0, 1, 1, 0):
+        now[0] = streams[stream]
         with gpu.tables.used():
             pass
     assert waits == [(1, streams[0]), (0, streams[1])]
