@@ -31,8 +31,8 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.record_kernels import Keys
 from girih.store.gpu.options import Gpu
+from girih.store.gpu.record_kernels import Keys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
 STATE = {"sgd": 0, "adam": 2}

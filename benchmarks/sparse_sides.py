@@ -162,7 +162,7 @@ class Module:
             ids = np.arange(start, min(start + FILL, rows + SPARE_ROWS))
             self.bags(*self.prepare(np.tile(ids, self.features), 1))
         spare, _ = self.prepare(np.tile(np.arange(rows, rows + SPARE_ROWS), self.features), 1)
-        for store in self.bags.tables.stores[0]:
+        for store in self.bags.tables.shards.stores[0]:
             evict(store, spare.numpy(), np.zeros(len(spare), np.int32))
 
     def prepare(self, ids: NDArray[np.int64], bag: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ class Module:
         return
 
     def close(self) -> None:
-        for store in self.bags.tables.stores[0]:
+        for store in self.bags.tables.shards.stores[0]:
             store.close()
 
 
@@ -202,10 +202,10 @@ class Collection(Packed):
         return
 
     def close(self) -> None:
-        self.bags.tables.close()
+        self.bags.tables.shards.close()
 
     def stores(self) -> Iterator[tuple[str, Store]]:
-        return self.bags.tables.files()
+        return self.bags.tables.shards.files()
 
 
 class Static:

@@ -266,7 +266,7 @@ Bags = girih.nn.EmbeddingBagCollection
         (lambda: Bags([F(name="a", max_length=3)]), "feature 'a': max_length: is for reading data"),
         (lambda: Bags([F(name="a"), F(name="a")]), "feature 'a' is listed 2 times"),
         (lambda: Bags([F(name="a", dim=4)], [girih.Table(name="b")]), "table 'b' is used by no feature"),
-        (lambda: Bags([F(name="a", dim=4)], device="cpu"), "device: rows stay in host memory"),
+        (lambda: Bags([F(name="a", dim=4)], device="cpu"), r"device: module.cuda\(\) takes rows to a GPU"),
         (lambda: Bags([F(name="a", dim=4)], is_weighted=True), "is_weighted: weights come with the ids"),
         (
             lambda: Bags([F(name="a")], embedding_dim=4),

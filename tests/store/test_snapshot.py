@@ -162,6 +162,22 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path, other, messa
         np.testing.assert_array_equal(column, before[name])
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_live_snapshot_restores_stores_without_a_file(shards):
+    spec = two_segments(
+        eviction=LRU(max_rows=30 if shards == 1 else 3000), admission=MinCount(count=2, cells=500)
+    )
+    store = trained(spec)
+    others = [Store(spec, shard=shard, num_shards=shards) for shard in range(shards)]
+    with store.snapshot() as snapshot:
+        for other in others:
+            other.restore([snapshot])
+    assert by_key(*others) == by_key(store)
+    if shards == 1:
+        assert_equal_stores(*others, store)
+        np.testing.assert_array_equal(others[0].state.memory.arrays.cells, store.state.memory.arrays.cells)
+
+
 def test_momentum_is_part_of_the_layout():
     with pytest.raises(CheckpointError, match="optimizer is sgd, expected sgd with momentum"):
         Store(group(optimizer=optim.SGD(momentum=0.9))).restore([taken(Store(group()))])

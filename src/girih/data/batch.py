@@ -64,3 +64,8 @@ class Batch:
     def num_features(self) -> int:
         """Number of categorical and sequence features, F."""
         return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0
+
+    def ids_of(self, feature: int) -> slice:
+        """Slice of a feature's ids."""
+        size = self.num_examples
+        return slice(int(self.offsets[feature * size]), int(self.offsets[(feature + 1) * size]))

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from girih.errors import ConfigError
-from girih.nn.growing import GrowingModule, GrowingTables
+from girih.nn.growing import GrowingModule
+from girih.nn.growing_tables import GrowingTables
 from girih.nn.inputs import joined, packed
 from girih.nn.one_table import check_optimizer
 from girih.nn.refusals import COLLECTION, answers_movers, uncaptured
@@ -80,20 +81,27 @@ class EmbeddingBagCollection(GrowingModule):
                 or √n by its pooling. Where they require a gradient, bags are pooled by torch, more slowly.
 
         Returns:
-            By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] where dims differ. In host memory;
-            an empty bag is 0.
+            By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] where dims differ. Where the rows
+            are; an empty bag is 0.
 
         Raises:
             ConfigError: features that are missing or unknown, shapes or types that do not go together.
         """
         if not isinstance(ids, Mapping):
-            found = self.pool(*packed(ids, offsets, per_sample_weights, len(self._names)))
+            found = self.pool(
+                packed(ids, offsets, per_sample_weights, len(self._names), device=self.tables.device)
+            )
             return found.stacked(self._names) if self._one_dim else found.concatenated(self._names)
         if offsets is not None:
             raise ConfigError("offsets: ids come by name; give {name: (ids, offsets)}")
-        found = self.pool(
-            *joined(ids, per_sample_weights, self._names, last_included=self.include_last_offset)
+        given = joined(
+            ids,
+            per_sample_weights,
+            self._names,
+            device=self.tables.device,
+            last_included=self.include_last_offset,
         )
+        found = self.pool(given)
         bags = {
             name: bag
             for block in found.blocks
@@ -111,7 +119,8 @@ class EmbeddingBagCollection(GrowingModule):
         told = [
             f"{table.name}: {rows[table.name]:,} rows, dim={table.dim}" for table in self.tables.schema.tables
         ]
-        return "\n".join([f"features={list(self._names)}", *told])
+        where = ", in GPU memory" if self.tables.on_gpu else ""
+        return "\n".join([f"features={list(self._names)}{where}", *told])
 
 
 def _check(features: Sequence[Categorical]) -> None:

@@ -10,6 +10,9 @@ Rows are not parameters:
 - ``torch.amp.GradScaler`` must not be used: rows would take the scaled gradients, at once.
 - Under ``torch.no_grad()`` or after ``module.eval()`` rows are only read: a new id gives its
   initial value, gets no row, and nothing learns.
+- ``module.cuda()``, as ``to("cuda")`` of the model around it, takes the rows to the memory of the GPU, with their optimizer state,
+  and ``cpu()`` brings them back; outputs are where rows are. With ``store=girih.StoreOptions(tiers=("gpu",))`` they are made
+  there, and with ``tiers=("dram",)`` they stay in host memory.
 - ``state_dict()`` holds the rows with their optimizer state, ``load_state_dict()`` puts them back.
 """
 
@@ -19,12 +22,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
-from girih.nn.inputs import Flat, flat, integers, without
+from girih.nn.inputs import flat, integers, uniform, without
 from girih.nn.one_table import RowOptions, TableModule
 from girih.nn.refusals import answers_movers, uncaptured
 from girih.schema import Pooling
@@ -81,15 +83,21 @@ class EmbeddingBag(TableModule):
                 Where they require a gradient, bags are pooled by torch, more slowly.
 
         Returns:
-            float32[B, dim] in host memory; an empty bag is 0.
+            float32[B, dim], where the rows are; an empty bag is 0.
 
         Raises:
             ConfigError: shapes or types that do not go together.
         """
-        given = flat(input, offsets, per_sample_weights, last_included=self.include_last_offset)
+        given = flat(
+            input,
+            offsets,
+            per_sample_weights,
+            device=self.tables.device,
+            last_included=self.include_last_offset,
+        )
         if self.padding_idx is not None:
             given = without(self.padding_idx, given)
-        (bags,) = self.pool(*given).blocks
+        (bags,) = self.pool(given).blocks
         return bags.values.flatten(1)
 
     @classmethod
@@ -123,19 +131,17 @@ class Embedding(TableModule):
 
     @uncaptured
     def forward(self, input: Tensor) -> Tensor:
-        """Ids, int64 of any shape, to float32[*shape, dim] in host memory.
+        """Ids, int64 of any shape, to float32[*shape, dim], where the rows are.
 
         Raises:
             ConfigError: ids that are not integers.
         """
-        ids = integers(input, "input")
-        each = ids.flatten()
+        ids = integers(input, "input").flatten()
         if self.padding_idx is None:
-            (vectors,) = self.read(self._vectors, each, np.array([0, len(each)]))
+            (vectors,) = self.read(self._vectors, uniform(ids, 1, len(ids)))
         else:
-            one_each = without(self.padding_idx, Flat(each, np.arange(len(each) + 1), None))
-            (vectors,) = self.read(self._bags, *one_each)
-        return vectors.reshape(*ids.shape, self.dim)
+            (vectors,) = self.read(self._bags, without(self.padding_idx, uniform(ids, len(ids), 1)))
+        return vectors.reshape(*input.shape, self.dim)
 
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:

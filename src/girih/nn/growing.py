@@ -1,4 +1,4 @@
-"""Tables that grow, as torch modules see them: the way from ids to vectors and back, and what every module has.
+"""What every module over tables that grow has: the way from ids to vectors and back, by autograd; state; moves to a GPU.
 
 Shapes: B examples, F features, N ids, D width of a vector.
 """
@@ -6,107 +6,28 @@ Shapes: B examples, F features, N ids, D width of a vector.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
-from girih.errors import ConfigError, nearest
-from girih.kernels.cpu import ahead
+from girih.errors import ConfigError
 from girih.models.embeddings import Block, Embeddings
-from girih.models.needs import EMBEDDING, SEQUENCE, of_all
-from girih.nn.inputs import integers
+from girih.models.needs import EMBEDDING, SEQUENCE
+from girih.nn.growing_tables import GrowingTables, Reader
+from girih.nn.inputs import Bags
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED
-from girih.optim import SparseOptimizer
-from girih.schema import Categorical, Schema
-from girih.sparse.groups.group import CpuGroup, GroupRead, apply_all
+from girih.schema import Categorical
+from girih.sparse.groups.gpu_batch import GpuBatch
+from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.pack import POOLING_MODES, Output, by_group, pack
-from girih.sparse.options import StoreOptions
-from girih.store import SnapshotFile, shard_of, write_rows
-from girih.tables import Table
+from girih.sparse.groups.pack import POOLING_MODES, Output, by_group
+from girih.store import SnapshotFile, write_rows
 
-NO_LABEL = ""
-"""Name of the one label of a schema without any: no feature can be called so."""
 _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES["sqrtn"]: -0.5}
-
-
-class GrowingTables(LocalShards):
-    """The tables of some features, packed into groups; several modules may share them.
-
-    Attributes:
-        schema: features and tables.
-        step: number of their last update.
-    """
-
-    def __init__(
-        self,
-        features: Sequence[Categorical],
-        tables: Sequence[Table],
-        optimizer: SparseOptimizer,
-        seed: int,
-        options: StoreOptions,
-    ) -> None:
-        self.schema = Schema(features, NO_LABEL, tables)
-        self._pack = partial(pack, optimizer=optimizer, seed=seed)
-        groups = self._pack(self.schema, of_all(self.schema, EMBEDDING))
-        specs = [group.spec for group in groups]
-        optimizers = [[segment.optimizer for segment in spec.segments] for spec in specs]
-        ahead.make_ready(ahead.training(optimizers, [table.eviction for table in self.schema.tables]))
-        num_shards = options.num_shards(specs, torch.get_num_threads())
-        super().__init__(groups, replace(options, shards=num_shards))
-        self.step = 0
-
-    def read_by(self, features: Sequence[Categorical], kind: str) -> list[CpuGroup]:
-        """The groups as some features read them: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
-        schema = Schema(features, NO_LABEL, self.schema.tables)
-        groups = self._pack(schema, of_all(schema, kind))
-        return [CpuGroup(group, own, self.pool) for group, own in zip(groups, self.stores, strict=True)]
-
-    def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows of a table: int64[n] distinct ids, float32[n, D]; new ids get rows."""
-        places = {
-            each.name: (group, number)
-            for group, packed in enumerate(self.groups)
-            for number, each in enumerate(packed.spec.tables)
-        }
-        if table not in places:
-            raise ConfigError(f"table {table!r} is not one of this module's{nearest(table, places)}")
-        group, number = places[table]
-        dim = self.groups[group].spec.dim
-        ids = integers(ids, "ids").flatten()
-        if vectors.shape != (len(ids), dim):
-            raise ConfigError(f"vectors: shape {tuple(vectors.shape)}, expected {(len(ids), dim)}")
-        keys, tables = ids.numpy(), np.full(len(ids), number, np.int32)
-        if len(np.unique(keys)) != len(keys):
-            raise ConfigError("ids: some are repeated; expected each once")
-        values = np.ascontiguousarray(vectors.detach().float().cpu().numpy())
-        shards = shard_of(keys, tables, self.shards_each)
-        for store in self.stores[group]:
-            part = np.flatnonzero(shards == store.shard)
-            store.assign(keys[part], tables[part], values[part])
-
-    def restore(self, sources: Sequence[SnapshotFile]) -> None:
-        """Replaces all rows by those of shards, of any number.
-
-        Raises:
-            CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
-        """
-        known = {table.name for table in self.schema.tables}
-        found = []
-        for _, store in self.files():
-            own = {table.name for table in store.spec.tables}
-            files = [file for file in sources if own & (names := _tables_in(file)) or not known & names]
-            store.check(files, elsewhere=known - own)
-            found.append((store, files))
-        for store, files in found:
-            store.restore(files, elsewhere=known)
 
 
 class _Apply(torch.autograd.Function):
@@ -114,17 +35,25 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, module: GrowingModule, groups: Sequence[CpuGroup], batch: Batch
+        ctx: Any, anchor: Tensor, module: GrowingModule, reader: Reader, batch: Any
     ) -> tuple[Tensor, ...]:
-        reads = [group.read(batch, module.tables.step + 1, train=True) for group in groups]
-        ctx.module, ctx.groups, ctx.batch, ctx.reads = module, groups, batch, reads
+        tables = module.tables
+        with tables.used():
+            reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
+        ctx.module, ctx.groups, ctx.shards, ctx.batch, ctx.reads = (
+            module,
+            reader.groups,
+            tables.shards,
+            batch,
+            reads,
+        )
         ctx.set_materialize_grads(False)  # of groups that took no part in the loss, no row moves
         return _outputs(reads)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None, None]:
-        ctx.module.push(ctx.groups, ctx.reads, ctx.batch, gradients)
-        return torch.zeros(0), None, None, None
+        ctx.module.push(ctx.groups, ctx.shards, ctx.reads, ctx.batch, gradients)
+        return torch.zeros(0, device=ctx.module.tables.device), None, None, None
 
 
 class GrowingModule(nn.Module):
@@ -151,77 +80,98 @@ class GrowingModule(nn.Module):
             raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}")
         return super().__getattr__(name)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GrowingModule:
+        """Called by ``to``, ``cuda``, ``cpu`` and the like: rows go to a GPU, or come back, with all that share them.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        try:
+            device = fn(torch.empty(0, device=self.tables.device)).device
+        except (AssertionError, RuntimeError) as error:
+            told = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"{type(self).__name__}: its rows cannot be moved there: {told}; they go to a GPU that torch can use, or"
+                " stay in host memory"
+            ) from error
+        if device.type == "cpu" or (device.type == "cuda" and not self.tables.stays):
+            self.tables.move(device)
+        return self
+
     @property
     def num_rows(self) -> int:
-        """Rows so far, of all tables."""
+        """Rows so far, of all tables; waits for a GPU."""
         return sum(self.tables.rows().values())
 
-    def pool(self, ids: Tensor, offsets: NDArray[np.int64], weights: Tensor | None) -> Embeddings:
-        """Bags of all features, feature-major: int64[N], int64[F·B+1], float32[N] or None.
+    def pool(self, bags: Bags) -> Embeddings:
+        """Bags of all features.
 
         They are pooled by torch where weights require a gradient, so that autograd reaches these.
         """
+        weights = bags.weights
         if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
-            found = zip(self._bags, self.read(self._bags, ids, offsets, weights), strict=True)
-            return Embeddings(tuple(Block(group.group.outputs[0].names, bags) for group, bags in found))
-        outputs = [output for group in self._vectors for output in group.group.outputs]
-        size = (len(offsets) - 1) // len(outputs)
-        blocks = []
-        for output, vectors in zip(outputs, self.read(self._vectors, ids, offsets), strict=True):
-            first = int(output.features[0]) * size
-            bounds = offsets[first : first + size + 1]
-            bags = _pooled(vectors, np.diff(bounds), weights[bounds[0] : bounds[-1]], output)
-            blocks.append(Block(output.names, bags[:, None]))
+            found = zip(self._bags.groups, self.read(self._bags, bags), strict=True)
+            return Embeddings(tuple(Block(group.group.outputs[0].names, values) for group, values in found))
+        here = bags.to(self.tables.device)
+        outputs = [output for group in self._vectors.groups for output in group.group.outputs]
+        blocks = [
+            Block(output.names, _pooled(vectors, here, output)[:, None])
+            for output, vectors in zip(outputs, self.read(self._vectors, here), strict=True)
+        ]
         return Embeddings(tuple(blocks))
 
-    def read(
-        self,
-        groups: Sequence[CpuGroup],
-        ids: Tensor,
-        offsets: NDArray[np.int64],
-        weights: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
         """The outputs of all groups, which lead autograd to the store where the module trains."""
-        size = (len(offsets) - 1) // sum(len(group.group.features) for group in groups)
-        nothing = np.empty((size, 0), np.float32)
-        batch = Batch(
-            ids=np.ascontiguousarray(ids.numpy()),
-            offsets=offsets.astype(np.int32),
-            numeric=nothing,
-            labels=nothing,
-            weights=None if weights is None else np.ascontiguousarray(weights.detach().numpy()),
-        )
+        batch = self._batch(bags)
         if self.training and torch.is_grad_enabled():
-            anchor = torch.zeros(0, requires_grad=True)  # autograd comes back to nodes that it leads to
-            out: tuple[Tensor, ...] = _Apply.apply(anchor, self, groups, batch)  # type: ignore[no-untyped-call]
+            # autograd comes back to nodes that it leads to, on the stream that they were on
+            anchor = torch.zeros(0, requires_grad=True, device=self.tables.device)
+            out: tuple[Tensor, ...] = _Apply.apply(anchor, self, reader, batch)  # type: ignore[no-untyped-call]
             return out
-        return _outputs([group.read(batch, self.tables.step + 1, train=False) for group in groups])
+        with self.tables.used():
+            step = self.tables.step + 1
+            return _outputs([_read(group, batch, step, train=False) for group in reader.groups])
 
     def push(
         self,
-        groups: Sequence[CpuGroup],
-        reads: Sequence[GroupRead],
-        batch: Batch,
+        groups: Sequence[EmbeddingGroup],
+        shards: LocalShards,
+        reads: Sequence[ReadRows],
+        batch: Any,
         gradients: Sequence[Tensor | None],
     ) -> None:
-        """Applies the gradients of all outputs, as one step; called by autograd.
+        """Applies the gradients of all outputs, as one step; called by autograd. Waits for a GPU, to learn that they are finite.
+
+        Args:
+            shards: those that were read.
 
         Raises:
             NonFiniteError: one has a NaN or an infinity; nothing was applied.
+            ConfigError: rows were moved to another device since they were read.
         """
-        flat = [
-            None if one is None else one.float().contiguous().view(-1, one.shape[-1]).numpy()
-            for one in gradients
+        tables = self.tables
+        if shards is not tables.shards:
+            raise ConfigError(
+                f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before"
+            )
+        flat: list[Any] = [
+            None if one is None else one.float().contiguous().view(-1, one.shape[-1]) for one in gradients
         ]
+        if not tables.on_gpu:
+            flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
-        apply_all(groups, reads, given, batch, self.tables.step + 1, self.lr_scale)
-        self.tables.step += 1
+        with tables.used():
+            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale)
+        tables.step += 1
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Rows, optimizer state and use counts, as tensors of bytes: a part of ``state_dict()``."""
+        """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
         shards = []
-        for name, store in self.tables.files():
-            with store.snapshot() as snapshot, tempfile.TemporaryFile() as file:
+        for name, store in self.tables.shards.files():
+            with self.tables.used():
+                snapshot = store.snapshot()
+            with snapshot, tempfile.TemporaryFile() as file:
                 write_rows(snapshot, file, name)
                 shards.append(torch.from_numpy(np.fromfile(file, np.uint8)))
         return {"step": self.tables.step, "shards": shards}
@@ -235,24 +185,50 @@ class GrowingModule(nn.Module):
         shards = []
         for number, shard in enumerate(state["shards"]):
             with tempfile.TemporaryFile() as file:
-                file.write(shard.numpy())
+                file.write(shard.cpu().numpy())
                 file.seek(0)
                 shards.append(SnapshotFile(file, f"shard {number} of a state_dict"))
         self.tables.restore(shards)
         self.tables.step = state["step"]
 
+    def _batch(self, bags: Bags) -> Any:
+        """A batch as the groups take it: a ``Batch``, or a ``GpuBatch``."""
+        here = bags.to(self.tables.device)
+        ids, offsets, weights = here.ids.contiguous(), here.offsets.to(torch.int32).contiguous(), here.weights
+        if weights is not None:
+            weights = weights.detach().contiguous()
+        if self.tables.on_gpu:
+            return GpuBatch(ids, offsets, weights, bags.num_examples, bags.bounds, bags.longest)
+        nothing = np.empty((bags.num_examples, 0), np.float32)
+        return Batch(
+            ids=ids.numpy(),
+            offsets=offsets.numpy(),
+            numeric=nothing,
+            labels=nothing,
+            weights=None if weights is None else weights.numpy(),
+        )
 
-def _outputs(reads: Sequence[GroupRead]) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(output) for read in reads for output in read.outputs)
+
+def _read(group: EmbeddingGroup, batch: Any, step: int, *, train: bool) -> ReadRows:
+    read, fill = group.lookup(batch, step, train=train)
+    fill(slice(0, batch.num_examples))
+    return read
 
 
-def _pooled(vectors: Tensor, lengths: NDArray[np.int64], weights: Tensor, output: Output) -> Tensor:
+def _outputs(reads: Sequence[ReadRows]) -> tuple[Tensor, ...]:
+    """As tensors of their own, since those that a node holds for its backward would hold the node."""
+    return tuple(torch.as_tensor(output).detach() for read in reads for output in read.outputs)
+
+
+def _pooled(vectors: Tensor, bags: Bags, output: Output) -> Tensor:
     """Bags of one feature's vectors, float32[B, D], by torch."""
-    counts = torch.from_numpy(lengths)
-    bags = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    sums = torch.zeros(len(counts), vectors.shape[1]).index_add(0, bags, vectors * weights[:, None])
-    return sums * counts.clamp(min=1).float().pow(_POWERS[int(output.modes[0])])[:, None]
-
-
-def _tables_in(file: SnapshotFile) -> set[str]:
-    return {table["name"] for table in file.description["tables"]}
+    feature, size = int(output.features[0]), bags.num_examples
+    begin, end = (int(bags.bounds[place]) for place in (feature, feature + 1))
+    own = bags.offsets[feature * size : (feature + 1) * size + 1]
+    weights = None if bags.weights is None else bags.weights[begin:end]
+    sums = nn.functional.embedding_bag(
+        torch.arange(len(vectors), device=vectors.device), vectors, own - begin, mode="sum",
+        per_sample_weights=weights, include_last_offset=True,
+    )  # fmt: skip
+    power = _POWERS[int(output.modes[0])]
+    return sums * own.diff().clamp(min=1).float().pow(power)[:, None]

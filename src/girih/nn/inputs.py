@@ -1,12 +1,17 @@
 """Ids as torch's loops hold them, checked and flattened: one run of ids, and the bounds of bags in it.
 
+Ids and offsets may be on a GPU. They stay there, and of offsets there the host asks for four numbers per feature, by one
+small copy that is waited for; those of an input of two dimensions are known from its shape. Arguments ``device`` say where rows
+are: what is on a GPU goes to the host where they are there, and what is on the host to the GPU through pinned memory.
+
 Shapes: B examples, F features, N ids, M ids of each bag.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +20,54 @@ from torch import Tensor
 
 from girih.errors import ConfigError, nearest
 
-Bounds = NDArray[np.int64]
+_FIRST, _LAST, _LEAST, _MOST = range(4)
 
 
-class Flat(NamedTuple):
-    """Bags one after the other, feature by feature: ids int64[N], offsets int64[F·B+1], weights float32[N] or None."""
+@dataclass(frozen=True)
+class Bags:
+    """Bags one after the other, feature by feature.
+
+    Attributes:
+        ids, offsets, weights: int64[N], int64[F·B+1], float32[N] or None, on one device.
+        num_examples: B.
+        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
+        longest: int64[F], ids of the longest bag of each feature, or more.
+    """
 
     ids: Tensor
-    offsets: Bounds
+    offsets: Tensor
     weights: Tensor | None
+    num_examples: int
+    bounds: NDArray[np.int64]
+    longest: NDArray[np.int64]
+
+    def to(self, device: torch.device) -> Bags:
+        """The same on a device."""
+        weights = None if self.weights is None else moved(self.weights, device)
+        return replace(
+            self, ids=moved(self.ids, device), offsets=moved(self.offsets, device), weights=weights
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Bags of some features as they were given.
+
+    Attributes:
+        told: int64[4, F]: where each feature's bags begin and end, and the ids of its shortest and longest one;
+            to be believed once :func:`_settled` has checked them.
+        where: begins errors.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    told: Tensor
+    where: str
 
 
 def integers(ids: Any, name: str) -> Tensor:
-    """A tensor of integers as int64 in host memory.
+    """A tensor of integers.
 
     Raises:
         ConfigError: it is something else.
@@ -35,38 +75,39 @@ def integers(ids: Any, name: str) -> Tensor:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise ConfigError(f"{name}: {kind}, expected a tensor of int64 (or int32)")
-    return ids.detach().cpu().long()
+    return ids.detach()
 
 
-def flat(
-    ids: Any, offsets: Any, weights: Any, *, name: str = "input", where: str = "", last_included: bool = False
-) -> Flat:
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; the host does not wait where it goes to a GPU."""
+    if tensor.device == device:
+        return tensor
+    if device.type == "cpu" or tensor.device.type != "cpu" or tensor.requires_grad:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def flat(ids: Any, offsets: Any, weights: Any, *, device: torch.device, last_included: bool = False) -> Bags:
     """Bags of one feature, in the forms that ``torch.nn.EmbeddingBag`` takes.
 
     Args:
-        ids: called ``name`` in errors; [N] with ``offsets``, or [B, M].
+        ids: [N] with ``offsets``, or [B, M].
         offsets: [B], where each bag begins; with ``last_included`` [B+1], the last of which is N.
         weights: of the shape of ``ids``, or None.
-        where: begins errors.
 
     Raises:
         ConfigError: shapes or types that do not go together.
     """
-    ids = integers(ids, f"{where}{name}")
-    if ids.dim() == 2:
-        if offsets is not None:
-            raise ConfigError(f"{where}offsets: an input of two dimensions is bags already; drop offsets")
-        bounds = np.arange(len(ids) + 1) * ids.shape[1]
-    elif ids.dim() != 1:
-        raise ConfigError(f"{where}{name}: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
-    elif offsets is None:
-        raise ConfigError(f"{where}offsets: missing; an input of one dimension needs them (or give it two)")
-    else:
-        bounds = _bounds(offsets, len(ids), where, last_included=last_included)
-    return Flat(ids.flatten(), bounds, _weights(weights, ids, where))
+    part = _part(ids, offsets, weights, "input", "", last_included)
+    return _settled(_together([part], device))
 
 
-def packed(ids: Any, offsets: Any, weights: Any, num_features: int) -> Flat:
+def uniform(ids: Tensor, num_bags: int, bag_size: int) -> Bags:
+    """Bags of equal size, of one feature: int64[B·M]."""
+    return _settled([_uniform(ids, num_bags, bag_size, None, "")])
+
+
+def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: torch.device) -> Bags:
     """Bags of all features in one run of ids, feature by feature: [N], [F·B+1], and [N] or None.
 
     Raises:
@@ -86,14 +127,24 @@ def packed(ids: Any, offsets: Any, weights: Any, num_features: int) -> Flat:
             f"ids: {ids.dim()} dimensions, expected 1: those of all features, one after the other"
         )
     bounds = _bounds(offsets, len(ids), "", last_included=True)
-    if (len(bounds) - 1) % num_features:
+    even = (len(bounds) - 1) % num_features == 0
+    told = _told(bounds, num_features if even else 1)
+    given = _settled(_together([_Part(ids, bounds, _weights(weights, ids, ""), told, "")], device))
+    if not even:
         raise ConfigError(
             f"offsets: {len(bounds)}, expected F·B+1: one for each of {num_features} features of each example, and the end"
         )
-    return Flat(ids, bounds, _weights(weights, ids, ""))
+    return given
 
 
-def joined(given: Mapping[str, Any], weights: Any, names: Sequence[str], *, last_included: bool) -> Flat:
+def joined(
+    given: Mapping[str, Any],
+    weights: Any,
+    names: Sequence[str],
+    *,
+    device: torch.device,
+    last_included: bool,
+) -> Bags:
     """Bags of all features, given by name: (ids, offsets) as :func:`flat` takes them, or ids[B, M].
 
     Args:
@@ -109,47 +160,144 @@ def joined(given: Mapping[str, Any], weights: Any, names: Sequence[str], *, last
         for name in names_given:
             if name not in names:
                 raise ConfigError(f"{what}: unknown feature {name!r}{nearest(name, names)}")
-    parts: list[Flat] = []
+    parts: list[_Part] = []
     for name in names:
         if name not in given:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
         ids, offsets = given[name] if isinstance(given[name], tuple | list) else (given[name], None)
-        where = f"feature {name!r}: "
-        own = flat(ids, offsets, weights.get(name), name="ids", where=where, last_included=last_included)
+        own = _part(ids, offsets, weights.get(name), "ids", f"feature {name!r}: ", last_included)
         if parts and len(own.offsets) != len(parts[0].offsets):
             raise ConfigError(
-                f"{where}{len(own.offsets) - 1} bags, but feature {names[0]!r} has {len(parts[0].offsets) - 1};"
+                f"{own.where}{len(own.offsets) - 1} bags, but feature {names[0]!r} has {len(parts[0].offsets) - 1};"
                 " expected one for each example"
             )
         parts.append(own)
-    ends = np.cumsum([0, *(len(part.ids) for part in parts)])
-    bounds = [part.offsets[:-1] + first for part, first in zip(parts, ends[:-1], strict=True)]
-    all_weights = None
-    if weights:
-        all_weights = torch.cat([torch.ones(len(p.ids)) if p.weights is None else p.weights for p in parts])
-    return Flat(torch.cat([part.ids for part in parts]), np.concatenate([*bounds, ends[-1:]]), all_weights)
+    return _settled(_together(parts, device), weighted=bool(weights))
 
 
-def without(absent: int, given: Flat) -> Flat:
-    """The same bags without one id."""
+def without(absent: int, given: Bags) -> Bags:
+    """The same bags of one feature without one id. On a GPU, the host waits for how many are left."""
     kept = given.ids != absent
-    before = np.concatenate([[0], np.cumsum(kept.numpy())])
-    return Flat(
-        given.ids[kept], before[given.offsets], None if given.weights is None else given.weights[kept]
+    before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=kept.device)
+    torch.cumsum(kept, 0, out=before[1:])
+    ids = given.ids[kept]
+    weights = None if given.weights is None else given.weights[kept]
+    return replace(
+        given, ids=ids, offsets=before[given.offsets], weights=weights, bounds=np.array([0, len(ids)])
     )
 
 
-def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Bounds:
-    """The begin of each bag, and the last one's end."""
-    offsets = integers(offsets, f"{where}offsets")
-    if offsets.dim() != 1:
-        raise ConfigError(f"{where}offsets: {offsets.dim()} dimensions, expected 1")
-    bounds: Bounds = offsets.numpy() if last_included else np.append(offsets.numpy(), num_ids)
-    if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != num_ids or (bounds[1:] < bounds[:-1]).any():
-        raise ConfigError(
-            f"{where}offsets: {bounds.tolist()[:8]}…: expected to rise from 0 to the {num_ids} ids"
-        )
+def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_included: bool) -> _Part:
+    ids = integers(ids, f"{where}{name}")
+    if ids.dim() == 2:
+        if offsets is not None:
+            raise ConfigError(f"{where}offsets: an input of two dimensions is bags already; drop offsets")
+        num_bags, bag_size = ids.shape
+        return _uniform(ids.flatten(), num_bags, bag_size, _weights(weights, ids, where), where)
+    if ids.dim() != 1:
+        raise ConfigError(f"{where}{name}: {ids.dim()} dimensions, expected 1 (with offsets) or 2")
+    if offsets is None:
+        raise ConfigError(f"{where}offsets: missing; an input of one dimension needs them (or give it two)")
+    bounds = _bounds(offsets, len(ids), where, last_included=last_included)
+    return _Part(ids, bounds, _weights(weights, ids, where), _told(bounds, 1), where)
+
+
+def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, where: str) -> _Part:
+    most = bag_size if num_bags else 0
+    told = torch.tensor([[0], [len(ids)], [most], [most]])
+    offsets = torch.arange(num_bags + 1, device=ids.device) * bag_size
+    return _Part(ids, offsets, weights, told, where)
+
+
+def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Tensor:
+    """The begin of each bag, and the last one's end, where they were given."""
+    bounds = integers(offsets, f"{where}offsets").long()
+    if bounds.dim() != 1:
+        raise ConfigError(f"{where}offsets: {bounds.dim()} dimensions, expected 1")
+    if not last_included:
+        bounds = torch.cat([bounds, bounds.new_full((1,), num_ids)])
+    if len(bounds) == 0:
+        raise _falling(bounds, num_ids, where)
     return bounds
+
+
+def _told(bounds: Tensor, num_features: int) -> Tensor:
+    """What :class:`_Part` tells of bags, computed where their bounds are."""
+    size = (len(bounds) - 1) // num_features
+    if size == 0:
+        ends = bounds[:1].expand(num_features)
+        return torch.stack([ends, ends, torch.zeros_like(ends), torch.zeros_like(ends)])
+    least, most = torch.aminmax(bounds.diff().view(num_features, size), dim=1)
+    return torch.stack([bounds[:-1:size], bounds[size::size], least, most])
+
+
+def _together(parts: list[_Part], device: torch.device) -> list[_Part]:
+    """Parts on one device: the host if all of them are there, else where rows are."""
+    tensors = [each for part in parts for each in (part.ids, part.offsets, part.weights) if each is not None]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return parts
+    return [
+        replace(
+            part,
+            ids=moved(part.ids, device),
+            offsets=moved(part.offsets, device),
+            weights=None if part.weights is None else moved(part.weights, device),
+        )
+        for part in parts
+    ]
+
+
+def _settled(parts: list[_Part], *, weighted: bool = False) -> Bags:
+    """One run of all parts, checked: waits for a GPU once where offsets were given there.
+
+    Args:
+        weighted: ids of parts without weights have 1.
+
+    Raises:
+        ConfigError: offsets that do not rise from 0 to the number of ids.
+    """
+    told = _brought([part.told for part in parts])
+    for part, own in zip(parts, told, strict=True):
+        n = len(part.ids)
+        rises = own[_FIRST, 0] == 0 and own[_LAST, -1] == n and own[_LEAST].min() >= 0
+        if not rises or own[_MOST].max() > n:  # which differences that overflowed are, too
+            raise _falling(part.offsets, n, part.where)
+    first, *others = parts
+    ids, offsets, weights = first.ids, first.offsets, first.weights
+    ends = np.cumsum([0, *(len(part.ids) for part in parts)])
+    if others:
+        ids = torch.cat([part.ids for part in parts])
+        begins = [part.offsets[:-1] + int(end) for part, end in zip(parts, ends, strict=False)]
+        offsets = torch.cat([*begins, begins[0].new_full((1,), len(ids))])
+    if others and weighted:
+        ones = (torch.ones(len(part.ids), device=ids.device) for part in parts)
+        weights = torch.cat(
+            [one if part.weights is None else part.weights for part, one in zip(parts, ones, strict=True)]
+        )
+    firsts = [own[_FIRST] + end for own, end in zip(told, ends, strict=False)]
+    return Bags(
+        ids=ids.long(),
+        offsets=offsets,
+        weights=weights,
+        num_examples=(len(first.offsets) - 1) // told[0].shape[1],
+        bounds=np.concatenate([*firsts, ends[-1:]]),
+        longest=np.concatenate([own[_MOST] for own in told]),
+    )
+
+
+def _brought(told: list[Tensor]) -> list[NDArray[np.int64]]:
+    """Small tensors of four rows on the host, by one copy for all that are elsewhere."""
+    there = [each for each in told if each.is_cuda]
+    if there:
+        widths = [each.shape[1] for each in there]
+        copies = iter(torch.split(torch.cat(there, dim=1).cpu(), widths, dim=1))
+    return [(next(copies) if each.is_cuda else each).numpy() for each in told]
+
+
+def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
+    return ConfigError(
+        f"{where}offsets: {bounds[:8].tolist()}…: expected to rise from 0 to the {num_ids} ids"
+    )
 
 
 def _weights(weights: Any, ids: Tensor, where: str) -> Tensor | None:
@@ -158,5 +306,5 @@ def _weights(weights: Any, ids: Tensor, where: str) -> Tensor | None:
     if not isinstance(weights, Tensor) or weights.shape != ids.shape:
         got = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
         raise ConfigError(f"{where}per_sample_weights: {got}, expected float32 of shape {tuple(ids.shape)}")
-    flattened: Tensor = weights.cpu().flatten().float()
+    flattened: Tensor = weights.flatten().float()
     return flattened

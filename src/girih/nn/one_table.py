@@ -8,7 +8,8 @@ from torch import Tensor
 
 from girih import config
 from girih.errors import ConfigError
-from girih.nn.growing import GrowingModule, GrowingTables
+from girih.nn.growing import GrowingModule
+from girih.nn.growing_tables import GrowingTables
 from girih.optim import Adagrad, SparseOptimizer
 from girih.schema import Categorical, Pooling
 from girih.sparse.options import StoreOptions
@@ -88,7 +89,8 @@ class TableModule(GrowingModule):
     def extra_repr(self) -> str:
         """Shown by ``print``."""
         optimizer = self.tables.groups[0].spec.segments[0].optimizer
-        return f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
+        told = f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
+        return f"{told}, in GPU memory" if self.tables.on_gpu else told
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -36,7 +36,7 @@ OPTIONS = {
     "norm_type": "rows are never renormalized; leave it out",
     "scale_grad_by_freq": "gradients of equal ids are summed; leave it out",
     "sparse": "only the rows of a batch ever move; leave it out",
-    "device": "rows stay in host memory; leave it out, and move the output",
+    "device": "module.cuda() takes rows to a GPU; leave it out",
     "_weight": "trained weights come by {name}.from_torch(module)",
     "_freeze": "module.eval() keeps rows as they are; leave it out",
 }

@@ -22,6 +22,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.side_stream import take_over
 from girih.store.gpu.gpu_memory import to_device
@@ -96,20 +97,20 @@ class GpuBags:
         self._first_bags: dict[tuple[int, int], Tensor] = {}
         self._output_modes = [to_device(output.modes.astype(np.int32), device) for output in group.outputs]
 
-    def find(self, batch: Batch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
+    def find(self, given: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
         """The unique keys of a batch, and for training the ids of each; waits for nothing.
 
         Args:
             ready: recorded once all is done.
         """
+        batch = given if isinstance(given, GpuBatch) else self._copied(given)
         size, features = batch.num_examples, self.group.features
-        begins = batch.offsets[features * size].astype(np.int64)
-        counts = batch.offsets[(features + 1) * size] - begins
+        begins = batch.bounds[features]
+        counts = batch.bounds[features + 1] - begins
         n = int(counts.sum())
         positions_of = to_device(places_and_positions(begins, counts), self.device)
-        ids, offsets = to_device(batch.ids, self.device), to_device(batch.offsets, self.device)
-        weights = None if batch.weights is None else to_device(batch.weights, self.device)
-        found = unique(ids, positions_of, self._tables, n)
+        offsets, weights = batch.offsets, batch.weights
+        found = unique(batch.ids, positions_of, self._tables, n)
         terms = pieces = None
         if train:
             first_bags = to_device((features * size).astype(np.int32), self.device)
@@ -117,12 +118,25 @@ class GpuBags:
             pieces = Pieces(found.counts)
         of_tables = np.zeros(len(self.group.spec.tables), np.int64)
         np.add.at(of_tables, self.group.tables, counts)
-        longest = np.zeros(len(features), np.int64)
-        if size:
-            longest[:] = np.diff(batch.offsets).reshape(-1, size)[features].max(axis=1)
+        longest = batch.longest[features]
         return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
 
-    def outputs(self, batch: Batch) -> list[Tensor]:
+    def _copied(self, batch: Batch) -> GpuBatch:
+        """The ids of a batch, copied to this group's GPU without a wait."""
+        size, num_features = batch.num_examples, 1 + int(self.group.features.max())
+        longest = np.zeros(num_features, np.int64)
+        if size:
+            longest[:] = np.diff(batch.offsets).reshape(-1, size)[:num_features].max(axis=1)
+        return GpuBatch(
+            ids=to_device(batch.ids, self.device),
+            offsets=to_device(batch.offsets, self.device),
+            weights=None if batch.weights is None else to_device(batch.weights, self.device),
+            num_examples=size,
+            bounds=batch.offsets[np.arange(num_features + 1) * size].astype(np.int64),
+            longest=longest,
+        )
+
+    def outputs(self, batch: Batch | GpuBatch) -> list[Tensor]:
         """Tensors of all outputs that are still to be filled: float32[B, F, D], or [L, D] where one is whole."""
         return [
             torch.empty(output.shape_in(batch), dtype=torch.float32, device=self.device)
@@ -135,7 +149,7 @@ class GpuBags:
         keys: GpuKeys,
         addresses: Tensor,
         dtype: int,
-        batch: Batch,
+        batch: Batch | GpuBatch,
         examples: slice,
     ) -> None:
         """Fills in, of all outputs, what is some examples'.
@@ -146,7 +160,7 @@ class GpuBags:
         for number in range(len(outputs)):
             self._fill(number, outputs[number], keys, addresses, dtype, batch, examples)
 
-    def sources(self, given: Sequence[Tensor | None], batch: Batch) -> list[Sources]:
+    def sources(self, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> list[Sources]:
         """The addresses of the gradients of all outputs, by segment and feature.
 
         Args:
@@ -161,7 +175,7 @@ class GpuBags:
         keys: GpuKeys,
         addresses: Tensor,
         dtype: int,
-        batch: Batch,
+        batch: Batch | GpuBatch,
         examples: slice,
     ) -> None:
         output = self.group.outputs[number]
@@ -170,9 +184,14 @@ class GpuBags:
         columns = jit.columns_of(dim)
         shared = {"DTYPE": dtype, "COLUMNS": columns}
         if output.whole:
-            bag = int(output.features[0]) * batch.num_examples
-            first, last = (int(batch.offsets[bag + example]) for example in (examples.start, examples.stop))
-            part = out[first - int(batch.offsets[bag]) :]
+            own_ids = output.ids_in(batch)
+            first, last = own_ids.start, own_ids.stop
+            if isinstance(batch, Batch):  # of another, the ids of all examples are filled in
+                bag = int(output.features[0]) * batch.num_examples
+                first, last = (
+                    int(batch.offsets[bag + example]) for example in (examples.start, examples.stop)
+                )
+            part = out[first - own_ids.start :]
             jit.launch(
                 pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
                 last - first, output.first_column * size, dim, **shared,
@@ -216,7 +235,7 @@ class GpuBags:
             found = self._first_bags[number, num_examples] = to_device(firsts, self.device)
         return found
 
-    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch) -> Sources:
+    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> Sources:
         described = np.zeros((4, len(self.group.features)), np.int64)
         for output, gradient in zip(self.group.outputs, given, strict=True):
             if output.segment.name != segment or gradient is None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys
+from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.side_stream import SideStream
@@ -76,7 +77,7 @@ class GpuGroup:
         self._bags = GpuBags(group, self._state.device)
         self._side = SideStream(self._state.device)
 
-    def find(self, batch: Batch) -> GpuKeys:
+    def find(self, batch: Batch | GpuBatch) -> GpuKeys:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done beside whatever the GPU does."""
         with self._side() as ready:
             return self._bags.find(batch, train=True, ready=ready)
@@ -87,7 +88,7 @@ class GpuGroup:
             self._state.begin_read(found.keys)
 
     def lookup(
-        self, batch: Batch, step: int, *, train: bool, found: GpuKeys | None = None
+        self, batch: Batch | GpuBatch, step: int, *, train: bool, found: GpuKeys | None = None
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._bags.find(batch, train=train) if found is None else found
@@ -101,7 +102,9 @@ class GpuGroup:
 
         return read, fill
 
-    def gradients(self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch) -> GpuGradients | None:
+    def gradients(
+        self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    ) -> GpuGradients | None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done without a wait."""
         if all(gradient is None for gradient in given):
             return None

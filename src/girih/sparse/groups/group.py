@@ -17,7 +17,7 @@ from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import Bags
-from girih.sparse.groups.pack import Group, ids_within
+from girih.sparse.groups.pack import Group, Sized
 from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
 
@@ -205,9 +205,9 @@ def apply_all(
         group.apply(read, found, step, lr_scale)
 
 
-def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Batch) -> str:
+def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:
     """Name of a feature that has an id of this key number."""
     names = {
         f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)
     }
-    return next((name for f, name in names.items() if (inverse[ids_within(batch, f)] == key).any()), "?")
+    return next((name for f, name in names.items() if (inverse[batch.ids_of(f)] == key).any()), "?")

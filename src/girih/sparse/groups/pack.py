@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,19 @@ Member = tuple[int, Categorical | Sequence]
 _Layout = tuple[tuple[Segment, ...], str]
 """Segments of a row, and its dtype."""
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+
+
+class Sized(Protocol):
+    """A batch, as far as the sizes of tensors depend on it, wherever its ids are."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples, B."""
+        ...
+
+    def ids_of(self, feature: int) -> slice:
+        """Slice of a feature's ids."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,11 +74,11 @@ class Output:
             whole=whole,
         )
 
-    def ids_in(self, batch: Batch) -> slice:
+    def ids_in(self, batch: Sized) -> slice:
         """Slice of the ids of a whole output's one feature in a batch."""
-        return ids_within(batch, int(self.features[0]))
+        return batch.ids_of(int(self.features[0]))
 
-    def shape_in(self, batch: Batch) -> tuple[int, ...]:
+    def shape_in(self, batch: Sized) -> tuple[int, ...]:
         """The shape of the tensor for a batch."""
         if self.whole:
             ids = self.ids_in(batch)
@@ -86,12 +99,6 @@ class Group:
 
 
 POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
-
-
-def ids_within(batch: Batch, feature: int) -> slice:
-    """Slice of a feature's ids in a batch."""
-    size = batch.num_examples
-    return slice(int(batch.offsets[feature * size]), int(batch.offsets[(feature + 1) * size]))
 
 
 def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.int32]]:

@@ -150,6 +150,14 @@ class Snapshot:
                 if low < high:
                     yield name, part[low:high]
 
+    def bloom(self, table: str) -> NDArray[np.uint8] | None:
+        """A table's Bloom cells, or None where it has none."""
+        parts = [part.copy() for name, part in self.blooms() if name == table]
+        return np.concatenate(parts) if parts else None
+
+    def verify(self) -> None:
+        """No-op: what lies in memory was checked when it came there."""
+
     def close(self) -> None:
         """Has verbs keep nothing any more."""
         with self._memory.lock:

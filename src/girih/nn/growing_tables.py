@@ -1,0 +1,205 @@
+"""Tables that grow, and where their rows are: in host memory, or in that of a GPU; several modules may share them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.errors import ConfigError, nearest
+from girih.kernels.cpu import ahead
+from girih.models.needs import EMBEDDING, of_all
+from girih.nn.inputs import integers
+from girih.nn.one_stream import OneStream
+from girih.optim import SparseOptimizer
+from girih.schema import Categorical, Schema
+from girih.sparse.groups.group import EmbeddingGroup
+from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.groups.pack import Group, pack
+from girih.sparse.halves.local import open_group
+from girih.sparse.options import StoreOptions
+from girih.store import SnapshotFile, Store, shard_of
+from girih.tables import Table
+
+NO_LABEL = ""
+"""Name of the one label of a schema without any: no feature can be called so."""
+HOST = torch.device("cpu")
+
+
+class Reader:
+    """The groups of tables as some features read them.
+
+    Attributes:
+        groups: over the shards where the rows are now.
+    """
+
+    def __init__(self, packed: Sequence[Group], shards: LocalShards, device: str) -> None:
+        self._packed = packed
+        self.follow(shards, device)
+
+    def follow(self, shards: LocalShards, device: str) -> None:
+        """Reads from now on what other shards hold; ``device`` as :func:`~girih.sparse.halves.local.open_group` takes it."""
+        self.groups: list[EmbeddingGroup] = [
+            open_group(device, group, stores, shards.pool)
+            for group, stores in zip(self._packed, shards.stores, strict=True)
+        ]
+
+
+class GrowingTables:
+    """The tables of some features, packed into groups.
+
+    Attributes:
+        schema: features and tables.
+        groups: the tables, packed.
+        step: number of their last update.
+        shards: all rows; others once they were moved.
+        on_gpu: whether they are in GPU memory.
+        device: which outputs are on.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Categorical],
+        tables: Sequence[Table],
+        optimizer: SparseOptimizer,
+        seed: int,
+        options: StoreOptions,
+    ) -> None:
+        if options.on_gpu and options.is_tiered:
+            raise ConfigError(
+                f"store: tiers = {list(options.tiers or ())}: modules have no tiers below GPU memory; use ('gpu',)"
+            )
+        self.schema = Schema(features, NO_LABEL, tables)
+        self._pack = partial(pack, optimizer=optimizer, seed=seed)
+        self.groups = self._pack(self.schema, of_all(self.schema, EMBEDDING))
+        self._given = options
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self.step = 0
+        self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
+
+    @property
+    def stays(self) -> bool:
+        """Whether the options say where rows are kept in host memory: they do not follow their module to a GPU."""
+        return not self._given.on_gpu and (self._given.tiers is not None or self._given.arena is not None)
+
+    def read_by(self, features: Sequence[Categorical], kind: str) -> Reader:
+        """A reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
+        schema = Schema(features, NO_LABEL, self.schema.tables)
+        with self.used():
+            reader = Reader(self._pack(schema, of_all(schema, kind)), self.shards, self._kind)
+        self._readers.add(reader)
+        return reader
+
+    def move(self, device: torch.device) -> None:
+        """Takes all rows to a GPU, or from there to host memory, bit for bit with their optimizer state; no-op if they are there.
+
+        Raises:
+            ConfigError: rows cannot be there; they are where they were.
+            StorageFullError: there is no memory for them; they are where they were.
+        """
+        on_gpu = device.type == "cuda"
+        interpreted = self.on_gpu and self.device == HOST
+        if on_gpu == self.on_gpu and (interpreted or not on_gpu or device == self.device):
+            return
+        with torch.cuda.device(device) if on_gpu and torch.cuda.is_available() else contextlib.nullcontext():
+            before, there = self.shards, self._opened(on_gpu=on_gpu)
+            try:
+                for own, new in zip(before.stores, there.stores, strict=True):
+                    self._copy(own, new)
+            except BaseException:
+                there.close()
+                raise
+            self._settle(there, on_gpu=on_gpu)
+        before.close()
+
+    def used(self) -> contextlib.AbstractContextManager[None]:
+        """What is done within goes on from what was done before: on a GPU, on its current stream, whichever that was."""
+        return self._stream.current(group for reader in self._readers for group in reader.groups)
+
+    def rows(self) -> dict[str, int]:
+        """Rows of each table; waits for a GPU."""
+        with self.used():
+            return self.shards.rows()
+
+    def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
+        """Sets rows of a table: int64[n] distinct ids, float32[n, D]; new ids get rows."""
+        places = {
+            each.name: (group, number)
+            for group, packed in enumerate(self.groups)
+            for number, each in enumerate(packed.spec.tables)
+        }
+        if table not in places:
+            raise ConfigError(f"table {table!r} is not one of this module's{nearest(table, places)}")
+        group, number = places[table]
+        dim = self.groups[group].spec.dim
+        ids = integers(ids, "ids").cpu().long().flatten()
+        if vectors.shape != (len(ids), dim):
+            raise ConfigError(f"vectors: shape {tuple(vectors.shape)}, expected {(len(ids), dim)}")
+        keys, tables = ids.numpy(), np.full(len(ids), number, np.int32)
+        if len(np.unique(keys)) != len(keys):
+            raise ConfigError("ids: some are repeated; expected each once")
+        values = np.ascontiguousarray(vectors.detach().float().cpu().numpy())
+        shards = shard_of(keys, tables, self.shards.shards_each)
+        with self.used():
+            for store in self.shards.stores[group]:
+                part = np.flatnonzero(shards == store.shard)
+                store.assign(keys[part], tables[part], values[part])
+
+    def restore(self, sources: Sequence[SnapshotFile]) -> None:
+        """Replaces all rows by those of shards, of any number.
+
+        Raises:
+            CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
+        """
+        known = {table.name for table in self.schema.tables}
+        found = []
+        for _, store in self.shards.files():
+            own = {table.name for table in store.spec.tables}
+            files = [file for file in sources if own & (names := _tables_in(file)) or not known & names]
+            store.check(files, elsewhere=known - own)
+            found.append((store, files))
+        with self.used():
+            for store, files in found:
+                store.restore(files, elsewhere=known)
+
+    @property
+    def _kind(self) -> str:
+        return "gpu" if self.on_gpu else "cpu"
+
+    def _opened(self, *, on_gpu: bool) -> LocalShards:
+        """Empty shards in the memory of the current GPU, or of the host."""
+        specs = [group.spec for group in self.groups]
+        if on_gpu:
+            there = StoreOptions(tiers=("gpu",), reserve_rows=self._given.reserve_rows)
+            return LocalShards(self.groups, self._given if self._given.on_gpu else there)
+        options = replace(self._given, tiers=None) if self._given.on_gpu else self._given
+        optimizers = [[segment.optimizer for segment in spec.segments] for spec in specs]
+        ahead.make_ready(ahead.training(optimizers, [table.eviction for table in self.schema.tables]))
+        num_shards = options.num_shards(specs, torch.get_num_threads())
+        return LocalShards(self.groups, replace(options, shards=num_shards))
+
+    def _copy(self, own: Sequence[Store], new: Sequence[Store]) -> None:
+        """Copies the rows of a group's shards to other shards, of any number."""
+        with contextlib.ExitStack() as stack:
+            with self.used():
+                taken = [stack.enter_context(store.snapshot()) for store in own]
+            for store in new:
+                store.restore(taken)
+
+    def _settle(self, shards: LocalShards, *, on_gpu: bool) -> None:
+        """Has all readers read from these shards."""
+        self.shards, self.on_gpu = shards, on_gpu
+        self._stream = OneStream([store for _, store in shards.files()])
+        self.device = self._stream.device
+        for reader in self._readers:
+            reader.follow(shards, self._kind)
+
+
+def _tables_in(file: SnapshotFile) -> set[str]:
+    return {table["name"] for table in file.description["tables"]}
