@@ -17,7 +17,7 @@ from girih.errors import ConfigError
 from girih.nn.refusals import UNCAPTURED
 from girih.store import Store
 
-_STORE = "girih.store.gpu"
+_HOLDERS = ("girih.store.gpu", "girih.sparse.groups.gpu")
 
 
 class OneStream:
@@ -65,7 +65,7 @@ class OneStream:
 
 
 def tensors_of(owner: object) -> Iterator[Tensor]:
-    """The tensors on a GPU that an object has, and those of the store's objects that it has, in lists and dicts too."""
+    """The tensors that an object has, in lists and dicts too, and those of what it has of a store or group on a GPU."""
     yield from _tensors_of(owner, set())
 
 
@@ -76,7 +76,6 @@ def _tensors_of(owner: object, seen: set[int]) -> Iterator[Tensor]:
             value = list(value.values())
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, Tensor):
-                if each.is_cuda:
-                    yield each
-            elif type(each).__module__.startswith(_STORE) and id(each) not in seen:
+                yield each
+            elif type(each).__module__.startswith(_HOLDERS) and id(each) not in seen:
                 yield from _tensors_of(each, seen)

@@ -313,8 +313,8 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
             pass
     assert waits == [(1, streams[0]), (0, streams[1])]
     state = gpu.tables.shards.stores[0][0].state
-    held = [state.memory.slots, state.memory.words, *state.memory._records, state.rows.segments.seeds]
-    held.append(gpu._bags.groups[0]._modes)
+    held = [state.memory.slots, state.memory.words, *state.memory.rows._records, state.kernels.segments.seeds]
+    held.append(gpu._bags.groups[0]._bags._modes)
     assert {id(tensor) for tensor in held} <= {tensor for tensor, stream in kept if stream is streams[1]}
     capturing[0] = True
     with pytest.raises(ConfigError, match="leave it out of a CUDA graph"), gpu.tables.used():
