@@ -31,7 +31,7 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.gpu.record_kernels import Keys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
@@ -59,15 +59,27 @@ class Girih:
     """Tables in GPU memory, full before timing.
 
     Args:
-        rows: of each table.
+        rows: of each table. hot_rows: of all tables, in GPU memory above the host's; None has all there, without tiers.
     """
 
-    def __init__(self, features: int, examples: int, rows: int, dim: int, optimizer: str) -> None:
+    def __init__(
+        self,
+        features: int,
+        examples: int,
+        rows: int,
+        dim: int,
+        optimizer: str,
+        hot_rows: int | None = None,
+    ) -> None:
         names = [f"f{number}" for number in range(features)]
         schema = girih.Schema([girih.Categorical(name=name, dim=dim) for name in names], labels="click")
         needs = {name: frozenset({"embedding"}) for name in names}
         (self.group,) = pack(schema, needs, OPTIMIZERS[optimizer])
-        self.store = Store(self.group.spec, arena=Gpu())
+        if hot_rows is None:
+            self.store = Store(self.group.spec, arena=Gpu())
+        else:
+            tier = GpuTier(hot_rows=hot_rows, flush_every_steps=10, warm_up_steps=5)
+            self.store = Store(self.group.spec, gpu_tier=tier)
         self.gpu = GpuGroup(self.group, [self.store])
         self.features, self.examples, self.step = features, examples, 0
         for start in range(0, rows, 1 << 20):
@@ -93,6 +105,7 @@ class Girih:
 
         def find() -> None:
             kept["found"] = self.gpu.find(batch)
+            self.gpu.fetch(kept["found"])
             if kept["found"].ready is not None:
                 torch.cuda.current_stream().wait_event(kept["found"].ready)
 
@@ -193,6 +206,17 @@ def main() -> None:
     keys = report.table("keys alone", {"what": "{}", "keys": "{:,}", "ms": "{:.4f}", "keys/s": "{:.2e}"})
     for what, count, seconds in keys_alone(500 if arguments.quick else 1 << 20, arguments.rounds):
         keys.row({"what": what, "keys": count, "ms": 1e3 * seconds, "keys/s": count / seconds})
+    tiered = report.table(
+        "tiers: 10 tables, D = 128, SGD, a tenth of the rows hot in GPU memory above the host's",
+        {
+            "unique keys of a batch": "{:,}",
+            "of the hot rows": "{:.0%}",
+            "hits": "{:.0%}",
+            "host ms": "{:.2f}",
+        },
+    )
+    for share in (0.8, 1.0):
+        tiered.row(hot_tier(500 if arguments.quick else 1_000_000, share, 2 if arguments.quick else 20))
     models = report.table(
         "whole models, samples/s",
         {"model": "{}", "batch": "{:,}", "step": "{:,.0f}", "dense half alone": "{:,.0f}", "of it": "{:.2f}"},
@@ -230,6 +254,35 @@ def peer_step(
         ids = given[number % len(given)]
         times.append(timed(lambda ids=ids: side.step(ids, offsets, gradient)))
     return float(np.median(times[8:]))
+
+
+def hot_tier(rows: int, share: float, rounds: int) -> dict[str, float]:
+    """Steps on tables of ``rows`` rows each, whose batches have ``share`` as many unique keys as there are hot rows."""
+    features, rng = 10, np.random.default_rng(3)
+    each = int(share * rows / features)  # of each table, as many as it has hot rows on the average
+    side = Girih(features, each, rows, 128, "sgd", hot_rows=rows)
+
+    def ids() -> Any:
+        drawn = [np.unique(zipf(rng, 1.05, rows, 16 * each)) for _ in range(features)]
+        return np.concatenate([rng.choice(one, each, replace=len(one) < each) for one in drawn])
+
+    batches = [side.batch(ids()) for _ in range(8)]
+    for number in range(20):  # hot rows are chosen meanwhile
+        side.run(batches[number % 8])
+    before, times = side.store.tier_counters(), []
+    for number in range(rounds):
+        start = time.perf_counter()
+        side.run(batches[number % 8])
+        times.append(time.perf_counter() - start)
+    reads = {name: side.store.tier_counters()[name] - before[name] for name in ("gpu_reads", "dram_reads")}
+    unique_keys = side.num_unique
+    side.store.close()
+    return {
+        "unique keys of a batch": unique_keys,
+        "of the hot rows": unique_keys / rows,
+        "hits": reads["gpu_reads"] / max(1, sum(reads.values())),
+        "host ms": 1e3 * float(np.median(times)),
+    }
 
 
 def keys_alone(size: int, rounds: int) -> list[tuple[str, int, float]]:
