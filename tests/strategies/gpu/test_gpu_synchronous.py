@@ -18,6 +18,7 @@ HALF = [f"train.max_steps={STEPS // 2}"]
 
 def scene(name, config, *overrides, strategy="synchronous", **more):
     short = [f"train.max_steps={STEPS}", f"data.batch_size={SIZE}", *overrides]
+    short += ['data.test="train.svm"'] if config == "weighted" else []  # whose other one is long
     return {"name": name, "config": config, "strategy": strategy, "overrides": short, **more}
 
 
