@@ -8,8 +8,8 @@ from girih.runs.summary import hit_ratio
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 from girih.testing.store_verbs import by_key
 
-STEPS = 6
-CHOOSING = ("store.warm_up_steps=2", "store.flush_every_steps=2")
+STEPS = 4
+CHOOSING = ("store.warm_up_steps=1", "store.flush_every_steps=2")
 TIERED = ('store.tiers=["gpu","dram"]', "store.hot_rows=40", *CHOOSING)
 THREE = ('store.tiers=["gpu","dram","ssd"]', "store.hot_rows=[20,40]", *CHOOSING)
 
@@ -62,9 +62,7 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit(log_directory, schedule):
     assert sum(shares.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [(TIERED, THREE), (THREE, (GPU,)), ((GPU,), TIERED)], ids=["3", "1", "2"]
-)
+@pytest.mark.parametrize(("first", "then"), [(TIERED, THREE), ((GPU,), TIERED)], ids=["three", "two"])
 def test_a_run_goes_on_in_other_tiers(log_directory, tmp_path, first, then):
     ssd = f"store.ssd_dir='{tmp_path}'"
     half, whole = f"train.max_steps={STEPS // 2}", f"train.max_steps={STEPS}"
