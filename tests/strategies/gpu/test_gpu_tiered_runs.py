@@ -8,8 +8,8 @@ from girih.runs.summary import hit_ratio
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 from girih.testing.store_verbs import by_key
 
-STEPS = 6
-CHOOSING = ("store.warm_up_steps=2", "store.flush_every_steps=2")
+STEPS = 4
+CHOOSING = ("store.warm_up_steps=1", "store.flush_every_steps=2")
 TIERED = ('store.tiers=["gpu","dram"]', "store.hot_rows=40", *CHOOSING)
 THREE = ('store.tiers=["gpu","dram","ssd"]', "store.hot_rows=[20,40]", *CHOOSING)
 
@@ -21,10 +21,10 @@ def few_slots(monkeypatch):
     monkeypatch.setattr("girih.store.tiers.slot_memory._FIRST_STAGED", 8)
 
 
-def state_of(trainer, settings):
+def state_of(trainer):
     rows = by_key(*(store for _, store in trainer.sparse.stores()))
     dense = {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
-    return rows, dense, trainer.evaluate(settings.dataset("valid")).auc
+    return rows, dense
 
 
 def trained(settings, then=None, saved=None):
@@ -33,7 +33,7 @@ def trained(settings, then=None, saved=None):
         trainer.fit(settings.dataset("train"))
         if then is None:
             return (
-                *state_of(trainer, settings),
+                *state_of(trainer),
                 trainer.sparse.stats().store,
                 [store.state for _, store in trainer.sparse.stores()],
             )
@@ -41,7 +41,7 @@ def trained(settings, then=None, saved=None):
     with then.trainer() as trainer:
         trainer.load(saved, train=then.dataset("train"))
         trainer.fit(then.dataset("train"))
-        return state_of(trainer, then)
+        return state_of(trainer)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,7 @@ def test_a_run_with_tiers_is_one_without_bit_for_bit(log_directory, schedule):
     assert sum(shares.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [(TIERED, THREE), (THREE, (GPU,)), ((GPU,), TIERED)], ids=["3", "1", "2"]
-)
+@pytest.mark.parametrize(("first", "then"), [(TIERED, THREE), ((GPU,), TIERED)], ids=["three", "two"])
 def test_a_run_goes_on_in_other_tiers(log_directory, tmp_path, first, then):
     ssd = f"store.ssd_dir='{tmp_path}'"
     half, whole = f"train.max_steps={STEPS // 2}", f"train.max_steps={STEPS}"
