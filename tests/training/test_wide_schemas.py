@@ -5,6 +5,7 @@ Lines of Python that a step comes to are counted: as many with 400 features as w
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -66,6 +67,8 @@ def lines_of(work):
         return trace
 
     before = sys.gettrace()
+    gc.collect()
+    gc.disable()  # else lines count of what it happens to close
     sys.setprofile(note)
     sys.settrace(trace)
     try:
@@ -73,6 +76,7 @@ def lines_of(work):
     finally:
         sys.settrace(before)
         sys.setprofile(None)
+        gc.enable()
     return counted
 
 

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
-FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whole step on CPUs
+FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whole step
 GRAPH_ONLY = ("capturable", "differentiable")
 
 
@@ -62,16 +62,16 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
         title = "Lamb" if cls is Lamb else f"torch.optim.{cls.__name__}"
         raise ConfigError(f"{where}: {title} refuses these options: {error}") from None
     if name in FUSED and not {"foreach", "fused", "differentiable"} & checked.keys():
-        return partial(_fused_on_cpu, cls, checked)
+        return partial(_fused, cls, checked)
     return partial(cls, **checked)
 
 
-def _fused_on_cpu(
+def _fused(
     cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any], parameters: Iterable[Parameter]
 ) -> torch.optim.Optimizer:
-    """Left to itself, torch steps through the parameters on CPUs one by one and operator by operator."""
+    """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)
-    if all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters):
+    if all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)
     return cls(parameters, **options)
 

@@ -56,20 +56,24 @@ class OneStream:
         if stream == self._last:
             return
         stream.wait_stream(self._last)
-        for owner in (
-            *(part for state in self._states for part in (state.memory, state.rows, state.rows.segments)),
-            *others,
-        ):
-            for tensor in tensors_of(owner):
+        for tensor in tensors_in([*self._states, *others], set()):
+            if tensor.device == self.device:  # and not in host memory
                 tensor.record_stream(stream)
         self._last = stream
 
 
-def tensors_of(owner: object) -> Iterator[Tensor]:
-    """The tensors that are attributes of an object, or in lists and dicts that are."""
-    for value in vars(owner).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, Tensor):
-                yield each
+def tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Iterable[Any] = value if isinstance(value, list | tuple) else ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif type(value).__module__.startswith("girih."):
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from tensors_in(part, seen)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -50,6 +51,7 @@ class Loop:
     notes: Notes
     spans: Spans
     save_every_steps: int | None = None
+    _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
     def run(self, until_epoch: int) -> None:
@@ -73,12 +75,18 @@ class Loop:
         source: Iterator[tuple[Batch, Position]] = batches
         if self.state.step == 0:
             source = self.notes.first_epoch(batches, self.feed.data.batch_size)
-        with closing(self._steps(source)) as steps:
-            for step in steps:
-                self._account(step)
-                self._meet_if_due()
-                if self._finished():
-                    return
+        try:
+            with closing(self._steps(source)) as steps:
+                for step in steps:
+                    self._account(step)
+                    self._meet_if_due()
+                    if self._finished():
+                        break
+        except BaseException:
+            with suppress(NonFiniteError):
+                self._settle(wait=True)
+            raise
+        self._settle(wait=True)
 
     def close(self) -> None:
         """Waits for the metrics that are still being computed, and tells them."""
@@ -122,17 +130,31 @@ class Loop:
         state.position = step.token.to_dict()
         state.staleness_max = max(state.staleness_max, step.staleness)
         state.staleness_sum += step.staleness
-        if step.refused is not None:
-            state.refused += 1
-            if self.options.on_nonfinite == "stop":
-                raise NonFiniteError(
-                    f"step {state.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
-                    'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
-                )
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()
-        self.log.step(step, state, self.learning_rate.scale(), lambda: self.session.sparse.stats().counters)
+        self._unsettled.append((step, replace(state), self.learning_rate.scale()))
+        self._settle()
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """Takes note of what came of steps, of the last one where that is known, or waited for.
+
+        Raises:
+            NonFiniteError: a step was refused, under ``on_nonfinite = "stop"``; the state is that after it.
+        """
+        while self._unsettled and (wait or len(self._unsettled) > 1 or self._unsettled[0][0].outcome.known()):
+            step, then, lr_scale = self._unsettled.popleft()
+            if step.refused is not None:
+                self.state.refused += 1
+            then.refused = self.state.refused
+            if step.refused is not None and self.options.on_nonfinite == "stop":
+                self._unsettled.clear()  # steps that were launched after it moved nothing
+                vars(self.state).update(vars(then))
+                raise NonFiniteError(
+                    f"step {then.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
+                    'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
+                )
+            self.log.step(step, then, lr_scale, lambda: self.session.sparse.stats().counters)
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()
@@ -145,6 +167,8 @@ class Loop:
 
     def _meet_if_due(self) -> None:
         """All trainers together evaluate and save a checkpoint."""
+        if self._every(self.options.evaluate_every_steps) or self._every(self.save_every_steps):
+            self._settle(wait=True)
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
             self._record_metrics(self._measure())
         if self._every(self.save_every_steps) and self.state.saved_step != self.state.step:

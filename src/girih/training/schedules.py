@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from girih.data.batch import Batch
 from girih.data.shares import micro_batches
 from girih.dense.half import Computed, DenseHalf
+from girih.dense.outcome import Known, Outcome
 from girih.errors import NonFiniteError, WireError
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Spans
@@ -26,16 +27,24 @@ class Step(Generic[Token]):
     Attributes:
         token: what came with the batch: where the data goes on after it.
         num_examples: examples of the batch, over all trainers.
-        loss: its mean loss.
+        outcome: its loss, or why it was refused.
         staleness: earlier batches whose gradients were not applied when its rows were read.
-        refused: why nothing was applied, or None.
     """
 
     token: Token
     num_examples: int
-    loss: float
+    outcome: Outcome
     staleness: int = 0
-    refused: NonFiniteError | None = None
+
+    @property
+    def loss(self) -> float:
+        """Its mean loss."""
+        return self.outcome.loss
+
+    @property
+    def refused(self) -> NonFiniteError | None:
+        """Why nothing was applied, or None."""
+        return self.outcome.refused
 
 
 class Schedule(Protocol):
@@ -73,11 +82,13 @@ class Pipelined:
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
         prefetch: one more batch is read, and what depends on its ids alone is done beside the compute of those before.
+        late: what came of a step is known a step late: the halves keep a refused step from moving anything.
     """
 
     staleness: int
     micro_batches: int = 1
     prefetch: bool = False
+    late: bool = False
 
     def __call__(
         self,
@@ -104,8 +115,9 @@ class Pipelined:
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
-                    step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += step.refused is None
+                    move = _moved_late if self.late else _moved
+                    step, pending = move(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
+                    num_updates += self.late or step.refused is None
                     under_way.append(pending)
                     yield step
                 elif under_way:
@@ -132,9 +144,9 @@ class Pipelined:
         return dense.compute(last, rows(examples), computed)
 
 
-def in_step(micro_batches: int = 1, *, prefetch: bool = False) -> Pipelined:
+def in_step(micro_batches: int = 1, *, prefetch: bool = False, late: bool = False) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0, micro_batches, prefetch)
+    return Pipelined(0, micro_batches, prefetch, late)
 
 
 class _Source(Generic[Token]):
@@ -198,5 +210,26 @@ def _moved(
     else:
         computed.discard()
         pending = pulled.discard()
-    num_examples = batch.num_examples if batch.share is None else batch.share.num_examples
-    return Step(token, num_examples, computed.loss.item(), pulled.staleness, refused), pending
+    outcome = Known(computed.loss.item(), refused)
+    return Step(token, _num_examples(batch), outcome, pulled.staleness), pending
+
+
+def _moved_late(
+    batch: Batch,
+    token: Token,
+    pulled: Any,
+    computed: Any,
+    number: int,
+    lr_scale: Callable[[], float],
+    spans: Spans,
+) -> tuple[Step[Token], Pending]:
+    """Pushes and applies what a batch gave, or neither, as the device decides."""
+    with spans("push"):
+        pushed = pulled.push_unless(computed.refused, number, lr_scale())
+    with spans("apply"):
+        outcome = computed.apply_unless(pushed)
+    return Step(token, _num_examples(batch), outcome, pulled.staleness), pushed
+
+
+def _num_examples(batch: Batch) -> int:
+    return batch.num_examples if batch.share is None else batch.share.num_examples

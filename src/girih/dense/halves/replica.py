@@ -10,9 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.config.user_code import blame
@@ -30,6 +32,16 @@ Gradients = list[Tensor | None]
 """The gradient of each parameter, or None where it took no part in the loss."""
 Buffers = Sequence[tuple[Tensor, Tensor]]
 """A model's buffers, each with a copy of what it was before a batch."""
+
+
+class Begun(Protocol):
+    """What earlier micro-batches of a batch have left."""
+
+    @property
+    def gradients(self) -> Gradients: ...
+
+    @property
+    def buffers(self) -> Buffers: ...
 
 
 @dataclass(eq=False)
@@ -71,7 +83,8 @@ class Replica:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.module = spec.module.to(self.device)
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
         self._loss = loss_of(self.module)
         self._autocast = spec.precision == "bfloat16"
@@ -87,16 +100,7 @@ class Replica:
         last: bool = True,
     ) -> ReplicaComputed:
         """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
-        self._set_mode(True)
-        earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
-        for parameter, gradient in zip(self.parameters, earlier, strict=True):
-            parameter.grad = (
-                gradient  # else that of a step that an error broke off, or of a loop of the user's
-            )
-        if onto is None:  # a refused step must not move running means either
-            buffers: Buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        else:
-            buffers = onto.buffers
+        buffers = self._begin(onto)
         with self.stats_of_process.spans("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -162,9 +166,21 @@ class Replica:
             for group, options in zip(self.optimizer.param_groups, now, strict=True):
                 group.update(options)
 
+    def _begin(self, onto: Begun | None) -> Buffers:
+        """Gives parameters the gradients of earlier micro-batches; returns the buffers as they were before the batch."""
+        self._set_mode(True)
+        earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
+        for parameter, gradient in zip(self.parameters, earlier, strict=True):
+            parameter.grad = (
+                gradient  # else that of a step that an error broke off, or of a loop of the user's
+            )
+        if onto is None:  # a refused step must not move running means either
+            return [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        return onto.buffers
+
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """Logits, float32[B, T], checked."""
-        numeric = torch.from_numpy(batch.numeric).to(self.device)
+        numeric = moved(batch.numeric, self.device)
         with torch.set_grad_enabled(train), self._arithmetic():
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
@@ -184,8 +200,8 @@ class Replica:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
         weights = batch.example_weights
         targets = Targets(
-            torch.from_numpy(batch.labels).to(self.device),
-            None if weights is None else torch.from_numpy(weights).to(self.device),
+            moved(batch.labels, self.device),
+            None if weights is None else moved(weights, self.device),
         )
         return targets, 1.0 if batch.share is None else batch.share.weight
 
@@ -195,18 +211,23 @@ class Replica:
         """The mean loss, its value, and why it is refused; None and 0 where there are no examples."""
         if not len(outputs):
             return None, 0.0, None
-        mean = self._loss(outputs, targets)
-        if not isinstance(mean, Tensor) or mean.dim() != 0:
-            got = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
-            raise ConfigError(
-                f"{type(self.module).__name__}.loss returned {got}; expected the mean loss, a 0-d tensor"
-            )
+        mean = self._mean_loss(outputs, targets)
         value = mean.item()
         if math.isfinite(value):
             return mean, value, None
         feature = embeddings.first_nonfinite()
         named = f", and so is feature {feature!r}" if feature else ""
         return None, value, NonFiniteError(f"the loss is {value}{named}")
+
+    def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor:
+        """The mean loss, 0-d, checked."""
+        mean = self._loss(outputs, targets)
+        if not isinstance(mean, Tensor) or mean.dim() != 0:
+            got = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
+            raise ConfigError(
+                f"{type(self.module).__name__}.loss returned {got}; expected the mean loss, a 0-d tensor"
+            )
+        return mean
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
         """Gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
@@ -295,5 +316,18 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     if device.type == "cpu" and all(values.device.type == "cpu" for values in given):
         return embeddings
     return embeddings.mapped(
-        lambda bags: bags.to(device), lambda each: Jagged(each.values.to(device), each.offsets.to(device))
+        lambda bags: bags.to(device),
+        lambda each: Jagged(each.values.to(device), _sent(each.offsets, device)),
     )
+
+
+def moved(array: NDArray[np.float32], device: torch.device) -> Tensor:
+    """An array as a tensor on a device; its own memory on a CPU."""
+    return _sent(torch.from_numpy(array), device)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; on its way there it waits for nothing, for which it has to be pinned."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

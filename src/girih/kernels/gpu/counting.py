@@ -5,6 +5,8 @@ Shapes: U unique keys, T tables, R rows that were ever made.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -104,29 +106,45 @@ def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> Non
 
 @kernel
 def _read_meta(
-    chunks: tl.tensor, rows_ever: tl.tensor, tables: tl.tensor, last_used: tl.tensor, counts: tl.tensor, stamps: tl.tensor, CHUNK_BITS: tl.constexpr,
-    STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tl.tensor, rows: tl.tensor, num_rows: tl.tensor, tables: tl.tensor, last_used: tl.tensor, counts: tl.tensor, stamps: tl.tensor, CHOSEN: tl.constexpr,
+    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < rows_ever
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < num_rows
+    row = place
+    if CHOSEN:
+        row = tl.load(rows + place, mask=mask, other=0)
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     words = words_at(address)
-    tl.store(tables + row, tl.load(words + TABLE, mask=mask, other=NO_ROW), mask=mask)
-    tl.store(last_used + row, tl.load(words + LAST_USED, mask=mask, other=0), mask=mask)
-    tl.store(counts + row, tl.load(words + COUNT, mask=mask, other=0), mask=mask)
-    tl.store(stamps + row, tl.load(longs_at(address) + STAMP // 2, mask=mask, other=0), mask=mask)
+    tl.store(tables + place, tl.load(words + TABLE, mask=mask, other=NO_ROW), mask=mask)
+    tl.store(last_used + place, tl.load(words + LAST_USED, mask=mask, other=0), mask=mask)
+    tl.store(counts + place, tl.load(words + COUNT, mask=mask, other=0), mask=mask)
+    tl.store(stamps + place, tl.load(longs_at(address) + STAMP // 2, mask=mask, other=0), mask=mask)
 
 
+@dataclass(frozen=True)
 class Meta:
-    """The columns of all rows that eviction needs: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
+    """The columns of R rows that eviction needs: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
 
-    def __init__(self, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> None:
-        place = chunks.device
-        self.tables, self.last_used, self.counts = (
-            torch.empty(rows_ever, dtype=torch.int32, device=place) for _ in range(3)
-        )
-        self.stamps = torch.empty(rows_ever, dtype=torch.int64, device=place)
-        launch(
-            _read_meta, rows_ever, block_of(1024), chunks, rows_ever, self.tables, self.last_used, self.counts,
-            self.stamps, CHUNK_BITS=chunk_bits, STRIDE=stride,
-        )  # fmt: skip
+    tables: Tensor
+    last_used: Tensor
+    counts: Tensor
+    stamps: Tensor
+
+    def taken(self, places: Tensor) -> Meta:
+        """Those of some rows, int64[·]."""
+        return Meta(self.tables[places], self.last_used[places], self.counts[places], self.stamps[places])
+
+
+def read_meta(chunks: Tensor, rows: Tensor | int, chunk_bits: int, stride: int) -> Meta:
+    """The meta of some rows, int32[R], or of the first R."""
+    chosen = isinstance(rows, Tensor)
+    num = len(rows) if isinstance(rows, Tensor) else rows
+    place = chunks.device
+    tables, last_used, counts = (torch.empty(num, dtype=torch.int32, device=place) for _ in range(3))
+    stamps = torch.empty(num, dtype=torch.int64, device=place)
+    launch(
+        _read_meta, num, block_of(1024), chunks, rows if chosen else chunks, num, tables, last_used, counts, stamps,
+        CHOSEN=chosen, CHUNK_BITS=chunk_bits, STRIDE=stride,
+    )  # fmt: skip
+    return Meta(tables, last_used, counts, stamps)

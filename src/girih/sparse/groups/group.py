@@ -198,14 +198,14 @@ def apply_all(
         if found is None:
             continue
         if found.nonfinite_key >= 0:
-            name = _feature_of(group.group, group.inverse(read), found.nonfinite_key, batch)
+            name = feature_of(group.group, group.inverse(read), found.nonfinite_key, batch)
             raise NonFiniteError(f"the gradient of feature {name!r} is NaN or infinite")
         updates.append((group, read, found))
     for group, read, found in updates:
         group.apply(read, found, step, lr_scale)
 
 
-def _feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:
+def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:
     """Name of a feature that has an id of this key number."""
     names = {
         f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -84,6 +85,13 @@ class PulledHere(Generic[Found, Read]):
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
+    def push_unless(self, refused: Any, step: int, lr_scale: float = 1.0) -> Any:
+        """Launches :meth:`push`, which moves nothing where a flag on the device is set; see :mod:`girih.sparse.halves.late`."""
+        reads, _ = self._parts[-1][1].result()
+        return self._half.move_unless(
+            refused, self._batch, reads, self._arrived().gradients(), step, lr_scale
+        )
+
     def discard(self, *, refused: bool = True) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
         return Done()
@@ -145,6 +153,18 @@ class ShardedHalf(ABC, Generic[Found, Read]):
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
 
+    def update_unless(
+        self,
+        refused: Any,
+        batch: Batch,
+        reads: list[Read],
+        gradients: Sequence[Gradients],
+        step: int,
+        lr_scale: float,
+    ) -> Any:
+        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it."""
+        raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
+
     def prepare(self, batch: Batch) -> Future[Found]:
         """See :class:`girih.sparse.half.SparseHalf`."""
 
@@ -168,6 +188,21 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         given = by_group(self.groups_of_tables, gradients)
         self._do(lambda: self.update(batch, reads, given, step, lr_scale)).result()
         self.last_step = step
+
+    def move_unless(
+        self,
+        refused: Any,
+        batch: Batch,
+        reads: list[Read],
+        gradients: Gradients,
+        step: int,
+        lr_scale: float,
+    ) -> Any:
+        """As :meth:`move`, where a flag on the device says that the step is refused; see :meth:`update_unless`."""
+        given = by_group(self.groups_of_tables, gradients)
+        update = self._do(lambda: self.update_unless(refused, batch, reads, given, step, lr_scale)).result()
+        before, self.last_step = self.last_step, step
+        return replace(update, take_back=lambda: setattr(self, "last_step", before))
 
     def sync(self) -> None:
         """No-op: no update is ever in flight."""

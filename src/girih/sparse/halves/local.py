@@ -88,6 +88,20 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         """See :class:`ShardedHalf`."""
         apply_all(self.groups, reads, gradients, batch, step, lr_scale)
 
+    def update_unless(
+        self,
+        refused: Any,
+        batch: Batch,
+        reads: list[ReadRows],
+        gradients: Sequence[Gradients],
+        step: int,
+        lr_scale: float,
+    ) -> Any:
+        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.late.LateUpdate`."""
+        from girih.sparse.halves.late import apply_unless
+
+        return apply_unless(refused, self.groups, reads, gradients, batch, step, lr_scale)
+
 
 def open_group(
     device: str, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None

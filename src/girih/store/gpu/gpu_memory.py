@@ -118,6 +118,11 @@ class GpuMemory:
         event.record()
         self._told.append((event, copy, self._asked))
 
+    def meta_of(self, rows: Tensor | None) -> counting.Meta:
+        """The meta of some rows, int32[·], or of all that were ever made: waits for the GPU."""
+        chosen = int(self.words[counting.ROWS_EVER]) if rows is None else rows
+        return counting.read_meta(self.chunks, chosen, self.chunk_bits, self.stride)
+
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
         for number, chunk in enumerate(self._records):
@@ -198,8 +203,8 @@ class GpuMemory:
     def _hear(self) -> None:
         """Takes in what the GPU has told so far."""
         while self._told and (self._told[0][0] is None or self._told[0][0].query()):  # type: ignore[no-untyped-call]
-            _, words, asked = self._told.popleft()
-            since = self._asked - asked
+            _, told, asked = self._told.popleft()
+            words, since = told.numpy(), self._asked - asked
             self._ever = int(words[counting.ROWS_EVER]) + since
             self._added = int(words[counting.ADDED]) + since
 

@@ -1,8 +1,8 @@
 """The keys that have rows in GPU memory: they come when they are read for training, and go when they expire or are evicted.
 
 What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
-keys. Where no table is bounded and none expires, nothing here waits for the GPU; a bounded table is asked how many rows it has
-once it may be full, and what leaves is found by a look at all rows.
+keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. By LRU and TTL what leaves is at the head
+of a queue (:mod:`girih.store.gpu.oldest`), by LFU it is found by a look at all rows.
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -21,10 +21,12 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.arrays import Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.oldest import Oldest
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import LFU_SHARE, moments
 
 _KEYS_AT_ONCE = 256
+_AT_ONCE = 64  # rows at the head that are asked first whether they have expired
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,14 @@ class GpuRows:
         chances = [math.log1p(-p) if p < 1 else -math.inf for p in own.kernel.chance]
         self._chances = torch.tensor(chances, dtype=torch.float64, device=device)
         eviction = self._rules[:, at.EVICTION]
-        self._listed = to_device(np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL)).astype(np.int32), device)
+        listed = np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL))
+        self._listed = to_device(listed.astype(np.int32), device)
         self._expiring = np.flatnonzero(eviction == at.EVICT_TTL).tolist()
         self._bounded = np.flatnonzero(self._rules[:, at.MAX_ROWS] < at.UNLIMITED).tolist()
+        self._oldest = {table: Oldest(memory, table) for table in np.flatnonzero(listed).tolist()}
+        self._none_before = np.full(
+            len(self._rules), np.iinfo(np.int64).min
+        )  # no row of a table was used last before
         self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
         self._most_rows = np.zeros(len(self._rules), np.int64)  # of each table, at most
 
@@ -158,19 +165,13 @@ class GpuRows:
         there = rows if isinstance(rows, Tensor) else to_device(rows, memory.device)
         there = there[there >= 0].contiguous()
         if len(there):
-            self._take_out(there, at.EVICTED, self.meta())
+            self._take_out(there, at.EVICTED, self._memory.meta_of(there).tables)
         return len(there)
 
     def oldest_first(self, meta: counting.Meta, table: int) -> Tensor:
         """The rows of a table that keeps a list, int64[·], oldest first."""
         rows = torch.nonzero(meta.tables == table).squeeze(1)
         return rows[torch.argsort(meta.stamps[rows], stable=True)]
-
-    def meta(self) -> counting.Meta:
-        """The columns of all rows that eviction needs."""
-        memory = self._memory
-        rows_ever = int(memory.words[counting.ROWS_EVER])
-        return counting.Meta(memory.chunks, rows_ever, memory.chunk_bits, memory.stride)
 
     def _launch(self, kernel: object, num_items: int, *arguments: object, **options: object) -> None:
         memory = self._memory
@@ -241,8 +242,11 @@ class GpuRows:
         return addresses
 
     def forget(self) -> None:
-        """Takes nothing for granted of how many rows tables have: they were replaced."""
+        """Takes nothing for granted of tables: their rows were replaced."""
         self._most_rows[:] = at.UNLIMITED
+        self._none_before[:] = np.iinfo(np.int64).min
+        for oldest in self._oldest.values():
+            oldest.forget()
 
     def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
         """Keeps, of the admitted keys, those that bounded tables have room for; also returns how many rows left for them."""
@@ -255,7 +259,6 @@ class GpuRows:
         wanted = admitted[:num_keys].cpu().numpy() != 0
         tables = keys.tables[:num_keys].cpu().numpy()
         counters = memory.tables.cpu().numpy().copy()
-        meta: counting.Meta | None = None
         full = np.zeros(len(self._rules), np.int64)
         for table in self._bounded:
             mine = np.flatnonzero(wanted & (tables == table))
@@ -263,10 +266,9 @@ class GpuRows:
             if len(mine) <= free:
                 continue
             if self._rules[table, at.EVICTION] != at.EVICT_NONE:
-                meta = meta or self.meta()
-                leaving = self._leaving(meta, table, len(mine) - free, step).to(torch.int32)
+                leaving = self._leaving(table, len(mine) - free, step)
                 if len(leaving):
-                    self._take_out(leaving, at.EVICTED, meta)
+                    self._take_out(leaving, at.EVICTED, torch.full_like(leaving, table))
                 free, left = free + len(leaving), left + len(leaving)
             wanted[mine[max(0, free) :]] = False
             full[table] = max(0, len(mine) - max(0, free))
@@ -278,41 +280,41 @@ class GpuRows:
         self._most_rows += np.bincount(tables[wanted], minlength=len(self._rules))
         return kept, left
 
-    def _leaving(self, meta: counting.Meta, table: int, surplus: int, step: int) -> Tensor:
-        """The rows that leave a full table for ``surplus`` keys: never one that this call uses."""
-        rows = self.oldest_first(meta, table)
+    def _leaving(self, table: int, surplus: int, step: int) -> Tensor:
+        """The rows that leave a full table for ``surplus`` keys, int32[·]: never one that this call uses."""
         rule = self._rules[table]
-        this_call = meta.stamps[rows] >> 32 >= self._memory.calls
         if rule[at.EVICTION] == at.EVICT_LFU:
+            meta = self._memory.meta_of(None)
+            rows = self.oldest_first(meta, table)
             rows = rows[meta.last_used[rows] < step]
             counts, used = meta.counts[rows].long(), meta.last_used[rows].long()
             order = torch.argsort(counts * (1 << 31) + used, stable=True)
             share = max(1, int(rule[at.MAX_ROWS]) // LFU_SHARE)
-            return rows[order[: -(-surplus // share) * share]]
-        allowed = ~this_call if rule[at.IN_SECONDS] else meta.last_used[rows] < step
+            return rows[order[: -(-surplus // share) * share]].to(torch.int32)
+        rows, meta = self._oldest[table].first(surplus, surplus)
+        this_call = meta.stamps >> 32 >= self._memory.calls
+        allowed = ~this_call if rule[at.IN_SECONDS] else meta.last_used < step
         # rows leave from the oldest on, up to the first that may not
-        first_kept = int(torch.cumprod(allowed.long(), 0).sum())
-        return rows[: min(surplus, first_kept)]
+        return rows[: int(torch.cumprod(allowed.long(), 0).sum())]
 
     def _expire(self, now: Longs) -> None:
-        """Removes rows that were not used for long enough, oldest first."""
-        if not self._expiring:
-            return
-        meta = self.meta()
+        """Removes rows that were not used for long enough, oldest first; looks only where the oldest may be one."""
         for table in self._expiring:
-            latest = int(now[table]) - int(self._rules[table, at.TTL])
-            if not bool(((meta.tables == table) & (meta.last_used < latest)).any()):
-                continue
-            rows = self.oldest_first(meta, table)
-            expired = torch.cumprod((meta.last_used[rows] < latest).long(), 0)
-            leaving = rows[: int(expired.sum())].to(torch.int32)
-            if len(leaving):
-                self._take_out(leaving, at.EXPIRED, meta)
+            latest, count = int(now[table]) - int(self._rules[table, at.TTL]), _AT_ONCE
+            while latest > self._none_before[table]:
+                rows, meta = self._oldest[table].first(count, 1)
+                num = int(torch.cumprod((meta.last_used < latest).long(), 0).sum())
+                if num:
+                    self._take_out(rows[:num], at.EXPIRED, meta.tables[:num])
+                if num < len(rows):
+                    self._none_before[table] = int(meta.last_used[num])
+                elif not len(rows):  # none is left, and new ones are used from now on
+                    self._none_before[table] = int(now[table])
+                count *= 4
 
-    def _take_out(self, rows: Tensor, column: int, meta: counting.Meta) -> None:
-        """Takes rows, int32[·], from their keys, and counts them."""
+    def _take_out(self, rows: Tensor, column: int, tables: Tensor) -> None:
+        """Takes rows, int32[·], from their keys, and counts them by their tables, int32[·]."""
         memory = self._memory
-        tables = meta.tables[rows.long()]
         index.remove(memory.slots, memory.chunks, rows, memory.chunk_bits, memory.stride)
         gone = torch.bincount(tables, minlength=len(memory.tables))
         memory.tables[:, at.TABLE_ROWS] -= gone

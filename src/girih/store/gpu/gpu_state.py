@@ -206,7 +206,7 @@ class GpuState:
             arrays.state[at.LAST_STEP] = memory.last_step
             arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = rows_ever, num_rows
             arrays.tables[:, [at.NEWEST, at.OLDEST]] = at.NO_ROW
-            meta = self.rows.meta()
+            meta = memory.meta_of(None)
             for table in np.flatnonzero(self.layout.listed):
                 rows = self.rows.oldest_first(meta, int(table)).to(torch.int32).cpu().numpy()
                 transfer.relink(arrays, int(table), rows)

@@ -1,0 +1,90 @@
+"""What came of a step: its loss, or why it was refused; on a GPU the host learns it a step late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from girih.errors import NonFiniteError
+
+
+class Outcome(Protocol):
+    """The outcome of a step.
+
+    Attributes:
+        loss: its mean loss; waits until it is known.
+        refused: why nothing was applied, or None; waits.
+    """
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def refused(self) -> NonFiniteError | None: ...
+
+    def known(self) -> bool:
+        """Whether asking for it waits for nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An outcome that is known; see :class:`Outcome`."""
+
+    loss: float
+    refused: NonFiniteError | None = None
+
+    def known(self) -> bool:
+        """Always true."""
+        return True
+
+
+class Late:
+    """An outcome on its way to the host; see :class:`Outcome`.
+
+    Args:
+        told: float64[K], on a device, the loss first.
+        explain: the K numbers → why the step was refused, or None; asked once.
+    """
+
+    def __init__(self, told: Tensor, explain: Callable[[Sequence[float]], NonFiniteError | None]) -> None:
+        self._explain = explain
+        self._known: Known | None = None
+        self._told = told
+        self._event: Any = None
+        if told.device.type == "cuda":
+            self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
+            self._told.copy_(told, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @property
+    def loss(self) -> float:
+        """See :class:`Outcome`."""
+        return self._arrived().loss
+
+    @property
+    def refused(self) -> NonFiniteError | None:
+        """See :class:`Outcome`."""
+        return self._arrived().refused
+
+    def known(self) -> bool:
+        """See :class:`Outcome`; without a GPU, once it was asked for."""
+        return self._known is not None or (self._event is not None and bool(self._event.query()))
+
+    def _arrived(self) -> Known:
+        if self._known is None:
+            if self._event is not None:
+                self._event.synchronize()
+            numbers = self._told.tolist()
+            self._known = Known(numbers[0], self._explain(numbers))
+            self._explain = _explained  # lets go of what it held
+        return self._known
+
+
+def _explained(numbers: Sequence[float]) -> NonFiniteError | None:
+    return None

@@ -1,0 +1,117 @@
+"""A dense half that decides on the device: what is refused moves nothing, nor do the steps after it until the host knows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from girih.dense.halves.late_replica import LateReplica
+from girih.dense.halves.replica import Replica
+from girih.dense.lamb import Lamb
+from girih.sparse.halves.late import LateUpdate
+from girih.testing.dense_suite import DenseHalfSuite, case, dense_spec
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(list(p), lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(list(p), lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(list(p), lr=0.1),
+    "adam, fused": lambda p: torch.optim.Adam(list(p), lr=0.1, fused=True),
+    "adagrad, fused": lambda p: torch.optim.Adagrad(list(p), lr=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(list(p), lr=0.1),
+    "lamb": lambda p: Lamb(list(p), lr=0.1),
+}
+
+
+class TestLateReplica(DenseHalfSuite):
+    """The suite of dense halves."""
+
+    def make(self):
+        return LateReplica(dense_spec())
+
+
+def named(number, key):
+    return f"feature {key} of group {number}"
+
+
+def step(half, one, nonfinite=-1, spoil=False):
+    """Launches one step; the outcome is on its way."""
+    if spoil:
+        one.vectors[2] = np.nan
+    computed = half.compute(one.batch, one.embeddings())
+    key = torch.tensor([nonfinite], dtype=torch.int32)
+    update = LateUpdate(computed.refused | (key >= 0).any(), [key], named)
+    return computed.apply_unless(update)
+
+
+def numbers(half):
+    """Copies of all that a refused step must leave as it is."""
+    state = half.state()
+    moving = [value.clone() for value in state["model"].values()]
+    for own in state["optimizer"].get("state", {}).values():
+        moving += [
+            v.clone() if isinstance(v, torch.Tensor) else torch.tensor(v)
+            for v in own.values()
+            if v is not None
+        ]
+    return moving
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for mine, expected in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_moves_as_a_replica_that_waits_and_not_at_all_where_refused(name, clip_norm):
+    spec = replace(dense_spec(), optimizer=OPTIMIZERS[name], clip_norm=clip_norm)
+    late, waiting = LateReplica(spec), Replica(replace(spec, module=dense_spec().module))
+    for number in range(3):
+        outcome = step(late, case(number))
+        computed = waiting.compute(case(number).batch, case(number).embeddings())
+        computed.apply()
+        assert outcome.refused is None
+        assert outcome.loss == computed.loss
+    before = numbers(late)
+    assert_same(before, numbers(waiting))
+    refused = step(late, case(3), spoil=True)
+    after = step(late, case(4))  # launched before the host knows
+    assert "the loss is nan, and so is feature" in str(refused.refused)
+    assert "a step before it was refused" in str(after.refused)
+    assert_same(numbers(late), before)
+    # known by now, so that steps move on
+    step(late, case(5))
+    computed = waiting.compute(case(5).batch, case(5).embeddings())
+    computed.apply()
+    assert_same(numbers(late), numbers(waiting))
+
+
+@pytest.mark.parametrize("name", ["adam", "adam, fused", "sgd"])
+def test_a_first_step_may_be_refused(name):
+    half = LateReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
+    other = LateReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
+    assert step(half, case(0), spoil=True).refused is not None
+    for each in (half, other):
+        assert step(each, case(1)).refused is None
+    assert_same(numbers(half), numbers(other))
+
+
+def test_what_a_group_refuses_is_refused_here_and_named():
+    half = LateReplica(dense_spec())
+    before = numbers(half)
+    outcome = step(half, case(0), nonfinite=7)
+    assert "feature 7 of group 0" in str(outcome.refused)
+    assert np.isfinite(outcome.loss)
+    assert_same(numbers(half), before)
+
+
+def test_a_model_without_parameters_has_losses_all_the_same():
+    spec = dense_spec()
+    for parameter in spec.module.parameters():
+        parameter.requires_grad_(False)
+    half = LateReplica(spec)
+    assert half.optimizer is None
+    assert step(half, case(0)).refused is None
+    assert step(half, case(0), spoil=True).refused is not None

@@ -1,0 +1,173 @@
+"""A step on a GPU waits for nothing, and is refused there as it is on a CPU."""
+
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import girih
+from girih.config.file import RunConfig
+from girih.dense.halves.late_replica import LateReplica
+from girih.errors import NonFiniteError
+from girih.kernels.gpu import jit
+from girih.testing.store_verbs import by_key
+
+GPU, CPU = 'store.tiers=["gpu"]', 'store.tiers=["dram"]'
+
+
+class Exploding(torch.nn.Module):
+    """The logits of its fourth batch are NaN."""
+
+    def __init__(self, schema):
+        super().__init__()
+        self.schema, self.calls = schema, 0
+        torch.manual_seed(1)
+        self.linear = torch.nn.Linear(12, 1)
+
+    def forward(self, numeric, embeddings):
+        self.calls += self.training
+        logits = self.linear(embeddings.concatenated())
+        return logits * float("nan") if self.training and self.calls == 4 else logits
+
+
+class BadGradient(torch.nn.Module):
+    """A finite loss whose gradient to the embeddings is infinite: sqrt at 0."""
+
+    def __init__(self, schema):
+        super().__init__()
+        self.schema = schema
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, numeric, embeddings):
+        item = embeddings["item"]
+        return ((item - item.detach()).clamp(min=0).sqrt().sum(1, keepdim=True)) + self.bias
+
+
+def settings_of(directory, *overrides):
+    return RunConfig.load(
+        directory / "config.toml",
+        overrides=("train.device=cpu", "data.batch_size=32", "schedule.prefetch=false", *overrides),
+    )
+
+
+def trainer_of(settings, model):
+    options = girih.TrainOptions(seed=3, max_steps=6, on_nonfinite="stop", device="cpu")
+    return girih.Trainer(model(settings.schema), options=options, store=settings.store)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter, which computes with numpy
+def test_a_nan_refuses_the_step_and_the_run_goes_on_where_it_was(log_directory):
+    found = []
+    for tier in (CPU, GPU):
+        settings = settings_of(log_directory, tier)
+        with trainer_of(settings, Exploding) as trainer:
+            with pytest.raises(NonFiniteError, match="step 4: the loss is nan"):
+                trainer.fit(settings.dataset("train"))
+            assert isinstance(trainer.dense, LateReplica) == (tier == GPU)
+            assert (trainer.state.step, trainer.state.refused) == (4, 1)
+            assert trainer.state.examples == 4 * 32
+            trainer.model.calls = 4  # whether or not the step after it was launched
+            trainer.fit(settings.dataset("train"))
+            rows = by_key(*(store for _, store in trainer.sparse.stores()))
+            found.append((trainer.state.step, rows, trainer.model.linear.weight.detach().numpy().copy()))
+    (steps, expected, weight), (other_steps, rows, other_weight) = found
+    assert steps == other_steps == 6
+    np.testing.assert_allclose(other_weight, weight, rtol=1e-4, atol=1e-6)
+    assert rows.keys() == expected.keys()
+    for key, columns in expected.items():
+        for name, value in columns.items():
+            if (
+                np.asarray(value).dtype.kind == "f"
+            ):  # not how often rows were read: the fifth batch was once in vain
+                np.testing.assert_allclose(
+                    rows[key][name], value, rtol=1e-3, atol=1e-5, err_msg=f"{key} {name}"
+                )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_gradient_of_rows_is_refused_and_named(log_directory):
+    settings = settings_of(log_directory, GPU)
+    with trainer_of(settings, BadGradient) as trainer:
+        with pytest.raises(NonFiniteError, match=r"step 1: .*feature 'item'"):
+            trainer.fit(settings.dataset("train"))
+        assert trainer.sparse.stats().store["updates"] == 0
+        assert trainer.model.bias.item() == 0.0
+
+
+class CountWaits(TorchDispatchMode):
+    """Counts reads of a tensor's value by the host, each of which waits on a GPU; not those of the interpreter."""
+
+    def __init__(self):
+        super().__init__()
+        self.launching, self.found = False, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default and not self.launching:
+            self.found.append("".join(traceback.format_stack(limit=4)[:-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfinite):
+    settings = settings_of(
+        log_directory,
+        GPU,
+        f"train.on_nonfinite={on_nonfinite}",
+        "train.max_steps=8",
+        "train.log_every_steps=100",
+    )
+    counted = CountWaits()
+    launch = jit.launch
+
+    def launched(*args, **kwargs):
+        counted.launching = True
+        try:
+            return launch(*args, **kwargs)
+        finally:
+            counted.launching = False
+
+    monkeypatch.setattr(jit, "launch", launched)
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), epochs=0)
+        for _, store in trainer.sparse.stores():
+            store.state.memory.make_room(1 << 12)  # which it would wait for once
+        original, waits = trainer.dense.compute, []
+
+        def compute(*args, **kwargs):
+            waits.append(len(counted.found))
+            return original(*args, **kwargs)
+
+        trainer.dense.compute = compute
+        with counted:
+            trainer.fit(settings.dataset("train"))
+    by_step = np.diff(waits)[2:]  # from one forward pass to the next, once all is warm
+    assert len(by_step) >= 4
+    # where steps may be skipped, the number of the next update is to be known
+    assert (by_step == 0).all() == (on_nonfinite == "stop"), counted.found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_no_step_waits_for_the_gpu(log_directory):
+    settings = RunConfig.load(
+        log_directory / "config.toml",
+        overrides=("train.device=cuda", "data.batch_size=32", "train.epochs=10", "train.log_every_steps=100"),
+    )
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), epochs=0)
+        for _, store in trainer.sparse.stores():
+            store.state.memory.make_room(1 << 16)
+        original, steps = trainer.dense.compute, []
+
+        def compute(*args, **kwargs):
+            steps.append(None)
+            torch.cuda.set_sync_debug_mode("error" if 5 < len(steps) < 30 else "default")
+            return original(*args, **kwargs)
+
+        trainer.dense.compute = compute
+        try:
+            trainer.fit(settings.dataset("train"))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(steps) > 30
