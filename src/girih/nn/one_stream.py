@@ -17,8 +17,6 @@ from girih.errors import ConfigError
 from girih.nn.refusals import UNCAPTURED
 from girih.store import Store
 
-_HOLDERS = ("girih.store.gpu", "girih.sparse.groups.gpu")
-
 
 class OneStream:
     """Has all that is done with some stores be done in turn, on the current stream.
@@ -58,24 +56,24 @@ class OneStream:
         if stream == self._last:
             return
         stream.wait_stream(self._last)
-        for owner in (*self._states, *others):
-            for tensor in tensors_of(owner):
+        for tensor in tensors_in([*self._states, *others], set()):
+            if tensor.device == self.device:  # and not in host memory
                 tensor.record_stream(stream)
         self._last = stream
 
 
-def tensors_of(owner: object) -> Iterator[Tensor]:
-    """The tensors that an object has, in lists and dicts too, and those of what it has of a store or group on a GPU."""
-    yield from _tensors_of(owner, set())
-
-
-def _tensors_of(owner: object, seen: set[int]) -> Iterator[Tensor]:
-    seen.add(id(owner))
-    for value in getattr(owner, "__dict__", {}).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, Tensor):
-                yield each
-            elif type(each).__module__.startswith(_HOLDERS) and id(each) not in seen:
-                yield from _tensors_of(each, seen)
+def tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Iterable[Any] = value if isinstance(value, list | tuple) else ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif type(value).__module__.startswith("girih."):
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from tensors_in(part, seen)

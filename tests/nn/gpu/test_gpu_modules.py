@@ -295,7 +295,7 @@ def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
 
 
 def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
-    _, gpu = pair(girih.nn.EmbeddingBag, 4)
+    _, gpu = pair(girih.nn.EmbeddingBag, 4, eviction=girih.tables.LRU(max_rows=9))
     order = gpu.tables._stream
     waits, kept, capturing, now = [], [], [False], [None]
     streams = [SimpleNamespace(wait_stream=lambda other, n=n: waits.append((n, other))) for n in range(2)]
@@ -314,7 +314,7 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     assert waits == [(1, streams[0]), (0, streams[1])]
     state = gpu.tables.shards.stores[0][0].state
     held = [state.memory.slots, state.memory.words, *state.memory.rows._records, state.kernels.segments.seeds]
-    held.append(gpu._bags.groups[0]._bags._modes)
+    held += [gpu._bags.groups[0]._bags._modes, state.rows._oldest[0]._rows]
     assert {id(tensor) for tensor in held} <= {tensor for tensor, stream in kept if stream is streams[1]}
     capturing[0] = True
     with pytest.raises(ConfigError, match="leave it out of a CUDA graph"), gpu.tables.used():

@@ -75,6 +75,13 @@ def test_a_run_goes_on_in_other_tiers(log_directory, tmp_path, first, then):
     assert list(found) == expected
 
 
-def test_other_strategies_refuse_such_tiers(log_directory):
-    with pytest.raises(ConfigError, match="'synchronous' keeps no rows in GPU memory"):
-        trained(settings_of(log_directory, *TIERED, "strategy.name=synchronous"))
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ("asynchronous", "'asynchronous' keeps no rows in GPU memory"),
+        ("synchronous", "rows that trainers exchange from GPU to GPU have no tiers below"),
+    ],
+)
+def test_other_strategies_refuse_such_tiers(log_directory, strategy, told):
+    with pytest.raises(ConfigError, match=told):
+        trained(settings_of(log_directory, *TIERED, f"strategy.name={strategy}"))

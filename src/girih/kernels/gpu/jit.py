@@ -7,6 +7,7 @@ tests run them where there is no GPU. A program does more at a time then, since 
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,6 +34,8 @@ kernel: Any = triton.jit(do_not_specialize=VARYING)
 """Marks a kernel that :func:`launch` runs."""
 
 _EXACT = {} if INTERPRETED else EXACT
+_ONE_AT_A_TIME: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
+"""While the interpreter runs a kernel, it has other functions stand for those of ``triton.language``, in all threads."""
 
 
 def device(number: int | None = None) -> torch.device:
@@ -61,7 +64,7 @@ def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: 
     It runs on the device of the tensors, of which the first argument is one.
     """
     if num_items > 0:
-        with chosen(arguments[0].device):
+        with chosen(arguments[0].device), _ONE_AT_A_TIME:
             kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
 
 
