@@ -63,7 +63,7 @@ def test_any_sequence_of_verbs_is_the_dictionarys(below, few_slots, tmp_path):
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=3 if below else 8,
+            max_examples=4 if below else 8,
             stateful_step_count=10,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -8,10 +8,10 @@ from girih.runs.summary import hit_ratio
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 from girih.testing.store_verbs import by_key
 
-STEPS = 4
+STEPS = 6
 CHOOSING = ("store.warm_up_steps=1", "store.flush_every_steps=2")
-TIERED = ('store.tiers=["gpu","dram"]', "store.hot_rows=40", *CHOOSING)
-THREE = ('store.tiers=["gpu","dram","ssd"]', "store.hot_rows=[20,40]", *CHOOSING)
+TIERED = ('store.tiers=["gpu","dram"]', "store.hot_rows=8", *CHOOSING)
+THREE = ('store.tiers=["gpu","dram","ssd"]', "store.hot_rows=[8,16]", *CHOOSING)
 
 
 @pytest.fixture(autouse=True)
