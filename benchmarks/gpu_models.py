@@ -66,18 +66,22 @@ def samples_per_s(name: str, given: Sequence[Batch], steps: int) -> tuple[float,
         def whole(count: int) -> None:
             source = ((given[number % len(given)], number) for number in range(count))
             schedule = in_step(prefetch=True, late=True)
-            for _ in schedule(source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans()):
-                pass
+            before = None
+            for step in schedule(source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans()):
+                if before is not None and before.refused is not None:
+                    raise before.refused
+                before = step
 
-        embeddings = sparse.peek(given[0]).wait()
+        read = sparse.peek(given[0]).wait()
 
         def alone(count: int) -> None:
             for number in range(count):
+                embeddings = read.mapped(lambda bags: bags.detach().requires_grad_(), lambda each: each)
                 dense.compute(given[number % len(given)], embeddings).apply()
 
         found = []
         for work in (whole, alone):
-            work(3)
+            work(2 * len(given))
             _settled()
             start = time.perf_counter()
             work(steps)

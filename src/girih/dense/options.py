@@ -71,7 +71,10 @@ def _fused(
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)
-    if all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in parameters):
+    devices = (
+        ("cpu",) if cls is torch.optim.Adagrad else ("cpu", "cuda")
+    )  # there it has one since of late only
+    if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)
     return cls(parameters, **options)
 

@@ -30,6 +30,10 @@ class Outcome(Protocol):
         """Whether asking for it waits for nothing."""
         ...
 
+    def wait(self) -> None:
+        """Waits until it is known."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -41,6 +45,9 @@ class Known:
     def known(self) -> bool:
         """Always true."""
         return True
+
+    def wait(self) -> None:
+        """Returns at once."""
 
 
 class Late:
@@ -60,7 +67,7 @@ class Late:
             self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
             self._told.copy_(told, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(told.device))
 
     @property
     def loss(self) -> float:
@@ -75,6 +82,10 @@ class Late:
     def known(self) -> bool:
         """See :class:`Outcome`; without a GPU, once it was asked for."""
         return self._known is not None or (self._event is not None and bool(self._event.query()))
+
+    def wait(self) -> None:
+        """See :class:`Outcome`."""
+        self._arrived()
 
     def _arrived(self) -> Known:
         if self._known is None:

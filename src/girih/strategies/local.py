@@ -53,9 +53,9 @@ class Local:
         from girih.training.session import Session
 
         devices = {group["name"]: group["device"] for group in plan.groups}
-        # under "skip", the number of the next update depends on what came of this one
-        late = set(devices.values()) == {"gpu"} and context.dense.on_nonfinite == "stop"
-        dense = LateReplica(context.dense) if late else Replica(context.dense)
         sparse = LocalSparse(context.sparse, devices=devices, **ahead_of(plan))
+        # under "skip", the number of the next update depends on what came of this one
+        late = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
+        dense = LateReplica(context.dense) if late else Replica(context.dense)
         feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan), late=late)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

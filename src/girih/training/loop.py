@@ -143,7 +143,9 @@ class Loop:
             NonFiniteError: a step was refused, under ``on_nonfinite = "stop"``; the state is that after it.
         """
         while self._unsettled and (wait or len(self._unsettled) > 1 or self._unsettled[0][0].outcome.known()):
-            step, then, lr_scale = self._unsettled.popleft()
+            step, then, lr_scale = self._unsettled[0]
+            self._wait_for(step)
+            self._unsettled.popleft()
             if step.refused is not None:
                 self.state.refused += 1
             then.refused = self.state.refused
@@ -155,6 +157,17 @@ class Loop:
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             self.log.step(step, then, lr_scale, lambda: self.session.sparse.stats().counters)
+
+    def _wait_for(self, step: Step[Position]) -> None:
+        """Waits for what came of a step: it is time spent on training, of this step and of those launched after it."""
+        if step.outcome.known():
+            return
+        start = time.perf_counter()
+        with self.spans("wait for GPU"):
+            step.outcome.wait()
+        took = time.perf_counter() - start
+        for state in (self.state, *(then for _, then, _ in self._unsettled)):
+            state.train_s += took
 
     def _end_epoch(self) -> None:
         scores = None if self.state.evaluated_step == self.state.step else self._measure()

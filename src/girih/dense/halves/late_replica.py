@@ -199,6 +199,13 @@ class LateReplica(Replica):
         optimizer = self.optimizer
         if optimizer is None:
             return self._go_on
+        learning = {p for p, gradient in zip(self.parameters, gradients, strict=True) if gradient is not None}
+        # whose state the optimizer makes in this step; or who knows what it keeps, and where
+        if not learning <= self._begun or not _keeps_state_as_torch(optimizer):
+            self._begun |= learning
+            if not refused:
+                self.move(gradients)
+            return self._go_on
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             # one kernel for the whole step, which reads the flag itself
             scaled: Any = optimizer
@@ -207,12 +214,6 @@ class LateReplica(Replica):
                 self.move(gradients)
             finally:
                 del scaled.grad_scale, scaled.found_inf
-            return self._go_on
-        learning = {p for p, gradient in zip(self.parameters, gradients, strict=True) if gradient is not None}
-        if not learning <= self._begun:  # whose state the optimizer makes in this step
-            self._begun |= learning
-            if not refused:
-                self.move(gradients)
             return self._go_on
         kept, put_back = self._kept(optimizer)
         self.move(gradients)
@@ -247,6 +248,11 @@ class LateReplica(Replica):
     def _go_on(self) -> None:
         """Has steps move parameters again, once the host knows that one was refused."""
         self.stopped.zero_()
+
+
+def _keeps_state_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all that its steps move are parameters and the tensors and numbers of their states."""
+    return type(optimizer).__module__.startswith(("torch.optim.", "girih."))
 
 
 def _largest(gradients: Gradients, device: torch.device) -> Tensor:

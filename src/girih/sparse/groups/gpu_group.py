@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -76,6 +77,11 @@ class GpuGroup:
         self._state: GroupState = on_gpu(group, shards)
         self._bags = GpuBags(group, self._state.device)
         self._side = SideStream(self._state.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows, bags and gradients are."""
+        return self._bags.device
 
     def find(self, batch: Batch | GpuBatch) -> GpuKeys:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done beside whatever the GPU does."""

@@ -46,6 +46,11 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
+    def is_on_gpu_of(self, device: Any) -> bool:
+        """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
+        own = [getattr(group, "device", None) for group in self.groups]
+        return bool(own) and all(each is not None and each.type == device.type for each in own)
+
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]

@@ -97,7 +97,8 @@ class GpuMemory:
         if self._ever + more > self.capacity or 2 * (self._added + more) > self.num_slots:
             words = self.known()
             free = int(words[counting.NUM_FREE])
-            self.rows.claim(self._ever + more - free)
+            # for the next calls too, before which the GPU may not have told of this one
+            self.rows.claim(self._ever + 3 * more - free)
             room = min(more, self.capacity - self._ever + free)
             if 2 * (self._added + more) > self.num_slots:
                 self._index_anew(int(words[counting.NUM_ROWS]) + more)

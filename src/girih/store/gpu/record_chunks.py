@@ -53,8 +53,7 @@ class RecordChunks:
         size = self.record_bytes << self.chunk_bits
         while self.capacity < min(rows, self._most):
             if self.device.type == "cuda" and _free_bytes(self.device) < size + _HEADROOM_BYTES:
-                self._most = self.capacity
-                return
+                return  # there may be more later
             try:
                 chunk = torch.empty(1 << self.chunk_bits, self.stride, dtype=torch.int32, device=self.device)
             except torch.OutOfMemoryError:

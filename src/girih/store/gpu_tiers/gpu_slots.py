@@ -185,7 +185,7 @@ class GpuSlots:
         copy = self._staged(len(slots))
         copy.copy_(values, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(device))
         return copy, event
 
     def _end_home(self, rows: Ints, values: Tensor, event: torch.cuda.Event | None) -> None:
@@ -216,8 +216,8 @@ class GpuSlots:
     def _wait(self, event: torch.cuda.Event | None) -> None:
         """Has what comes next on this stream wait for an event of another one."""
         if event is not None:
-            event.wait()
+            event.wait(torch.cuda.current_stream(self.records.device))
 
     def _record(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.records.device))

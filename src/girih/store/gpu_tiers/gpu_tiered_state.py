@@ -266,7 +266,7 @@ def brought_here(keys: Keys) -> HostKeys:
         for mine, theirs in zip(here, (keys.ids, keys.tables, keys.counts), strict=True):
             mine.copy_(theirs[:num], non_blocking=True)
         if keys.ids.is_cuda:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(keys.ids.device).synchronize()
         keys.here = HostKeys(*(each.numpy() for each in here))
     return keys.here
 
