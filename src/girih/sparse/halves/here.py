@@ -9,9 +9,10 @@ each other in one order too. Without one, everything is done during the call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -237,7 +238,14 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         self, batch: Batch, parts: Sequence[slice], prepared: Future[Found] | None = None, *, train: bool
     ) -> PulledHere[Found, Read]:
         rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
-        arrivals = [self._do(lambda: next(rows)) for _ in parts]
+
+        def arrive(*, last: bool) -> Arrival[Read]:
+            arrived = next(rows)
+            if last:
+                rows.close()  # by who does the work, not by whoever lets go of it last
+            return arrived
+
+        arrivals = [self._do(partial(arrive, last=part is parts[-1])) for part in parts]
         return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
 
     def _arriving(
@@ -248,7 +256,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         prepared: Future[Found] | None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[Read]]:
+    ) -> Generator[Arrival[Read], None, None]:
         found = None if prepared is None else prepared.result()  # asked earlier, so it is there
         yield from self.read(batch, step, parts, found, train=train)
 
