@@ -1,4 +1,4 @@
-"""What came of a step: its loss, or why it was refused; on a GPU the host learns it a step late."""
+"""The outcome of a step: its loss, or why it was refused; on a GPU the host learns it a step late."""
 
 from __future__ import annotations
 

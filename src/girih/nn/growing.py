@@ -1,4 +1,4 @@
-"""What every module over tables that grow has: the way from ids to vectors and back, by autograd; state; moves to a GPU.
+"""The base of modules over tables that grow: the way from ids to vectors and back, by autograd; state; moves to a GPU.
 
 Shapes: B examples, F features, N ids, D width of a vector.
 """

@@ -119,7 +119,7 @@ class GrowingTables:
         before.close()
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """What is done within goes on from what was done before: on a GPU, on its current stream, whichever that was."""
+        """Has what is done within go on from what was done before: on a GPU, on its current stream, whichever that was."""
         return self._stream.current(group for reader in self._readers for group in reader.groups)
 
     def rows(self) -> dict[str, int]:

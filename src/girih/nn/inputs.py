@@ -222,7 +222,7 @@ def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> T
 
 
 def _told(bounds: Tensor, num_features: int) -> Tensor:
-    """What :class:`_Part` tells of bags, computed where their bounds are."""
+    """The facts of bags that :class:`_Part` tells, computed where their bounds are."""
     size = (len(bounds) - 1) // num_features
     if size == 0:
         ends = bounds[:1].expand(num_features)

@@ -34,7 +34,7 @@ class OneStream:
             self._last = torch.cuda.current_stream(self.device)
 
     def current(self, others: Iterable[object] = ()) -> contextlib.AbstractContextManager[None]:
-        """What is done within comes behind all that was done within before.
+        """Has what is done within come behind all that was done within before.
 
         Args:
             others: have tensors that it uses, besides the stores.

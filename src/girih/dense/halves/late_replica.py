@@ -46,7 +46,7 @@ class Update(Protocol):
         ...
 
     def take_back(self) -> None:
-        """What the host is to do once it learns that the step was refused."""
+        """Undoes on the host what the step changed there, once the host learns that it was refused."""
         ...
 
 

@@ -35,7 +35,7 @@ Buffers = Sequence[tuple[Tensor, Tensor]]
 
 
 class Begun(Protocol):
-    """What earlier micro-batches of a batch have left."""
+    """Gradients and buffers as earlier micro-batches of a batch have left them."""
 
     @property
     def gradients(self) -> Gradients: ...

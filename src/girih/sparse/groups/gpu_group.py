@@ -80,7 +80,7 @@ class GpuGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where rows, bags and gradients are."""
+        """The device of rows, bags and gradients."""
         return self._bags.device
 
     def find(self, batch: Batch | GpuBatch) -> GpuKeys:

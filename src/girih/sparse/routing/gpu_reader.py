@@ -27,7 +27,7 @@ from girih.store.gpu.record_kernels import Keys
 
 @dataclass(frozen=True)
 class GpuServed:
-    """What all ranks ask of this one in a step.
+    """The keys that all ranks ask of this one in a step.
 
     Attributes:
         unique: the keys, each once, and the number of the key at each position of the message.

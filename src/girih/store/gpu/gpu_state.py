@@ -64,7 +64,7 @@ class GpuState:
 
     @property
     def device(self) -> torch.device:
-        """Where rows are."""
+        """The device of rows."""
         return self.memory.device
 
     def read(self, keys: Keys, step: int) -> tuple[Tensor, Tensor]:

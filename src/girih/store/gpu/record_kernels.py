@@ -1,4 +1,4 @@
-"""What kernels do to records in GPU memory, wherever they are: initial values, columns, sums of gradients, optimizer steps.
+"""Kernels on records in GPU memory, wherever they are: initial values, columns, sums of gradients, optimizer steps.
 
 Records are named by their numbers in the chunks: those of rows, or of slots in which rows lie for a while.
 
@@ -106,7 +106,7 @@ class GroupState(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where that is."""
+        """The device of rows."""
         ...
 
     @property

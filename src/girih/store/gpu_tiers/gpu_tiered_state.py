@@ -49,7 +49,7 @@ class GpuTieredState(ShardState):
 
     @property
     def device(self) -> torch.device:
-        """Where embeddings are read."""
+        """The device on which embeddings are read."""
         return self.slots.records.device
 
     def begin_read(self, keys: Keys) -> None:
@@ -242,7 +242,7 @@ class GpuTieredState(ShardState):
         return rows, found, addresses
 
     def _addresses(self, keys: Keys, found: Ints, made: Ints) -> Tensor:
-        """Where the columns of keys lie, int64[U], once those of rows that were made are written."""
+        """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
         there, takes = (to_device(each, self.device) for each in (found, made))
         return self.kernels.begin(_cut(keys, len(found)), there, takes)
 
