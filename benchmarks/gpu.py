@@ -251,20 +251,10 @@ def main() -> None:
     report.finish()
 
 
-def peer_step(
-    report: harness.Report,
-    name: str,
-    peer: Callable[..., Any],
-    features: int,
-    examples: int,
-    rows: int,
-    dim: int,
-    optimizer: str,
-    batches: list[Batch],
-) -> float:
+def peer_step(report: harness.Report, name: str, peer: Callable[..., Any], *shape_and_batches: Any) -> float:
     """Median seconds of a step of somebody else's tables, on ids that are on the device; NaN where it fails."""
     try:
-        return _peer_step(peer, features, examples, rows, dim, optimizer, batches)
+        return _peer_step(peer, *shape_and_batches)
     except RuntimeError as error:  # out of memory, or what it does not compile
         report.skip(name, " ".join(str(error).split())[:200])
         return float("nan")

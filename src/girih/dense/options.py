@@ -71,9 +71,8 @@ def _fused(
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)
-    devices = (
-        ("cpu",) if cls is torch.optim.Adagrad else ("cpu", "cuda")
-    )  # there it has one since of late only
+    # Adagrad has one for GPUs in late versions of torch only
+    devices = ("cpu",) if cls is torch.optim.Adagrad else ("cpu", "cuda")
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)
     return cls(parameters, **options)

@@ -164,9 +164,8 @@ class Replica:
             now = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             saved = state["optimizer"]
             groups = saved["param_groups"]
-            if len(groups) == len(
-                now
-            ):  # by this goes, while loading, whether updates are counted on the device
+            if len(groups) == len(now):
+                # by these goes, while loading, whether updates are counted on the device
                 kinds = [{k: own[k] for k in ("fused", "capturable") if k in own} for own in now]
                 groups = [group | kind for group, kind in zip(groups, kinds, strict=True)]
             self.optimizer.load_state_dict({**saved, "param_groups": groups})

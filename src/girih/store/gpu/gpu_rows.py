@@ -53,9 +53,8 @@ class GpuRows:
         self._expiring = np.flatnonzero(eviction == at.EVICT_TTL).tolist()
         self._bounded = np.flatnonzero(self._rules[:, at.MAX_ROWS] < at.UNLIMITED).tolist()
         self._oldest = {table: Oldest(memory, table) for table in np.flatnonzero(listed).tolist()}
-        self._none_before = np.full(
-            len(self._rules), np.iinfo(np.int64).min
-        )  # no row of a table was used last before
+        # no row of a table was used last before this moment
+        self._none_before = np.full(len(self._rules), np.iinfo(np.int64).min)
         self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
         self._most_rows = np.zeros(len(self._rules), np.int64)  # of each table, at most
 

@@ -74,7 +74,7 @@ class Shaped(Protocol):
 
     @property
     def layout(self) -> RowLayout:
-        """How their rows lie, and their rules."""
+        """The layout of its rows, and their rules."""
 
 
 def check_sources(
