@@ -262,11 +262,7 @@ class Replica:
         return gradients
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        if self._autocast:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        if self.device.type == "cpu" and onednn.pays():
-            return onednn.OneDNNLinear()
-        return nullcontext()
+        return arithmetic(self.device, autocast=self._autocast)
 
     def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
         return self.module(numeric, embeddings)
@@ -301,6 +297,15 @@ class Replica:
 
     def _clip(self, most: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters, most)
+
+
+def arithmetic(device: torch.device, *, autocast: bool) -> AbstractContextManager[object]:
+    """While entered, a forward pass computes as halves do: in bfloat16, or by the faster linear layers."""
+    if autocast:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if device.type == "cpu" and onednn.pays():
+        return onednn.OneDNNLinear()
+    return nullcontext()
 
 
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -1,0 +1,276 @@
+"""The dense half of a trainer in a group: its parameters are on the servers of the group, which run parts of the net (HT §3.1).
+
+The trainer drives the loop. It keeps operators without parameters, and sends the others' inputs to their servers,
+forward and backward; several nets of it may be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.dense.half import KnownAtOnce
+from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
+from girih.dense.halves.stage import BatchOnServers
+from girih.dense.service.group import Group
+from girih.dense.service.live_parts import Entry
+from girih.dense.service.parts import Partitioned, Stage
+from girih.dense.service.recipe import OptimizerRecipe, options_of
+from girih.dense.service.staleness import DENSE_STALENESS, measured
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, GirihError, NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.models.loss import loss_of
+
+
+class Ranks(Protocol):
+    """The trainers, as this half needs them."""
+
+    def barrier(self) -> None:
+        """Returns when all are here."""
+
+
+@dataclass(eq=False)
+class GroupedComputed(KnownAtOnce):
+    """Loss of a batch whose gradients are on the servers; see :class:`girih.dense.half.Computed`."""
+
+    half: GroupedReplica
+    net: _Net
+    own: ReplicaComputed
+
+    def apply(self) -> None:
+        """Moves the parameters on the servers; returns once they have."""
+        self.own.apply()
+        self.half.give_back(self.net)
+
+    def discard(self) -> None:
+        """Drops what is on the servers."""
+        self.own.discard()
+        self.net.on_servers.discard()
+        self.half.give_back(self.net)
+
+
+class GroupedReplica:
+    """The trainer's partition of the net, and the way to the servers that have the rest.
+
+    Methods but ``sync`` and ``restore``, which all trainers call together, may be called from several threads.
+
+    Args:
+        whole: the model and its optimizer, of which the parameters here are those of the last ``sync``, for the user.
+        partitioned: the same net, cut into parts.
+        group: the servers that hold them.
+        restores: whether it is for this trainer, alone of its group, to restore the servers.
+
+    Attributes:
+        optimizer: carries the learning rate schedule; its state is on the servers.
+
+    Raises:
+        ConfigError: a parameter is in no part, or gradients are to be clipped.
+    """
+
+    def __init__(
+        self,
+        whole: Replica,
+        spec: DenseSpec,
+        partitioned: Partitioned,
+        group: Group,
+        ranks: Ranks,
+        *,
+        restores: bool = True,
+    ) -> None:
+        check_placed(whole.module, partitioned)
+        if spec.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm = {spec.clip_norm}: the norm of all dense gradients is known on no one machine where group servers"
+                " have them; drop it, or set servers_per_group = 0"
+            )
+        self.whole, self.optimizer = whole, whole.optimizer
+        self.module = whole.module
+        self._spec, self._partitioned, self._group, self._ranks = spec, partitioned, group, ranks
+        self._restores = restores
+        self._numbers = count()
+        self._free: list[_Net] = []
+        self._forget_state()
+
+    def compute(
+        self,
+        batch: Batch,
+        embeddings: Embeddings,
+        onto: GroupedComputed | None = None,
+        *,
+        last: bool = True,
+    ) -> GroupedComputed:
+        """Forward, loss, backward; gradients of parameters stay on the servers."""
+        net = self._borrow() if onto is None else onto.net
+        try:
+            own = net.compute(batch, embeddings, None if onto is None else onto.own, last=last)
+        except GirihError:
+            net.abandon()
+            raise
+        return GroupedComputed(own.value, own.refusal, self, net, own)
+
+    def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """Logits, float32[B, T], of the live parameters."""
+        net = self._borrow()
+        try:
+            return net.predict(batch, embeddings)
+        finally:
+            self.give_back(net)
+
+    def sync(self) -> None:
+        """All trainers' steps are applied; the newest parameters are in the user's module."""
+        self._ranks.barrier()
+        self._fetch(with_optimizer=False)
+
+    def stats(self) -> dict[str, int]:
+        """Dense staleness as the servers of the group measured it: ``staleness_max``, and ``dense_staleness_*``."""
+        found: dict[int, int] = {}
+        for snapshot in self.snapshots().values():
+            for value, times in snapshot["histograms"].get(DENSE_STALENESS, {}).items():
+                found[int(value)] = found.get(int(value), 0) + times
+        told = measured(found)
+        return {"staleness_max": told["dense_staleness_max"], **told}
+
+    def snapshots(self, *, spans: bool = False) -> dict[str, dict[str, Any]]:
+        """Title of a server of the group → its ``Stats.snapshot``."""
+        return self._group.snapshots(spans=spans)
+
+    def state(self) -> dict[str, Any]:
+        """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
+        if self._restores:
+            self._fetch(with_optimizer=True)
+        state = self.whole.state()
+        self._forget_state()
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
+        self.whole.restore(state)
+        if self._restores:
+            self._group.put(
+                self._entries(), [self._names_on(server) for server in range(self._num_servers())]
+            )
+        self._forget_state()
+        self._ranks.barrier()
+
+    def close(self) -> None:
+        """Leaves the servers."""
+        self._group.close()
+
+    def give_back(self, net: _Net) -> None:
+        """Takes back a net whose batch is done."""
+        self._free.append(net)
+
+    def _borrow(self) -> _Net:
+        try:
+            net = self._free.pop()
+        except IndexError:
+            net = _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
+        net.next_batch()
+        return net
+
+    def _num_servers(self) -> int:
+        return 1 + max(part.server for part in self._partitioned.parts)
+
+    def _names_on(self, server: int) -> frozenset[str]:
+        held = [part.module for part in self._partitioned.parts if part.server == server]
+        return frozenset(name for module in held for name in module.state_dict())
+
+    def _fetch(self, *, with_optimizer: bool) -> None:
+        """Takes parameters, buffers and optimizer state from the servers."""
+        named = dict(self.module.named_parameters())
+        model = self.module.state_dict()
+        for name, key, value in self._group.entries(with_optimizer=with_optimizer):
+            if key is None:
+                model[name].copy_(value)
+            elif self.optimizer is not None:
+                self.optimizer.state[named[name]][key] = value
+
+    def _entries(self) -> list[Entry]:
+        """What :meth:`_fetch` takes, from here."""
+        found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
+        if self.optimizer is not None:
+            for name, parameter in self.module.named_parameters():
+                found += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
+        return found
+
+    def _forget_state(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+
+
+class _Net(Replica):
+    """One of several nets of a trainer: its partition, and its batch on the servers."""
+
+    checks_embeddings = True
+
+    def __init__(
+        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: Group, number: int
+    ) -> None:
+        def exchange(stage: Stage) -> list[list[Tensor]]:
+            return self.on_servers.exchange(stage)
+
+        super().__init__(replace(spec, module=partitioned.trainer(exchange)))
+        self._loss = loss_of(half.module)
+        self._half, self._group, self._number = half, group, number
+        self._batches = count()
+        self.next_batch()
+
+    def next_batch(self) -> None:
+        """From here on, what is sent is of another batch."""
+        self.on_servers = BatchOnServers(self._group, self._number, next(self._batches))
+
+    def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """See :class:`Replica`; what the nets share is in training mode again when it is done."""
+        try:
+            return super().predict(batch, embeddings)
+        finally:
+            self._set_mode(True)
+
+    def move(self, gradients: Gradients) -> None:
+        """Has the servers do their step."""
+        optimizer = self._half.optimizer
+        self.on_servers.apply(options_of(optimizer))
+        if optimizer is not None:
+            optimizer.step()  # of no gradients: a schedule wants to see one
+
+    def abandon(self) -> None:
+        """Drops a batch that failed; what cannot be told the servers now, they find out."""
+        try:
+            self.on_servers.discard()
+        except GirihError:
+            return
+
+    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
+        return self.on_servers.refusal or super()._nonfinite_gradient(embeddings)
+
+
+def recipe_of(whole: Replica) -> OptimizerRecipe | None:
+    """What group servers make their optimizers of."""
+    return OptimizerRecipe.of(whole.optimizer, whole.module)
+
+
+def check_placed(module: nn.Module, partitioned: Partitioned) -> None:
+    """Refuses a net of which trainers would keep parameters.
+
+    Raises:
+        ConfigError: names the operator.
+    """
+    placed = {name for part in partitioned.parts for name, _ in part.module.named_parameters()}
+    for name, _ in module.named_parameters():
+        if name not in placed:
+            operator = name.rpartition(".")[0] or type(module).__name__
+            raise ConfigError(
+                f"operator {operator!r} has a parameter, {name!r}, that no group server holds: it cannot be moved off the"
+                " trainers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
+            )
+
+
+def parts_on(partitioned: Partitioned, server: int) -> Sequence[Any]:
+    """The parts of one server, in the order in which :class:`Group` numbers them."""
+    return [part for part in partitioned.parts if part.server == server]

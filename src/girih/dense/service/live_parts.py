@@ -1,0 +1,179 @@
+"""The parts that a group server holds: one set of live parameters, and as many nets on it as compute at once.
+
+Nets move the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each has Parameters of its own over the
+same memory: autograd refuses a backward pass through a Parameter that moved since the forward pass, and here it has.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.dense.service.parts import Part
+from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
+from girih.errors import ConfigError
+
+Entry = tuple[str, str | None, Any]
+"""Name in the whole model; None, or the key of the optimizer's state; a tensor or a plain value."""
+
+
+class Net:
+    """A copy of all parts over the live memory.
+
+    Attributes:
+        modules: as the parts are numbered.
+        named: name in the whole model → parameter.
+        optimizer: its state is that of all nets.
+    """
+
+    def __init__(
+        self,
+        modules: nn.ModuleList,
+        named: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.modules, self.named, self.optimizer = modules, named, optimizer
+
+    def nonfinite(self) -> str | None:
+        """The name of a parameter whose gradient holds a NaN or an infinity, if there is one."""
+        gradients = [each.grad for each in self.named.values() if each.grad is not None]
+        if not gradients or torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
+            return None
+        found = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
+        return next(found, None)
+
+    def forget(self) -> None:
+        """Drops the gradients."""
+        for parameter in self.named.values():
+            parameter.grad = None
+
+
+class LiveParts:
+    """Live parameters, buffers and optimizer state; methods may be called from any thread.
+
+    Args:
+        recipe: of the optimizer; None where nothing moves.
+    """
+
+    def __init__(self, parts: Sequence[Part], recipe: OptimizerRecipe | None) -> None:
+        self.modules = nn.ModuleList(part.module for part in parts)
+        self.named = _whole_names(self.modules)
+        self._optimizer = None if recipe is None else recipe.made(self.named)
+        self._recipe = recipe
+        self._free: list[Net] = []
+        self._settled: set[str] = set()  # parameters whose optimizer state is complete
+        self._settling = threading.Lock()
+        self._evaluating: nn.ModuleList | None = None
+
+    def borrow(self) -> Net:
+        """A net that nobody else has."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._net()
+
+    def give_back(self, net: Net) -> None:
+        """Takes a net back; its gradients are dropped."""
+        net.forget()
+        self._free.append(net)
+
+    def evaluating(self) -> nn.ModuleList:
+        """The parts in evaluation mode, for any number of threads that want no gradients."""
+        with self._settling:
+            if self._evaluating is None:
+                self._evaluating = self._copied().eval()
+            return self._evaluating
+
+    def move(self, net: Net, options: Sequence[Options]) -> None:
+        """Moves the live parameters by the gradients of a net, beside others that do the same.
+
+        Args:
+            options: of each group of the optimizer, now.
+        """
+        if net.optimizer is None:
+            return
+        take_options(net.optimizer, options)
+        moved = {name for name, parameter in net.named.items() if parameter.grad is not None}
+        if moved <= self._settled:
+            net.optimizer.step()
+            return
+        with self._settling:  # the first step of a parameter makes its state, which two must not do
+            net.optimizer.step()
+            self._settled |= moved
+
+    def buffers(self) -> list[Tensor]:
+        """The live buffers."""
+        return list(self.modules.buffers())
+
+    def entries(self, *, with_optimizer: bool) -> list[Entry]:
+        """Parameters, buffers that are saved, and optimizer state, live: not copies."""
+        names = _strip(self.modules.state_dict(keep_vars=True))
+        found: list[Entry] = [(name, None, value.data) for name, value in names.items()]
+        if with_optimizer and self._optimizer is not None:
+            for name, parameter in self.named.items():
+                found += [(name, key, value) for key, value in self._state_of(parameter).items()]
+        return found
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
+        live = _strip(self.modules.state_dict(keep_vars=True))
+        for name, key, value in entries:
+            if key is None:
+                live[name].data.copy_(value)
+            elif self._optimizer is not None:
+                self._state_of(self.named[name])[key] = value.clone() if isinstance(value, Tensor) else value
+
+    def forget_optimizer_state(self) -> None:
+        """Empties it, before that of a checkpoint is put."""
+        if self._optimizer is not None:
+            for parameter in self.named.values():
+                self._state_of(parameter).clear()
+        self._settled = set()
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
+        return state
+
+    def _net(self) -> Net:
+        modules = self._copied()
+        named = _whole_names(modules)
+        optimizer = None if self._recipe is None else self._recipe.made(named)
+        if optimizer is not None:
+            for name, parameter in named.items():
+                optimizer.state[parameter] = self._state_of(self.named[name])
+        return Net(modules, named, optimizer)
+
+    def _copied(self) -> nn.ModuleList:
+        """The modules again, with Parameters and buffers of their own over the same memory."""
+        own: dict[int, Any] = {
+            id(each): nn.Parameter(each.data, requires_grad=each.requires_grad)
+            for each in self.named.values()
+        }
+        own |= {id(buffer): buffer.data for buffer in self.modules.buffers()}
+        return copy.deepcopy(self.modules, own)
+
+
+def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
+    """Name in the whole model → parameter; once each.
+
+    Raises:
+        ConfigError: two parts hold a parameter of one name, each its own.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for number, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            if found.setdefault(name, parameter) is not parameter:
+                raise ConfigError(
+                    f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
+                )
+    return found
+
+
+def _strip(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Names without the number of their part."""
+    return {name.partition(".")[2]: value for name, value in named.items()}
