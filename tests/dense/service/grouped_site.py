@@ -66,6 +66,8 @@ class OnTrainer(nn.Module):
 class Cut:
     """The net by parts, spread over some servers."""
 
+    splits = ()
+
     def __init__(self, net, num_servers):
         self.parts = [
             Part(name, number % num_servers, traced(net, name, inputs), inputs, 1)
@@ -138,7 +140,13 @@ class Site:
             kind(
                 stack,
                 GroupServer(
-                    parts_on(self.cut, index), index, recipe_of(whole), num_nets, "shm://", SECRET, **options
+                    parts_on(self.cut, index),
+                    index,
+                    recipe_of(whole, self.cut),
+                    num_nets,
+                    "shm://",
+                    SECRET,
+                    **options,
                 ),
             )
             for index in range(num_servers)

@@ -10,13 +10,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from grouped_site import InThread, Net, Site, Spoiled, site
+from grouped_site import Cut, InThread, Net, Site, Spoiled, site
 from torch import nn
 
 from girih.dense.halves.grouped import GroupedReplica, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
 from girih.dense.service.recipe import OptimizerRecipe
+from girih.dense.service.splits import Splits
 from girih.dense.service.staleness import measured
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RemoteError, WireTimeout
@@ -187,7 +188,7 @@ class TestSeveralNets:
                 thread.join(60)
             assert not failed
             every = num_trainers * num_nets * num_steps
-            for snapshot in halves[0].snapshots().values():
+            for snapshot in halves[0].processes().values():
                 found = {
                     int(value): times for value, times in snapshot["histograms"]["dense staleness"].items()
                 }
@@ -216,7 +217,7 @@ class TestSeveralNets:
                 thread.start()
             for thread in threads:
                 thread.join(60)
-            one, two = (snapshot["spans"] for snapshot in half.snapshots(spans=True).values())
+            one, two = (snapshot["spans"] for snapshot in half.processes(spans=True).values())
             assert {name for name, *_ in one} == {"part forward", "part backward", "part apply"}
             assert any(a < d and c < b for _, a, b in ends(one) for _, c, d in ends(two))
 
@@ -235,7 +236,7 @@ class TestSeveralNets:
                     one = case(number)
                     under_way[net] = halves[net % 2].compute(one.batch, one.embeddings())
                     read_at[net] = writes
-            (snapshot,) = halves[0].snapshots().values()
+            (snapshot,) = halves[0].processes().values()
             found = snapshot["histograms"]["dense staleness"]
             assert {int(value): times for value, times in found.items()} == {
                 value: expected.count(value) for value in expected
@@ -299,22 +300,23 @@ class TestRefusals:
         def mine(parameters):
             return Mine(parameters, lr=0.1)
 
+        cut = Cut(Net(), 1)
         for factory in (mine, torch.optim.LBFGS):
             with pytest.raises(ConfigError, match=r"made a .*(Mine|LBFGS).*servers_per_group = 0"):
-                recipe_of(Replica(DenseSpec(module=Net(), optimizer=factory)))
-        assert recipe_of(Replica(DenseSpec(module=Net(), optimizer=Lamb))).kind is Lamb
+                recipe_of(Replica(DenseSpec(module=Net(), optimizer=factory)), cut)
+        assert recipe_of(Replica(DenseSpec(module=Net(), optimizer=Lamb)), cut).kind is Lamb
 
     def test_an_operator_that_stays_with_its_parameters_is_named(self):
-        class Odd(Net):
-            def __init__(self):
-                super().__init__()
-                self.gate = nn.Bilinear(2, 2, 1)
+        class Kept(Cut):
+            def trainer(self, exchange):
+                partition = super().trainer(exchange)
+                partition.gate = nn.Bilinear(2, 2, 1)
+                return partition
 
         with site(1, kind=InThread) as group:
-            half = group.trainer()
-            spec = DenseSpec(module=Odd(), optimizer=sgd)
+            spec, group.kept = group.spec(), group.trainer()
             with pytest.raises(ConfigError, match=r"operator 'gate' has a parameter, 'gate\.weight'"):
-                GroupedReplica(Replica(spec), spec, group.cut, half._group, None)
+                GroupedReplica(Replica(spec), spec, Kept(Net(), 1), group.kept._group, None)
             with pytest.raises(ConfigError, match=r"clip_norm = 1.0: .*servers_per_group = 0"):
                 group.trainer(clip_norm=1.0)
 
@@ -329,6 +331,27 @@ def test_options_that_a_schedule_adds_do_not_travel():
     assert recipe.made({}) is None
 
 
+def test_what_is_cut_is_joined_again():
+    class Cut:
+        parameter, dim, parts = "deep.weight", 1, ("deep.left", "deep.right")
+
+    splits = Splits([Cut], {"deep.left": 2, "deep.right": 3})
+    whole = [
+        ("deep.weight", None, torch.arange(10.0).view(2, 5)),
+        ("deep.bias", None, torch.ones(2)),
+        ("deep.weight", "exp_avg", torch.arange(10.0).view(2, 5) + 1),
+        ("deep.weight", "step", torch.tensor(7.0)),
+    ]
+    held = splits.cut(whole)
+    found = {(name, key): value for name, key, value in held}
+    assert len(held) == 7
+    assert found["deep.right", None].tolist() == [[2, 3, 4], [7, 8, 9]]
+    assert found["deep.left", "step"] == found["deep.right", "step"] == 7
+    again = {(name, key): value for name, key, value in splits.joined(held)}
+    assert len(again) == 4
+    assert all(torch.equal(again[name, key], value) for name, key, value in whole)
+
+
 def test_percentiles_are_of_the_nearest_rank():
     assert measured({0: 50, 1: 48, 2: 1, 7: 1}) == {
         "dense_staleness_median": 0, "dense_staleness_p99": 2, "dense_staleness_max": 7,
@@ -338,7 +361,7 @@ def test_percentiles_are_of_the_nearest_rank():
 
 def batches(half):
     """Batches that each server holds."""
-    return [snapshot["gauges"]["batches"] for snapshot in half.snapshots().values()]
+    return [snapshot["gauges"]["batches"] for snapshot in half.processes().values()]
 
 
 def ends(spans):

@@ -18,14 +18,13 @@ from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers
 from girih.dense.service.group import Group
-from girih.dense.service.live_parts import Entry
 from girih.dense.service.parts import Partitioned, Stage
 from girih.dense.service.recipe import OptimizerRecipe, options_of
+from girih.dense.service.splits import Entry, Splits
 from girih.dense.service.staleness import DENSE_STALENESS, measured
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Embeddings
-from girih.models.loss import loss_of
 
 
 class Ranks(Protocol):
@@ -83,7 +82,6 @@ class GroupedReplica:
         *,
         restores: bool = True,
     ) -> None:
-        check_placed(whole.module, partitioned)
         if spec.clip_norm is not None:
             raise ConfigError(
                 f"clip_norm = {spec.clip_norm}: the norm of all dense gradients is known on no one machine where group servers"
@@ -95,6 +93,8 @@ class GroupedReplica:
         self._restores = restores
         self._numbers = count()
         self._free: list[_Net] = []
+        self._splits = Splits(partitioned.splits, _sizes(partitioned))
+        self.give_back(self._new())
         self._forget_state()
 
     def compute(
@@ -130,15 +130,15 @@ class GroupedReplica:
     def stats(self) -> dict[str, int]:
         """Dense staleness as the servers of the group measured it: ``staleness_max``, and ``dense_staleness_*``."""
         found: dict[int, int] = {}
-        for snapshot in self.snapshots().values():
+        for snapshot in self._group.processes(spans=False).values():
             for value, times in snapshot["histograms"].get(DENSE_STALENESS, {}).items():
                 found[int(value)] = found.get(int(value), 0) + times
         told = measured(found)
         return {"staleness_max": told["dense_staleness_max"], **told}
 
-    def snapshots(self, *, spans: bool = False) -> dict[str, dict[str, Any]]:
-        """Title of a server of the group → its ``Stats.snapshot``."""
-        return self._group.snapshots(spans=spans)
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
+        return self._group.processes(spans=spans) if self._restores else {}
 
     def state(self) -> dict[str, Any]:
         """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
@@ -170,34 +170,38 @@ class GroupedReplica:
         try:
             net = self._free.pop()
         except IndexError:
-            net = _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
+            net = self._new()
         net.next_batch()
         return net
+
+    def _new(self) -> _Net:
+        return _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
 
     def _num_servers(self) -> int:
         return 1 + max(part.server for part in self._partitioned.parts)
 
     def _names_on(self, server: int) -> frozenset[str]:
         held = [part.module for part in self._partitioned.parts if part.server == server]
-        return frozenset(name for module in held for name in module.state_dict())
+        named = [name for module in held for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return frozenset(named)
 
     def _fetch(self, *, with_optimizer: bool) -> None:
         """Takes parameters, buffers and optimizer state from the servers."""
         named = dict(self.module.named_parameters())
         model = self.module.state_dict()
-        for name, key, value in self._group.entries(with_optimizer=with_optimizer):
-            if key is None:
-                model[name].copy_(value)
-            elif self.optimizer is not None:
+        for name, key, value in self._splits.joined(self._group.entries(with_optimizer=with_optimizer)):
+            if key is not None and self.optimizer is not None:
                 self.optimizer.state[named[name]][key] = value
+            elif key is None and name in model:  # a graph has buffers that no checkpoint has
+                model[name].copy_(value)
 
     def _entries(self) -> list[Entry]:
-        """What :meth:`_fetch` takes, from here."""
+        """What :meth:`_fetch` takes, as it is here."""
         found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
         if self.optimizer is not None:
             for name, parameter in self.module.named_parameters():
                 found += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
-        return found
+        return self._splits.cut(found)
 
     def _forget_state(self) -> None:
         if self.optimizer is not None:
@@ -216,7 +220,7 @@ class _Net(Replica):
             return self.on_servers.exchange(stage)
 
         super().__init__(replace(spec, module=partitioned.trainer(exchange)))
-        self._loss = loss_of(half.module)
+        check_moved(self.module)
         self._half, self._group, self._number = half, group, number
         self._batches = count()
         self.next_batch()
@@ -250,25 +254,32 @@ class _Net(Replica):
         return self.on_servers.refusal or super()._nonfinite_gradient(embeddings)
 
 
-def recipe_of(whole: Replica) -> OptimizerRecipe | None:
-    """What group servers make their optimizers of."""
-    return OptimizerRecipe.of(whole.optimizer, whole.module)
+def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
+    """What group servers make their optimizers of; see :meth:`OptimizerRecipe.of`."""
+    return OptimizerRecipe.of(
+        whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.splits}
+    )
 
 
-def check_placed(module: nn.Module, partitioned: Partitioned) -> None:
+def check_moved(partition: nn.Module) -> None:
     """Refuses a net of which trainers would keep parameters.
 
     Raises:
         ConfigError: names the operator.
     """
-    placed = {name for part in partitioned.parts for name, _ in part.module.named_parameters()}
-    for name, _ in module.named_parameters():
-        if name not in placed:
-            operator = name.rpartition(".")[0] or type(module).__name__
-            raise ConfigError(
-                f"operator {operator!r} has a parameter, {name!r}, that no group server holds: it cannot be moved off the"
-                " trainers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
-            )
+    for name, _ in partition.named_parameters():
+        operator = name.rpartition(".")[0] or "the model"
+        raise ConfigError(
+            f"operator {operator!r} has a parameter, {name!r}, and stays on the trainers: expected all operators that have"
+            " parameters on group servers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
+        )
+
+
+def _sizes(partitioned: Partitioned) -> dict[str, int]:
+    """Name of a part of a parameter → its length along the dimension that was cut."""
+    dims = {name: split.dim for split in partitioned.splits for name in split.parts}
+    held = [named for part in partitioned.parts for named in part.module.named_parameters()]
+    return {name: parameter.shape[dims[name]] for name, parameter in held if name in dims}
 
 
 def parts_on(partitioned: Partitioned, server: int) -> Sequence[Any]:

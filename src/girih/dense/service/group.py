@@ -13,10 +13,10 @@ from girih.cluster.roles import RoleName, title
 from girih.comm.endpoints import connect
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
-from girih.dense.service.live_parts import Entry
+from girih.dense.service.group_protocol import Verb, as_text, from_text
 from girih.dense.service.parts import Part
-from girih.dense.service.protocol import Verb, as_text, from_text
 from girih.dense.service.recipe import Options
+from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.runs.stats import Stats
@@ -151,7 +151,7 @@ class Group:
                 self._answer(server, self._call(server, Verb.RESTORE, (int(is_first),), arrays))
                 is_first = False
 
-    def snapshots(self, *, spans: bool) -> dict[str, dict[str, Any]]:
+    def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
         """Title of a server → its ``Stats.snapshot``."""
         every = range(len(self._clients))
         frames = self._all(every, Verb.STATS, (int(spans),), [])

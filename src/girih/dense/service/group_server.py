@@ -21,9 +21,9 @@ from girih.comm.rpc import Request
 from girih.dense.accel import dynamo
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.halves.replica import arithmetic
+from girih.dense.service.group_protocol import Verb, as_text, from_text
 from girih.dense.service.live_parts import LiveParts, Net
 from girih.dense.service.parts import Part
-from girih.dense.service.protocol import Verb, as_text, from_text
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.staleness import DENSE_STALENESS
 from girih.dense.service.tensors import num_bytes, pack, unpack

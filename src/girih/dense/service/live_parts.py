@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from girih.dense.service.parts import Part
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
+from girih.dense.service.splits import Entry
 from girih.errors import ConfigError
-
-Entry = tuple[str, str | None, Any]
-"""Name in the whole model; None, or the key of the optimizer's state; a tensor or a plain value."""
 
 
 class Net:
@@ -111,9 +109,8 @@ class LiveParts:
         return list(self.modules.buffers())
 
     def entries(self, *, with_optimizer: bool) -> list[Entry]:
-        """Parameters, buffers that are saved, and optimizer state, live: not copies."""
-        names = _strip(self.modules.state_dict(keep_vars=True))
-        found: list[Entry] = [(name, None, value.data) for name, value in names.items()]
+        """Parameters, buffers and optimizer state, live: not copies."""
+        found: list[Entry] = [(name, None, value.data) for name, value in self._tensors().items()]
         if with_optimizer and self._optimizer is not None:
             for name, parameter in self.named.items():
                 found += [(name, key, value) for key, value in self._state_of(parameter).items()]
@@ -121,10 +118,10 @@ class LiveParts:
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
-        live = _strip(self.modules.state_dict(keep_vars=True))
+        live = self._tensors()
         for name, key, value in entries:
             if key is None:
-                live[name].data.copy_(value)
+                live[name].data.copy_(value)  # which refuses another shape
             elif self._optimizer is not None:
                 self._state_of(self.named[name])[key] = value.clone() if isinstance(value, Tensor) else value
 
@@ -134,6 +131,10 @@ class LiveParts:
             for parameter in self.named.values():
                 self._state_of(parameter).clear()
         self._settled = set()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        buffers = (module.named_buffers() for module in self.modules)
+        return {**self.named, **{name: buffer for each in buffers for name, buffer in each}}
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
@@ -172,8 +173,3 @@ def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
                     f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
                 )
     return found
-
-
-def _strip(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Names without the number of their part."""
-    return {name.partition(".")[2]: value for name, value in named.items()}

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from girih.dense.service.splits import Split
+
 Stage = list[tuple[str, list[Tensor]]]
 """Parts that may run side by side: the name of each, and its inputs."""
 Exchange = Callable[[Stage], list[list[Tensor]]]
@@ -33,6 +35,9 @@ class Part:
 
 class Partitioned(Protocol):
     """A net cut into parts, and what trainers keep of it."""
+
+    @property
+    def splits(self) -> Sequence[Split]: ...
 
     @property
     def parts(self) -> Sequence[Part]: ...

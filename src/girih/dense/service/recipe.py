@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from girih.dense.lamb import Lamb
 from girih.errors import ConfigError
+from girih.planner.optimizers import ELEMENTWISE
 
 _ASK_FOR_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure; sparse gradients
 Options = Mapping[str, Any]
@@ -32,11 +33,20 @@ class OptimizerRecipe:
     group_of: Mapping[str, int]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer | None, module: nn.Module) -> OptimizerRecipe | None:
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer | None,
+        module: nn.Module,
+        parts_of: Mapping[str, Sequence[str]] | None = None,
+    ) -> OptimizerRecipe | None:
         """The recipe of an optimizer of a module's parameters; None where there is none.
 
+        Args:
+            parts_of: name of a parameter that is cut → names of its parts.
+
         Raises:
-            ConfigError: it is neither one of ``torch.optim`` nor girih's, or moves other parameters.
+            ConfigError: it is neither one of ``torch.optim`` nor girih's, moves other parameters, or would move a part of
+                one otherwise than within the whole.
         """
         if optimizer is None:
             return None
@@ -47,6 +57,12 @@ class OptimizerRecipe:
                 " options, so expected one of torch.optim (but LBFGS and SparseAdam), or girih's LAMB; or set"
                 " servers_per_group = 0"
             )
+        parts_of = parts_of or {}
+        if parts_of and kind.__name__ not in ELEMENTWISE:
+            raise ConfigError(
+                f"the dense optimizer {kind.__name__} may need parameters whole, and strategy.split_fc cuts some; set"
+                f" split_fc = false, or use one of {', '.join(ELEMENTWISE)}"
+            )
         names = {parameter: name for name, parameter in module.named_parameters()}
         group_of: dict[str, int] = {}
         for number, group in enumerate(optimizer.param_groups):
@@ -56,7 +72,8 @@ class OptimizerRecipe:
                         "dense_optimizer was made with a parameter that is none of the model's; expected those that it is"
                         " called with"
                     )
-                group_of[names[parameter]] = number
+                name = names[parameter]
+                group_of |= dict.fromkeys(parts_of.get(name, (name,)), number)
         return cls(kind, options_of(optimizer), group_of)
 
     def made(self, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
