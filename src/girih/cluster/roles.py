@@ -24,6 +24,7 @@ MODULES = {
     RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
     RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
     RoleName.GROUP_SERVER: "girih.dense.service.group_server",
+    RoleName.DENSE_SERVER: "girih.dense.service.dense_server",
 }
 """Modules that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
 
