@@ -15,7 +15,12 @@ from girih.planner.tagging.utilization import exact_loads, least_loads
 def random_graph(rng, num_operators, *, widest=512):
     """A net of fully connected layers and operators without parameters, behind embeddings that stay on trainers."""
     operators = [
-        Operator(name="fields", kind="Fields", output_bytes_per_example=4.0 * int(rng.integers(16, widest)), movable=False)
+        Operator(
+            name="fields",
+            kind="Fields",
+            output_bytes_per_example=4.0 * int(rng.integers(16, widest)),
+            movable=False,
+        )
     ]
     edges = []
     for number in range(1, num_operators):
@@ -99,7 +104,9 @@ def by_enumeration(graph, group, known_s=math.inf):
             return
         number = order[depth]
         unit = index.units[number]
-        choices = range(1 if unit.parameter_bytes else 0, min(num_devices, used + 2)) if unit.movable else (0,)
+        choices = (
+            range(1 if unit.parameter_bytes else 0, min(num_devices, used + 2)) if unit.movable else (0,)
+        )
         for device in choices:
             took = ledger.unit_s[device][number] / cores[device]
             if compute[device] + took < best:
@@ -182,7 +189,11 @@ def by_milp(graph, group, *, limit_s=20.0):
         ]
         cpu += [(t(p, s), sizes[p] * sent) for p, s in own] + [(f(p, s), sizes[p] * returned) for p, s in own]
         weight = scale / facts.cores / share
-        row([(0, -1.0)] + [(c, v * weight) for c, v in cpu], -np.inf, -group.trainer_cpu_s * weight if device == 0 else 0)
+        row(
+            [(0, -1.0)] + [(c, v * weight) for c, v in cpu],
+            -np.inf,
+            -group.trainer_cpu_s * weight if device == 0 else 0,
+        )
         if facts.bytes_per_s:
             weight = scale / facts.bytes_per_s / share
             for one, other, extra in (

@@ -44,15 +44,6 @@ def balanced(index: Index, on_servers: Sequence[bool], group: Group) -> list[int
     return placed
 
 
-def dealt(index: Index, group: Group) -> list[int]:
-    """Units that can be moved dealt to the servers in turn: a placement without any rule (HT §5.3)."""
-    placed, turn = [], 0
-    for unit in index.units:
-        placed.append(1 + turn % len(group.servers) if unit.movable else 0)
-        turn += unit.movable
-    return placed
-
-
 def check_parameters(index: Index, group: Group) -> None:
     """Refuses what no placement can mend.
 

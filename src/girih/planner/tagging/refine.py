@@ -1,4 +1,8 @@
-"""Greedy refinement: what is on the busiest device moves off it, one unit at a time, while that helps (HT §3.2.1)."""
+"""Greedy refinement: what is on the busiest device moves off it, while that helps (HT §3.2.1).
+
+A step moves one unit. Where none helps, as where a chain has to be cut in the middle and not at its end, a step is a run: units that are
+connected on one device, from one end of their component on.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ Rank = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move of refinement.
+    """A step of refinement.
 
     Attributes:
-        operators: of one module, or one without a module.
+        operators: that moved, with all of their modules.
         source, target: devices. bottleneck, resource: the busiest device before, and what of it was: "cpu", "network" or "memory".
         examples_per_s_before, examples_per_s_after: predicted.
     """
@@ -45,8 +49,17 @@ class Move:
     examples_per_s_after: float
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Offer:
+    """Units that may move, with the rank that the placement then has at least."""
+
+    least: Rank
+    units: tuple[int, ...]
+    target: int
+
+
 def refine(
-    index: Index, group: Group, placed: Sequence[int], *, limit_s: float
+    index: Index, group: Group, placed: Sequence[int], *, until: float
 ) -> tuple[list[int], tuple[Move, ...]]:
     """Moves units until no move lowers the rank of the placement, or time is up.
 
@@ -54,30 +67,13 @@ def refine(
 
     Args:
         placed: device of each unit.
+        until: when time is up, by :func:`time.monotonic`.
     """
-    ledger = Ledger(index, group, placed)
-    until = time.monotonic() + limit_s
+    search = _Search(index, group, placed, until)
     moves: list[Move] = []
-    found = exact_loads(index, group, ledger)
-    while time.monotonic() < until:
-        step = _best_move(index, group, ledger, found, until)
-        if step is None:
-            break
-        unit, source, after = step
-        busiest, resource = bottleneck(found)
-        moves.append(
-            Move(
-                operators=index.names(unit),
-                source=device_name(source),
-                target=device_name(ledger.placed[unit]),
-                bottleneck=device_name(busiest),
-                resource=resource,
-                examples_per_s_before=examples_per_s(found),
-                examples_per_s_after=examples_per_s(after),
-            )
-        )
-        found = after
-    return ledger.placed, tuple(moves)
+    while search.step(search.single_moves()) or search.step(search.runs()):
+        moves.append(search.last)
+    return search.ledger.placed, tuple(moves)
 
 
 def bottleneck(found: Sequence[Load]) -> tuple[int, str]:
@@ -104,50 +100,117 @@ def lower(one: Rank, other: Rank) -> bool:
     return False
 
 
-def _best_move(
-    index: Index, group: Group, ledger: Ledger, found: Sequence[Load], until: float
-) -> tuple[int, int, list[Load]] | None:
-    """Makes the move with the lowest rank, of those that :func:`_offers` has and that lower it.
+class _Search:
+    """A placement on its way.
 
-    They are tried in the order of the rank that they have at least, which is quick to tell.
-
-    Returns:
-        The unit, where it came from, and the loads after; None where nothing helps.
+    Attributes:
+        last: the step that was made last.
     """
-    current = rank(found)
-    offers = []
-    for unit, target in _offers(index, group, ledger, found):
-        source = ledger.placed[unit]
-        ledger.move(unit, target)
-        least = rank(least_loads(group, ledger))
-        ledger.move(unit, source)
-        if lower(least, current):
-            offers.append((least, unit, target))
-        if time.monotonic() > until:
-            return None
-    for _, unit, target in sorted(offers):
-        source = ledger.placed[unit]
-        ledger.move(unit, target)
-        after = exact_loads(index, group, ledger)
-        if lower(rank(after), current):
-            return unit, source, after
-        ledger.move(unit, source)
-    return None
 
+    last: Move
 
-def _offers(index: Index, group: Group, ledger: Ledger, found: Sequence[Load]) -> Iterator[tuple[int, int]]:
-    """Units of the busiest device, each with the devices that it may go to and that its computation would not make as busy."""
-    busiest, resource = bottleneck(found)
-    most = found[busiest].busy_s
-    for number, unit in enumerate(index.units):
-        if ledger.placed[number] != busiest or not unit.movable:
-            continue
-        for target in range(1 if unit.parameter_bytes else 0, len(group.devices)):
-            if target != busiest and (resource == MEMORY or fits_in(ledger, group, number, target, most)):
-                yield number, target
+    def __init__(self, index: Index, group: Group, placed: Sequence[int], until: float) -> None:
+        self._index, self._group, self._until = index, group, until
+        self.ledger = Ledger(index, group, placed)
+        self._found = exact_loads(index, group, self.ledger)
 
+    def step(self, offers: Iterator[_Offer]) -> bool:
+        """Takes the offer with the lowest rank, if it lowers the placement's; tried in the order of the rank that they have at least."""
+        current = rank(self._found)
+        for offer in sorted(each for each in offers if lower(each.least, current)):
+            source = self.ledger.placed[offer.units[0]]
+            self._move(offer.units, offer.target)
+            after = exact_loads(self._index, self._group, self.ledger)
+            if lower(rank(after), current):
+                self._note(offer, source, after)
+                return True
+            self._move(offer.units, source)
+        return False
 
-def fits_in(ledger: Ledger, group: Group, unit: int, device: int, most_s: float) -> bool:
-    """Whether a device would compute less than ``most_s`` per example with one more unit."""
-    cores = group.devices[device].cores * (1 if device else group.trainers)
-    return (ledger.compute_s[device] + ledger.unit_s[device][unit]) / cores < most_s
+    def single_moves(self) -> Iterator[_Offer]:
+        """Each unit of the busiest device to each other device."""
+        busiest, _ = bottleneck(self._found)
+        for unit, device in enumerate(self.ledger.placed):
+            if device == busiest:
+                for target in self._targets(unit):
+                    if self._can_help(unit, target):
+                        yield from self._run([unit], target)
+
+    def runs(self) -> Iterator[_Offer]:
+        """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
+        busiest, resource = bottleneck(self._found)
+        if resource == MEMORY:
+            return
+        for units in self._connected():
+            source = self.ledger.placed[units[0]]
+            for target in range(len(self._group.devices)):
+                if target != source and (
+                    busiest in (source, target) or (busiest == 0 and resource == NETWORK)
+                ):
+                    can = [unit for unit in units if target in self._targets(unit)]
+                    yield from self._run(can, target)
+                    yield from self._run(can[::-1], target)
+
+    def _run(self, units: Sequence[int], target: int) -> Iterator[_Offer]:
+        """The first unit, the first two, and so on."""
+        if not units or time.monotonic() > self._until:
+            return
+        source = self.ledger.placed[units[0]]
+        for number, unit in enumerate(units, start=1):
+            self.ledger.move(unit, target)
+            yield _Offer(rank(least_loads(self._group, self.ledger)), tuple(units[:number]), target)
+        self._move(units, source)
+
+    def _targets(self, unit: int) -> list[int]:
+        facts = self._index.units[unit]
+        first = 1 if facts.parameter_bytes else 0
+        devices = range(first, len(self._group.devices)) if facts.movable else ()
+        return [device for device in devices if device != self.ledger.placed[unit]]
+
+    def _can_help(self, unit: int, target: int) -> bool:
+        """Whether the target would compute for less long than the bottleneck is busy."""
+        busiest, resource = bottleneck(self._found)
+        cores = self._group.devices[target].cores * (1 if target else self._group.trainers)
+        compute_s = self.ledger.compute_s[target] + self.ledger.unit_s[target][unit]
+        return resource == MEMORY or compute_s / cores < self._found[busiest].busy_s
+
+    def _connected(self) -> list[list[int]]:
+        """The units that can move, those that are connected on one device together, in the graph's order."""
+        index, placed = self._index, self.ledger.placed
+        neighbours: list[set[int]] = [set() for _ in index.units]
+        for producer, readers in enumerate(index.consumers):
+            for consumer in readers:
+                one, other = index.unit_of[producer], index.unit_of[consumer]
+                if placed[one] == placed[other] and index.units[one].movable and index.units[other].movable:
+                    neighbours[one].add(other)
+                    neighbours[other].add(one)
+        found, seen = [], [not unit.movable for unit in index.units]
+        for unit in range(len(index.units)):
+            if seen[unit]:
+                continue
+            seen[unit] = True
+            component = [unit]
+            for each in component:
+                new = [other for other in neighbours[each] if not seen[other]]
+                for other in new:
+                    seen[other] = True
+                component += new
+            found.append(sorted(component))
+        return found
+
+    def _move(self, units: Sequence[int], target: int) -> None:
+        for unit in units:
+            self.ledger.move(unit, target)
+
+    def _note(self, offer: _Offer, source: int, after: list[Load]) -> None:
+        busiest, resource = bottleneck(self._found)
+        self.last = Move(
+            operators=tuple(name for unit in sorted(offer.units) for name in self._index.names(unit)),
+            source=device_name(source),
+            target=device_name(offer.target),
+            bottleneck=device_name(busiest),
+            resource=resource,
+            examples_per_s_before=examples_per_s(self._found),
+            examples_per_s_after=examples_per_s(after),
+        )
+        self._found = after

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from girih.errors import ConfigError
 from girih.planner.operators import OperatorGraph
-from girih.planner.tagging.balance import balanced, check_memory, check_parameters, dealt
+from girih.planner.tagging.balance import check_memory, check_parameters
 from girih.planner.tagging.group import Group
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import Move, refine
-from girih.planner.tagging.rules import RULES, Rule, by_rules
+from girih.planner.tagging.refine import Move, Rank, lower, rank, refine
+from girih.planner.tagging.rules import RULES, Rule
+from girih.planner.tagging.starts import Start, dealt, others, ruled
 from girih.planner.tagging.utilization import (
     Load,
     Utilization,
@@ -31,6 +33,7 @@ class Tagged:
     """A tagging, and what speaks for it.
 
     Attributes:
+        start: the placement that was refined: that of "rules" where no other one became better.
         tagging: operator → device.
         reasons: operator → why it is there.
         moves: of refinement, in their order.
@@ -40,6 +43,7 @@ class Tagged:
     """
 
     how: str
+    start: str
     tagging: Mapping[str, str]
     reasons: Mapping[str, str]
     moves: tuple[Move, ...]
@@ -71,16 +75,15 @@ def tag(
     check_parameters(index, group)
     moves: tuple[Move, ...] = ()
     if not group.servers:
-        placed = [0] * len(index.units)
-        reasons = ["the group has no servers"] * len(index.operators)
+        start = Start("none", [0] * len(index.units), ["the group has no servers"] * len(index.operators))
     elif how == "none":
-        placed = dealt(index, group)
-        reasons = ["dealt in turn" if placed[unit] else "it cannot be moved" for unit in index.unit_of]
+        start = dealt(index, group)
     else:
-        on_servers, reasons = by_rules(index, rules)
-        placed = balanced(index, on_servers, group)
-        if how == "refined":
-            placed, moves = refine(index, group, placed, limit_s=limit_s)
+        start = ruled(index, group, rules)
+    placed = start.placed
+    if how == "refined" and group.servers:
+        start, placed, moves = _refined(index, group, [start, *others(index)], limit_s)
+    reasons = start.reasons
     found = exact_loads(index, group, Ledger(index, group, placed))
     check_memory(index, group, placed, found)
     named = {device_name(device): load for device, load in enumerate(found)}
@@ -90,6 +93,7 @@ def tag(
         told |= dict.fromkeys(move.operators, _told(move))
     return Tagged(
         how=how,
+        start=start.name,
         tagging=index.tagging(placed),
         reasons=told,
         moves=moves,
@@ -97,6 +101,23 @@ def tag(
         utilization=utilization(named, speed),
         examples_per_s=speed,
     )
+
+
+def _refined(
+    index: Index, group: Group, starts: Sequence[Start], limit_s: float
+) -> tuple[Start, list[int], tuple[Move, ...]]:
+    """The best that comes of refining each start, the first where several are as good."""
+    until = time.monotonic() + limit_s
+    best: tuple[Start, list[int], tuple[Move, ...]] | None = None
+    least: Rank = ()
+    for start in starts:
+        placed, moves = refine(index, group, start.placed, until=until)
+        ranked = rank(exact_loads(index, group, Ledger(index, group, placed)))
+        if best is None or lower(ranked, least):
+            best, least = (start, placed, moves), ranked
+    if best is None:
+        raise ValueError("no start to refine")
+    return best
 
 
 def _told(move: Move) -> str:
