@@ -1,0 +1,59 @@
+"""Placements that refinement starts from: that of the rules, and two that put everything in one place for it to take apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from girih.planner.tagging.balance import balanced
+from girih.planner.tagging.group import Group
+from girih.planner.tagging.index import Index
+from girih.planner.tagging.rules import Rule, by_rules
+
+_FIXED = "it cannot be moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A placement before refinement.
+
+    Attributes:
+        placed: device of each unit.
+        reasons: of each operator, why it is there.
+    """
+
+    name: str
+    placed: Sequence[int]
+    reasons: Sequence[str]
+
+
+def ruled(index: Index, group: Group, rules: Sequence[Rule]) -> Start:
+    """Rules say what goes to servers, its components are spread by bytes of parameters (HT §3.2.1)."""
+    on_servers, reasons = by_rules(index, rules)
+    return Start("rules", balanced(index, on_servers, group), reasons)
+
+
+def dealt(index: Index, group: Group) -> Start:
+    """Units that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
+    placed, turn = [], 0
+    for unit in index.units:
+        placed.append(1 + turn % len(group.servers) if unit.movable else 0)
+        turn += unit.movable
+    return _start("none", index, placed, "dealt to the servers in turn")
+
+
+def others(index: Index) -> list[Start]:
+    """All that can be moved on one server; or only what has parameters."""
+    everything = [1 if unit.movable else 0 for unit in index.units]
+    parameters = [1 if unit.movable and unit.parameter_bytes else 0 for unit in index.units]
+    return [
+        _start("all on one server", index, everything, "refinement began with all on one server"),
+        _start(
+            "parameters on one server", index, parameters, "refinement began with parameters on one server"
+        ),
+    ]
+
+
+def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:
+    movable = [index.units[unit].movable for unit in index.unit_of]
+    return Start(name, placed, [reason if can else _FIXED for can in movable])
