@@ -2,16 +2,17 @@
 
 import threading
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, fx, nn
 
 from companions import Companion
+from girih.dense.graph import Part
 from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.service.group import Group
 from girih.dense.service.group_server import GroupServer
-from girih.dense.service.parts import Part
 from girih.dense.spec import DenseSpec
 from girih.runs.stats import Stats
 from girih.testing.dense_suite import DIM, NAMES, NUMERIC, sgd
@@ -66,7 +67,7 @@ class OnTrainer(nn.Module):
 class Cut:
     """The net by parts, spread over some servers."""
 
-    splits = ()
+    traced = SimpleNamespace(splits=())
 
     def __init__(self, net, num_servers):
         self.parts = [

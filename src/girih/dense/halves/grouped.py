@@ -14,17 +14,17 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
+from girih.dense.graph import Part, Partitioned
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
-from girih.dense.halves.stage import BatchOnServers
+from girih.dense.halves.stage import BatchOnServers, Stage
 from girih.dense.service.group import Group
-from girih.dense.service.parts import Partitioned, Stage
 from girih.dense.service.recipe import OptimizerRecipe, options_of
 from girih.dense.service.splits import Entry, Splits
-from girih.dense.service.staleness import DENSE_STALENESS, measured
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Embeddings
+from girih.runs.stats import DENSE_STALENESS
 
 
 class Ranks(Protocol):
@@ -93,7 +93,7 @@ class GroupedReplica:
         self._restores = restores
         self._numbers = count()
         self._free: list[_Net] = []
-        self._splits = Splits(partitioned.splits, _sizes(partitioned))
+        self._splits = Splits(partitioned.traced.splits, _sizes(partitioned))
         self.give_back(self._new())
         self._forget_state()
 
@@ -128,13 +128,12 @@ class GroupedReplica:
         self._fetch(with_optimizer=False)
 
     def stats(self) -> dict[str, int]:
-        """Dense staleness as the servers of the group measured it: ``staleness_max``, and ``dense_staleness_*``."""
-        found: dict[int, int] = {}
-        for snapshot in self._group.processes(spans=False).values():
-            for value, times in snapshot["histograms"].get(DENSE_STALENESS, {}).items():
-                found[int(value)] = found.get(int(value), 0) + times
-        told = measured(found)
-        return {"staleness_max": told["dense_staleness_max"], **told}
+        """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
+        found = [
+            each["histograms"].get(DENSE_STALENESS, {})
+            for each in self._group.processes(spans=False).values()
+        ]
+        return {"staleness_max": max((int(value) for each in found for value in each), default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
@@ -257,7 +256,7 @@ class _Net(Replica):
 def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
     """What group servers make their optimizers of; see :meth:`OptimizerRecipe.of`."""
     return OptimizerRecipe.of(
-        whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.splits}
+        whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.traced.splits}
     )
 
 
@@ -277,11 +276,11 @@ def check_moved(partition: nn.Module) -> None:
 
 def _sizes(partitioned: Partitioned) -> dict[str, int]:
     """Name of a part of a parameter → its length along the dimension that was cut."""
-    dims = {name: split.dim for split in partitioned.splits for name in split.parts}
+    dims = {name: split.dim for split in partitioned.traced.splits for name in split.parts}
     held = [named for part in partitioned.parts for named in part.module.named_parameters()]
     return {name: parameter.shape[dims[name]] for name, parameter in held if name in dims}
 
 
-def parts_on(partitioned: Partitioned, server: int) -> Sequence[Any]:
+def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:
     """The parts of one server, in the order in which :class:`Group` numbers them."""
     return [part for part in partitioned.parts if part.server == server]

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from girih.dense.service.group import Group, settled
-from girih.dense.service.parts import Stage
 from girih.dense.service.recipe import Options
 from girih.errors import NonFiniteError
+
+Stage = list[tuple[str, list[Tensor]]]
+"""Parts that run side by side: the name of each, and its inputs."""
 
 
 class BatchOnServers:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from girih.cluster.roles import RoleName, title
 from girih.comm.endpoints import connect
+from girih.comm.messages import as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
-from girih.dense.service.group_protocol import Verb, as_text, from_text
-from girih.dense.service.parts import Part
+from girih.dense.graph import Part
+from girih.dense.service.group_protocol import Verb
 from girih.dense.service.recipe import Options
 from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack

@@ -10,12 +10,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. Tensors are 
 
 from __future__ import annotations
 
-import json
 from enum import IntEnum
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 class Verb(IntEnum):
@@ -39,13 +34,3 @@ class Verb(IntEnum):
     STATE = 5
     RESTORE = 6
     STATS = 7
-
-
-def as_text(value: Any) -> NDArray[np.uint8]:
-    """JSON as an array."""
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def from_text(array: NDArray[Any]) -> Any:
-    """The inverse of :func:`as_text`."""
-    return json.loads(array.tobytes())

@@ -17,18 +17,19 @@ from torch import Tensor
 
 from girih.cluster.roles import RoleName
 from girih.comm.endpoints import listen
+from girih.comm.messages import as_text, from_text
 from girih.comm.rpc import Request
+from girih.comm.serving import attempt
 from girih.dense.accel import dynamo
 from girih.dense.accel.malloc import keep_freed_memory
+from girih.dense.graph import Part
 from girih.dense.halves.replica import arithmetic
-from girih.dense.service.group_protocol import Verb, as_text, from_text
+from girih.dense.service.group_protocol import Verb
 from girih.dense.service.live_parts import LiveParts, Net
-from girih.dense.service.parts import Part
 from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.staleness import DENSE_STALENESS
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.errors import GirihError
-from girih.runs.stats import Stats
+from girih.runs.stats import DENSE_STALENESS, Stats
 
 MOST_ENTRIES = 100
 MOST_ENTRY_BYTES = 64 << 20  # of a frame, unless a single tensor has more
@@ -122,7 +123,7 @@ class _Work:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        self._pool.submit(self._attempt, request)
+        self._pool.submit(attempt, request, lambda: self._verbs[Verb(request.frame.kind)](request))
 
     def forget(self, client: int) -> None:
         """Drops what a client left that does not come back."""
@@ -130,12 +131,6 @@ class _Work:
             self._gone.add(client)
             for key in [key for key in self._batches if key[0] == client]:
                 del self._batches[key]  # with its net, which a thread may be computing with
-
-    def _attempt(self, request: Request) -> None:
-        try:
-            self._verbs[Verb(request.frame.kind)](request)
-        except Exception as error:
-            request.fail(error)
 
     def _forward(self, request: Request) -> None:
         net, number, call, part, train = request.frame.fields

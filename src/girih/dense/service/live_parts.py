@@ -6,7 +6,6 @@ same memory: autograd refuses a backward pass through a Parameter that moved sin
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from girih.dense.service.parts import Part
+from girih.dense.graph import Part
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
 from girih.dense.service.splits import Entry
+from girih.dense.twins import twin_of
 from girih.errors import ConfigError
 
 
@@ -84,7 +84,7 @@ class LiveParts:
         """The parts in evaluation mode, for any number of threads that want no gradients."""
         with self._settling:
             if self._evaluating is None:
-                self._evaluating = self._copied().eval()
+                self._evaluating = twin_of(self.modules).eval()
             return self._evaluating
 
     def move(self, net: Net, options: Sequence[Options]) -> None:
@@ -141,22 +141,13 @@ class LiveParts:
         return state
 
     def _net(self) -> Net:
-        modules = self._copied()
+        modules = twin_of(self.modules)
         named = _whole_names(modules)
         optimizer = None if self._recipe is None else self._recipe.made(named)
         if optimizer is not None:
             for name, parameter in named.items():
                 optimizer.state[parameter] = self._state_of(self.named[name])
         return Net(modules, named, optimizer)
-
-    def _copied(self) -> nn.ModuleList:
-        """The modules again, with Parameters and buffers of their own over the same memory."""
-        own: dict[int, Any] = {
-            id(each): nn.Parameter(each.data, requires_grad=each.requires_grad)
-            for each in self.named.values()
-        }
-        own |= {id(buffer): buffer.data for buffer in self.modules.buffers()}
-        return copy.deepcopy(self.modules, own)
 
 
 def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
