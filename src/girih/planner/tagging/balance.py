@@ -80,8 +80,13 @@ def check_parameters(index: Index, group: Group) -> None:
         )
 
 
-def check_memory(index: Index, group: Group, placed: Sequence[int], found: Sequence[Load]) -> None:
+def check_memory(
+    index: Index, group: Group, placed: Sequence[int], found: Sequence[Load], *, searched: bool
+) -> None:
     """Refuses a placement that runs out of memory.
+
+    Args:
+        searched: whether refinement has looked for another one.
 
     Raises:
         ConfigError: names the device and the operator that takes most there.
@@ -98,15 +103,17 @@ def check_memory(index: Index, group: Group, placed: Sequence[int], found: Seque
 
     there = [number for number, unit in enumerate(index.unit_of) if placed[unit] == fullest]
     largest = max(there, key=taken)
+    found_it = "" if searched else "tagging = 'refined', which looks for another place, or "
     mend = (
-        "set servers_per_group higher, split_fc = true, or nets or data.batch_size lower"
+        "servers_per_group higher, split_fc = true, or nets or data.batch_size lower"
         if fullest
-        else "set nets or data.batch_size lower, or trainers_per_group higher"
+        else "nets or data.batch_size lower, or trainers_per_group higher"
     )
     raise ConfigError(
         f"strategy: hierarchical: {device_name(fullest)} would take {_gigabytes(load.memory_bytes)} and has"
         f" {_gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
-        f" {_gigabytes(taken(largest))} of it and fits nowhere else; {mend}"
+        f" {_gigabytes(taken(largest))} of it{' and fits nowhere else' if searched else ''};"
+        f" set {found_it}{mend}"
     )
 
 

@@ -6,7 +6,7 @@ convex is cut in two, and what goes over the cut passes through the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from girih.planner.operators import OperatorGraph, Tagging
@@ -77,12 +77,7 @@ def cut_up(index: Index, devices: Sequence[int]) -> Cut:
                     roots[_root(roots, consumer)] = _root(roots, producer)
                 else:
                     cuts.append((producer, consumer))
-    joined = False
-    for producer, consumer in cuts:
-        upper, lower = _root(roots, producer), _root(roots, consumer)
-        if upper != lower and not _detour(index, devices, roots, upper, lower):
-            roots[lower] = upper
-            joined = True
+    joined = bool(cuts) and _join(index, devices, roots, cuts)
     numbers: dict[int, int] = {}
     part = [
         numbers.setdefault(_root(roots, number), 1 + len(numbers)) if device else 0
@@ -108,26 +103,38 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
     return levels
 
 
-def _detour(index: Index, devices: Sequence[int], roots: list[int], upper: int, lower: int) -> bool:
-    """Whether a path leads from one component to another by way of something else."""
+def _join(index: Index, devices: Sequence[int], roots: list[int], cuts: Sequence[tuple[int, int]]) -> bool:
+    """Joins the components on both sides of a cut where no path leads around it; whether any were."""
     members: dict[int, list[int]] = {}
-    for number, device in enumerate(devices):
-        members.setdefault(_root(roots, number) if device else number, []).append(number)
+    for number in range(len(devices)):
+        members.setdefault(_root(roots, number), []).append(number)
+    joined = False
+    for producer, consumer in cuts:
+        upper, lower = _root(roots, producer), _root(roots, consumer)
+        if upper != lower and not _detour(index, roots, members, upper, lower):
+            roots[lower] = upper
+            members[upper] += members.pop(lower)
+            joined = True
+    return joined
 
-    def readers(node: int) -> Iterable[int]:
+
+def _detour(index: Index, roots: list[int], members: Mapping[int, list[int]], upper: int, lower: int) -> bool:
+    """Whether a path leads from one component to another by way of something else."""
+    last = max(members[lower])  # operators behind it lead to none before it
+    seen = {upper}
+    waiting = [upper]
+    while waiting:
+        node = waiting.pop()
         for number in members[node]:
             for consumer in index.consumers[number]:
-                yield _root(roots, consumer) if devices[consumer] else consumer
-
-    waiting = [node for node in readers(upper) if node not in (upper, lower)]
-    seen = set(waiting)
-    while waiting:
-        for node in readers(waiting.pop()):
-            if node == lower:
-                return True
-            if node not in seen:
-                seen.add(node)
-                waiting.append(node)
+                if consumer > last:
+                    continue
+                reader = _root(roots, consumer)
+                if reader == lower and node != upper:
+                    return True
+                if reader not in seen and reader != lower:
+                    seen.add(reader)
+                    waiting.append(reader)
     return False
 
 

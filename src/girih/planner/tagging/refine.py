@@ -6,6 +6,7 @@ connected on one device, from one end of their component on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,11 +130,12 @@ class _Search:
 
     def single_moves(self) -> Iterator[_Offer]:
         """Each unit of the busiest device to each other device."""
-        busiest, _ = bottleneck(self._found)
+        busiest, resource = bottleneck(self._found)
+        most_s = math.inf if resource == MEMORY else self._found[busiest].busy_s
         for unit, device in enumerate(self.ledger.placed):
             if device == busiest:
                 for target in self._targets(unit):
-                    if self._can_help(unit, target):
+                    if self._compute_s(target, unit) < most_s:
                         yield from self._run([unit], target)
 
     def runs(self) -> Iterator[_Offer]:
@@ -167,12 +169,10 @@ class _Search:
         devices = range(first, len(self._group.devices)) if facts.movable else ()
         return [device for device in devices if device != self.ledger.placed[unit]]
 
-    def _can_help(self, unit: int, target: int) -> bool:
-        """Whether the target would compute for less long than the bottleneck is busy."""
-        busiest, resource = bottleneck(self._found)
-        cores = self._group.devices[target].cores * (1 if target else self._group.trainers)
-        compute_s = self.ledger.compute_s[target] + self.ledger.unit_s[target][unit]
-        return resource == MEMORY or compute_s / cores < self._found[busiest].busy_s
+    def _compute_s(self, device: int, unit: int) -> float:
+        """Seconds per example that a device would compute with one more unit."""
+        cores = self._group.devices[device].cores * (1 if device else self._group.trainers)
+        return (self.ledger.compute_s[device] + self.ledger.unit_s[device][unit]) / cores
 
     def _connected(self) -> list[list[int]]:
         """The units that can move, those that are connected on one device together, in the graph's order."""

@@ -73,9 +73,9 @@ RULES = (
         _feeds_trainers,
     ),
 )
-_HAS_PARAMETERS = "its module has parameters, of which a group has one copy"
+HAS_PARAMETERS = "its module has parameters, of which a group has one copy"
 _BETWEEN = "no rule keeps it on trainers"
-_NOT_MOVABLE = "it cannot be moved"
+NOT_MOVABLE = "it cannot be moved"
 
 
 def by_rules(index: Index, rules: Sequence[Rule] = RULES) -> tuple[list[bool], list[str]]:
@@ -89,10 +89,10 @@ def by_rules(index: Index, rules: Sequence[Rule] = RULES) -> tuple[list[bool], l
     for number, unit in enumerate(index.units):
         if not unit.movable:
             for operator in unit.operators:
-                on_servers[operator], reasons[operator] = False, _NOT_MOVABLE
+                on_servers[operator], reasons[operator] = False, NOT_MOVABLE
         elif unit.parameter_bytes:
             for operator in unit.operators:
-                reasons[operator] = _HAS_PARAMETERS
+                reasons[operator] = HAS_PARAMETERS
         else:
             open_units.append(number)
     changed = True

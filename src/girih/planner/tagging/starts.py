@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from girih.planner.tagging.balance import balanced
 from girih.planner.tagging.group import Group
 from girih.planner.tagging.index import Index
-from girih.planner.tagging.rules import Rule, by_rules
-
-_FIXED = "it cannot be moved"
+from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, Rule, by_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +53,9 @@ def others(index: Index) -> list[Start]:
 
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:
-    movable = [index.units[unit].movable for unit in index.unit_of]
-    return Start(name, placed, [reason if can else _FIXED for can in movable])
+    units = [index.units[unit] for unit in index.unit_of]
+    told = [
+        (HAS_PARAMETERS if unit.parameter_bytes else reason) if unit.movable else NOT_MOVABLE
+        for unit in units
+    ]
+    return Start(name, placed, told)

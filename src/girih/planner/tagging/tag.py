@@ -13,7 +13,7 @@ from girih.planner.tagging.balance import check_memory, check_parameters
 from girih.planner.tagging.group import Group
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import Move, Rank, lower, rank, refine
+from girih.planner.tagging.refine import Move, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import Start, dealt, others, ruled
 from girih.planner.tagging.utilization import (
@@ -26,6 +26,8 @@ from girih.planner.tagging.utilization import (
 
 How = Literal["refined", "rules", "none"]
 LIMIT_S = 10.0
+AHEAD = 1.01
+"""Predicted speed by which another start must be ahead of the rules': their reasons are worth more than a percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def tag(
         start, placed, moves = _refined(index, group, [start, *others(index)], limit_s)
     reasons = start.reasons
     found = exact_loads(index, group, Ledger(index, group, placed))
-    check_memory(index, group, placed, found)
+    check_memory(index, group, placed, found, searched=how == "refined")
     named = {device_name(device): load for device, load in enumerate(found)}
     speed = examples_per_s(found)
     told = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
@@ -106,18 +108,17 @@ def tag(
 def _refined(
     index: Index, group: Group, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
-    """The best that comes of refining each start, the first where several are as good."""
+    """What comes of refining the first start, or of another one that is ahead of it by :data:`AHEAD`."""
     until = time.monotonic() + limit_s
-    best: tuple[Start, list[int], tuple[Move, ...]] | None = None
-    least: Rank = ()
+    found = []
     for start in starts:
         placed, moves = refine(index, group, start.placed, until=until)
-        ranked = rank(exact_loads(index, group, Ledger(index, group, placed)))
-        if best is None or lower(ranked, least):
-            best, least = (start, placed, moves), ranked
-    if best is None:
-        raise ValueError("no start to refine")
-    return best
+        reached = exact_loads(index, group, Ledger(index, group, placed))
+        lacking = sum(max(0.0, load.memory - 1) for load in reached)
+        found.append((lacking, -examples_per_s(reached), (start, placed, moves)))
+    first, best = found[0], min(found, key=lambda each: each[:2])
+    ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
+    return (best if ahead else first)[2]
 
 
 def _told(move: Move) -> str:
