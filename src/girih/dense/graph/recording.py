@@ -26,13 +26,11 @@ from girih.models.embeddings import Embeddings
 CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
 FACTS = frozenset(
-    "shape size dim ndim numel nelement __len__ stride is_contiguous itemsize element_size dtype device layout requires_grad"
-    " is_leaf is_floating_point is_complex is_cuda is_cpu is_sparse is_nested is_quantized is_inference is_signed get_device"
-    " __hash__ is_tensor".split()
+    ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "stride", "is_contiguous", "itemsize", "element_size", "dtype", "device", "layout", "requires_grad", "is_leaf", "is_floating_point", "is_complex", "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference", "is_signed", "get_device", "__hash__", "is_tensor"]
 )
 """What is known of a tensor without its data."""
-SHAPES = frozenset("shape size numel nelement __len__ stride".split())
-SHAPED_BY_DATA = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())
+SHAPES = frozenset(["shape", "size", "numel", "nelement", "__len__", "stride"])
+SHAPED_BY_DATA = frozenset(["nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"])
 
 
 class Opaque(BaseException):

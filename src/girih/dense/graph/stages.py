@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import fx
 
 from girih.dense.graph.facts import OUTPUT, free_nodes, is_movable, name_of, owners_of
 from girih.dense.graph.net import Net

@@ -1,0 +1,43 @@
+"""Hierarchical training with group servers (HT §3): the net is traced, tagged and cut, its parts are run by servers."""
+
+import pytest
+from scenes import play, play_all, write
+
+from runs import difference
+
+CONFIGS = ("deepfm", "din", "mmoe", "star", "weighted")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("groups"))
+
+
+@pytest.mark.parametrize(
+    ("config", "num_servers", "tagging"),
+    [
+        ("deepfm", 2, "refined"),
+        ("din", 1, "rules"),
+        ("mmoe", 3, "none"),
+        ("star", 2, "rules"),
+        ("weighted", 2, "refined"),
+    ],
+)
+def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, tagging):
+    if not (directory / f"local-{config}").exists():
+        play(directory, {"name": f"local-{config}", "config": config})
+    scene = {"name": f"one-{config}-{num_servers}", "config": config, "strategy": "hierarchical"}
+    options = [f"servers_per_group={num_servers}", f'tagging="{tagging}"']
+    summary = play(directory, {**scene, "options": options})
+    assert summary["dense_staleness"] == {"median": 0, "p99": 0, "max": 0}
+    assert summary["wire_bytes"]["activations"] > 0
+    assert difference(directory / f"local-{config}", directory / scene["name"]) == (0, 0)
+
+
+def test_trainers_and_nets_of_a_group_share_one_copy(directory):
+    options = ["trainers_per_group=2", "servers_per_group=2", "nets=2"]
+    (summary,) = play_all(
+        directory, [{"name": "group", "strategy": "hierarchical", "options": options}], 2
+    ).values()
+    assert summary["auc"] > 0.55
+    assert 0 < summary["dense_staleness"]["max"]
