@@ -55,6 +55,10 @@ class Concurrent:
         failed: Exception | None = None
         with _pool(self.nets) as pool:
             while True:
+                if under_way and under_way[0].done():
+                    step = under_way.popleft().result()
+                    yield replace(step, under_way=len(under_way))  # before others begin: a rate may move with it
+                    continue
                 while reading is not None and self._is_one_free(under_way) and may_begin(len(under_way) + 1):
                     try:
                         item = next(reading, None)
@@ -69,11 +73,7 @@ class Concurrent:
                     if failed is not None:
                         raise failed
                     return
-                if under_way[0].done():
-                    step = under_way.popleft().result()
-                    yield replace(step, under_way=len(under_way))
-                else:
-                    wait([each for each in under_way if not each.done()], return_when=FIRST_COMPLETED)
+                wait([each for each in under_way if not each.done()], return_when=FIRST_COMPLETED)
 
     def _is_one_free(self, under_way: Iterable[Future[Step[Token]]]) -> bool:
         """Whether a net has no batch, and none has failed."""
