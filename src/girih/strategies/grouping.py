@@ -12,6 +12,8 @@ from girih.planner.tagging.tag import How, tag
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from girih.dense.graph import Partitioned
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.halves.replica import Replica
@@ -105,5 +107,5 @@ def _start(plan: Plan, context: RunContext, whole: Replica, partitioned: Partiti
     return processes.start(GROUP, servers)
 
 
-def _no_exchange(stage: object) -> list[list[object]]:
+def _no_exchange(stage: list[tuple[str, list[Tensor]]]) -> list[list[Tensor]]:
     raise NotImplementedError
