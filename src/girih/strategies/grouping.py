@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from girih.cluster.roles import RoleName
@@ -24,8 +25,11 @@ FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
 """Of a core, and of a link of 10 Gbit/s: what tagging takes where nothing was calibrated."""
 
 
-def grouped(plan: Plan, context: RunContext) -> GroupedReplica:
+def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
     """Starts the group servers; returns the way of this trainer to those of its group. All trainers call it together.
+
+    Args:
+        dense_servers: where those listen that average the groups; none where there is one group.
 
     Raises:
         ConfigError: an operator with parameters cannot be moved, or the optimizer or ``clip_norm`` cannot be had there.
@@ -40,7 +44,7 @@ def grouped(plan: Plan, context: RunContext) -> GroupedReplica:
     whole = Replica(context.dense)
     partitioned = _cut(plan, context, whole)
     check_moved(partitioned.trainer(_no_exchange))
-    addresses = _start(plan, context, whole, partitioned)
+    addresses = _start(plan, context, whole, partitioned, dense_servers)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
     servers = Servers(
@@ -51,7 +55,9 @@ def grouped(plan: Plan, context: RunContext) -> GroupedReplica:
         registry=processes.registry,
         stats=context.stats,
     )
-    return GroupedReplica(whole, context.dense, partitioned, servers, ranks, restores=place == 0)
+    return GroupedReplica(
+        whole, context.dense, partitioned, servers, ranks, leads=place == 0, averaged=bool(dense_servers)
+    )
 
 
 def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
@@ -82,13 +88,23 @@ def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
     return partition(traced, context.ranks.broadcast(tagging))
 
 
-def _start(plan: Plan, context: RunContext, whole: Replica, partitioned: Partitioned) -> tuple[str, ...]:
+def _start(
+    plan: Plan, context: RunContext, whole: Replica, partitioned: Partitioned, dense_servers: Sequence[str]
+) -> tuple[str, ...]:
     from girih.dense.halves.grouped import parts_on, recipe_of
-    from girih.dense.service.group_server import GroupServer
+    from girih.dense.service.group_server import AveragedWith, GroupServer
 
     processes, options = context.processes, plan.options
     recipe, num_servers = recipe_of(whole, partitioned), options["servers_per_group"]
     num_nets = options["trainers_per_group"] * options["nets"]
+
+    every_steps = options["average_every_steps"] * options["trainers_per_group"]
+
+    def averaging(index: int) -> AveragedWith | None:
+        group, place = divmod(index, num_servers)
+        if not dense_servers:
+            return None
+        return AveragedWith(servers=dense_servers, group=group, place=place, every_steps=every_steps)
 
     def servers() -> list[GroupServer]:
         return [
@@ -100,6 +116,7 @@ def _start(plan: Plan, context: RunContext, whole: Replica, partitioned: Partiti
                 address_of(plan, processes.host(GROUP, index)),
                 processes.secret,
                 context.dense.precision,
+                averaging(index),
             )
             for index in range(plan.roles[GROUP])
         ]

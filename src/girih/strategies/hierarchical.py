@@ -75,11 +75,6 @@ class Hierarchical(RemoteStrategy):
 
     def __post_init__(self) -> None:
         RemoteStrategy.__post_init__(self)  # a class with slots has no bare super()
-        if self.servers_per_group and self.groups > 1:
-            raise ConfigError(
-                f"strategy: groups = {self.groups}, servers_per_group = {self.servers_per_group}: several groups with group servers"
-                " are not averaged yet; set one of them to 1, or to 0"
-            )
         if self.trainers_per_group > 1 and not self.servers_per_group:
             raise ConfigError(
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
@@ -130,9 +125,9 @@ class Hierarchical(RemoteStrategy):
 
         context.ranks.step_apart()
         processes, nets = context.processes, plan.schedule["nets"]
-        if self.servers_per_group:
-            return self.session(plan, context, grouped(plan, context), Concurrent(nets))
         addresses = self._start_dense_servers(plan, context)
+        if self.servers_per_group:
+            return self.session(plan, context, grouped(plan, context, addresses), Concurrent(nets))
         dense = HogwildReplica(
             context.dense,
             context.ranks,

@@ -124,15 +124,33 @@ class InThread:
 class Ranks:
     """One trainer of several in this process, none of which waits for another."""
 
+    first = True
+
     def barrier(self):
         pass
+
+
+class Together:
+    """One of several trainers in threads of this process."""
+
+    def __init__(self, rank, barrier):
+        self.first, self.barrier = rank == 0, barrier.wait
 
 
 class Site:
     """One group."""
 
     def __init__(
-        self, stack, num_servers=1, *, optimizer=sgd, kind=InProcess, num_nets=4, net=Net, **options
+        self,
+        stack,
+        num_servers=1,
+        *,
+        optimizer=sgd,
+        kind=InProcess,
+        num_nets=4,
+        net=Net,
+        averaging=lambda place: None,
+        **options,
     ):
         self.stack, self.optimizer, self.net = stack, optimizer, net
         whole = Replica(self.spec())
@@ -147,6 +165,7 @@ class Site:
                     num_nets,
                     "shm://",
                     SECRET,
+                    averaging=averaging(index),
                     **options,
                 ),
             )
@@ -157,7 +176,7 @@ class Site:
         """The net, as every trainer has it."""
         return DenseSpec(module=self.net(), optimizer=self.optimizer, **options)
 
-    def trainer(self, **options):
+    def trainer(self, ranks=None, averaged=False, **options):
         """A half, the way of one trainer to the group."""
         spec = self.spec(**options)
         whole = Replica(spec)
@@ -165,7 +184,7 @@ class Site:
         group = Group(
             cut.parts, [each.address for each in self.servers], secret=SECRET, stats=spec.stats or Stats()
         )
-        half = GroupedReplica(whole, spec, cut, group, Ranks())
+        half = GroupedReplica(whole, spec, cut, group, ranks or Ranks(), averaged=averaged)
         self.stack.callback(half.close)
         return half
 

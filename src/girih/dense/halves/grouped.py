@@ -30,6 +30,11 @@ from girih.runs.stats import DENSE_STALENESS
 class Ranks(Protocol):
     """The trainers, as this half needs them."""
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of them."""
+        ...
+
     def barrier(self) -> None:
         """Returns when all are here."""
 
@@ -63,7 +68,9 @@ class GroupedReplica:
         whole: the model and its optimizer, of which the parameters here are those of the last ``sync``, for the user.
         partitioned: the same net, cut into parts.
         group: the servers that hold them.
-        restores: whether it is for this trainer, alone of its group, to restore the servers.
+        leads: whether it is for this trainer, alone of its group, to restore the servers, and to tell what they count.
+        averaged: whether there are other groups: then what is evaluated and saved is the model of all of them as it was at the
+            last ``sync``.
 
     Attributes:
         optimizer: carries the learning rate schedule; its state is on the servers.
@@ -80,7 +87,8 @@ class GroupedReplica:
         group: Group,
         ranks: Ranks,
         *,
-        restores: bool = True,
+        leads: bool = True,
+        averaged: bool = False,
     ) -> None:
         if spec.clip_norm is not None:
             raise ConfigError(
@@ -90,12 +98,13 @@ class GroupedReplica:
         self.whole, self.optimizer = whole, whole.optimizer
         self.module = whole.module
         self._spec, self._partitioned, self._group, self._ranks = spec, partitioned, group, ranks
-        self._restores = restores
+        self._leads, self._averaged = leads, averaged
         self._numbers = count()
         self._free: list[_Net] = []
         self._splits = Splits(partitioned.traced.splits, _sizes(partitioned))
         self.give_back(self._new())
         self._forget_state()
+        self._begin_averaging()
 
     def compute(
         self,
@@ -123,8 +132,9 @@ class GroupedReplica:
             self.give_back(net)
 
     def sync(self) -> None:
-        """All trainers' steps are applied; the newest parameters are in the user's module."""
+        """All trainers' steps are applied; the parameters that are evaluated and saved are in the user's module."""
         self._ranks.barrier()
+        self._meet()
         self._fetch(with_optimizer=False)
 
     def stats(self) -> dict[str, int]:
@@ -137,11 +147,11 @@ class GroupedReplica:
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
-        return self._group.processes(spans=spans) if self._restores else {}
+        return self._group.processes(spans=spans) if self._leads else {}
 
     def state(self) -> dict[str, Any]:
         """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
-        if self._restores:
+        if self._leads:
             self._fetch(with_optimizer=True)
         state = self.whole.state()
         self._forget_state()
@@ -150,12 +160,14 @@ class GroupedReplica:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
         self.whole.restore(state)
-        if self._restores:
+        self._meet()  # so that nothing is added to what is put there
+        if self._leads:
             self._group.put(
                 self._entries(), [self._names_on(server) for server in range(self._num_servers())]
             )
         self._forget_state()
         self._ranks.barrier()
+        self._begin_averaging()
 
     def close(self) -> None:
         """Leaves the servers."""
@@ -164,6 +176,19 @@ class GroupedReplica:
     def give_back(self, net: _Net) -> None:
         """Takes back a net whose batch is done."""
         self._free.append(net)
+
+    def _meet(self) -> None:
+        """Has all groups meet, while none of them trains; all trainers go on together."""
+        if self._averaged:
+            if self._leads:
+                self._group.meet()
+            self._ranks.barrier()
+
+    def _begin_averaging(self) -> None:
+        if self._averaged:
+            if self._ranks.first:
+                self._group.begin()
+            self._ranks.barrier()
 
     def _borrow(self) -> _Net:
         try:

@@ -60,6 +60,7 @@ class Group:
             )
             for index, address in enumerate(addresses)
         ]
+        self._every = range(len(addresses))
         counts = [0] * len(addresses)
         self._places: dict[str, tuple[int, int]] = {}  # part → its server, and its number there
         for part in parts:
@@ -124,7 +125,7 @@ class Group:
 
     def entries(self, *, with_optimizer: bool) -> Iterable[Entry]:
         """Parameters and buffers of all parts, and optimizer state."""
-        for server in range(len(self._clients)):
+        for server in self._every:
             first, end = 0, 1
             while first < end:
                 frame = self._answer(server, self._call(server, Verb.STATE, (first, int(with_optimizer)), []))
@@ -153,13 +154,21 @@ class Group:
                 is_first = False
 
     def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
-        """Title of a server → its ``Stats.snapshot``."""
-        every = range(len(self._clients))
-        frames = self._all(every, Verb.STATS, (int(spans),), [])
-        return {
-            self._titles[server]: from_text(frame.arrays[0])
-            for server, frame in zip(every, frames, strict=True)
-        }
+        """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
+        found: dict[str, dict[str, Any]] = {}
+        frames = self._all(self._every, Verb.STATS, (int(spans),), [])
+        for server, frame in zip(self._every, frames, strict=True):
+            found[self._titles[server]], beside = from_text(frame.arrays[0])
+            found |= beside
+        return found
+
+    def begin(self) -> None:
+        """Has the averaging of groups begin with the parameters of this one."""
+        self._all(self._every, Verb.BEGIN, (), [])
+
+    def meet(self) -> None:
+        """Has the servers take the model of all groups to evaluate and save; returns once all groups have met."""
+        self._all(self._every, Verb.MEET, (), [])
 
     def close(self) -> None:
         """Leaves the servers, which forget what this trainer left there."""

@@ -24,7 +24,9 @@ class Verb(IntEnum):
     APPLY: (net, batch); text of the optimizer's options now → (staleness,). DISCARD: (net, batch) → ().
     STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
         tensors → ().
-    STATS: (with spans) → text.
+    STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
+    BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
+        answered to STATE is the model of all groups from here on, until the next meeting.
     """
 
     FORWARD = 1
@@ -34,3 +36,5 @@ class Verb(IntEnum):
     STATE = 5
     RESTORE = 6
     STATS = 7
+    BEGIN = 8
+    MEET = 9

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +19,12 @@ from torch import Tensor
 from girih.cluster.roles import RoleName
 from girih.comm.endpoints import listen
 from girih.comm.messages import as_text, from_text
+from girih.comm.peers import connect_all
 from girih.comm.rpc import Request
 from girih.comm.serving import attempt
 from girih.dense.accel import dynamo
 from girih.dense.accel.malloc import keep_freed_memory
+from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
 from girih.dense.halves.replica import arithmetic
 from girih.dense.service.group_protocol import Verb
@@ -37,6 +40,22 @@ PATIENCE_S = 40.0
 """How long what a trainer left is kept while there is no connection to it: as long as it tries to connect again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragedWith:
+    """The averaging of a server's parameters with those that the same server of other groups has.
+
+    Attributes:
+        servers: where the dense servers listen.
+        group: the number of this server's. place: the server's number in it.
+        every_steps: writes of all nets from one round to the next.
+    """
+
+    servers: Sequence[str]
+    group: int
+    place: int
+    every_steps: int
+
+
 @dataclass
 class GroupServer:
     """One server of a group.
@@ -48,6 +67,7 @@ class GroupServer:
         num_nets: nets of all trainers of the group, which may ask at once.
         precision: see :class:`girih.dense.spec.DenseSpec`.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
+        averaging: None where there is one group.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -58,6 +78,7 @@ class GroupServer:
     address: str
     secret: bytes
     precision: str = "float32"
+    averaging: AveragedWith | None = None
     patience_s: float = PATIENCE_S
     incarnation: int = 0
     name: str = RoleName.GROUP_SERVER
@@ -68,14 +89,17 @@ class GroupServer:
         keep_freed_memory()
         with ThreadPoolExecutor(max(2, self.num_nets), "girih-net") as pool:
             work = _Work(self, pool)
-            with listen(
-                work.handle,
-                address=self.address,
-                secret=self.secret,
-                incarnation=self.incarnation,
-                gone=work.forget,
-                patience_s=self.patience_s,
-            ) as server:
+            with (
+                closing(work),
+                listen(
+                    work.handle,
+                    address=self.address,
+                    secret=self.secret,
+                    incarnation=self.incarnation,
+                    gone=work.forget,
+                    patience_s=self.patience_s,
+                ) as server,
+            ):
                 ready(server.address)
                 stop.wait()
 
@@ -111,15 +135,29 @@ class _Work:
         self._verbs = {
             Verb.FORWARD: self._forward, Verb.BACKWARD: self._backward, Verb.APPLY: self._apply,
             Verb.DISCARD: self._discard, Verb.STATE: self._state, Verb.RESTORE: self._restore, Verb.STATS: self._tell,
+            Verb.BEGIN: self._begin, Verb.MEET: self._meet,
         }  # fmt: skip
+        self._is_first = role.index == 0
         self._names = [part.name for part in role.parts]
-        self._live = LiveParts(role.parts, role.recipe)
+        self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
+        self._shadow: Shadow | None = None
         self._pool, self._autocast = pool, role.precision == "bfloat16"
         self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
         self._gone: set[int] = set()
         self._num_writes = 0
         self._lock = threading.Lock()  # of the three above
         self._stats = Stats()
+        if role.averaging is not None:
+            its = role.averaging
+            servers = connect_all(RoleName.DENSE_SERVER, its.servers, secret=role.secret)
+            self._shadow = Shadow(
+                self._live.moving(), servers, its.group, its.every_steps, self._stats, its.place
+            )
+
+    def close(self) -> None:
+        """Ends the averaging."""
+        if self._shadow is not None:
+            self._shadow.close()
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
@@ -137,7 +175,7 @@ class _Work:
         needs, *packed = request.frame.arrays
         inputs = unpack(packed)
         batch = self._begun((request.client, net, number)) if train else None
-        modules = self._live.evaluating() if batch is None else batch.net.modules
+        modules = self._live.evaluated if batch is None else batch.net.modules
         with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
             for given, wanted in zip(inputs, needs.tolist(), strict=True):
                 if given is not None and wanted and batch is not None:
@@ -175,6 +213,8 @@ class _Work:
         with self._stats.spans("part apply"):
             self._live.move(batch.net, from_text(request.frame.arrays[0]))
         self._live.give_back(batch.net)
+        if self._shadow is not None:
+            self._shadow.stepped()
         request.reply((staleness,))
 
     def _discard(self, request: Request) -> None:
@@ -216,10 +256,23 @@ class _Work:
         request.reply()
 
     def _tell(self, request: Request) -> None:
+        spans = bool(request.frame.fields[0])
         with self._lock:
             self._stats.gauges["batches"] = len(self._batches)
-            snapshot = self._stats.snapshot(spans=bool(request.frame.fields[0]))
-        request.reply((), (as_text({**snapshot, "parts": self._names}),))
+            snapshot = self._stats.snapshot(spans=spans)
+        snapshot["parts"] = self._names
+        beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._is_first else {}
+        request.reply((), (as_text((snapshot, beside)),))
+
+    def _begin(self, request: Request) -> None:
+        if self._shadow is not None:
+            self._shadow.begin()
+        request.reply()
+
+    def _meet(self, request: Request) -> None:
+        if self._shadow is not None:
+            self._live.publish(torch.from_numpy(self._shadow.meet()))
+        request.reply()
 
     def _begun(self, key: tuple[int, int, int]) -> _Batch:
         """What a net has of a batch, from its first forward pass on."""

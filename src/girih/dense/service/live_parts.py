@@ -6,6 +6,7 @@ same memory: autograd refuses a backward pass through a Parameter that moved sin
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -56,9 +57,12 @@ class LiveParts:
 
     Args:
         recipe: of the optimizer; None where nothing moves.
+        averaged: whether what is evaluated and saved is what :meth:`publish` was given last, and not the live parameters.
     """
 
-    def __init__(self, parts: Sequence[Part], recipe: OptimizerRecipe | None) -> None:
+    def __init__(
+        self, parts: Sequence[Part], recipe: OptimizerRecipe | None, *, averaged: bool = False
+    ) -> None:
         self.modules = nn.ModuleList(part.module for part in parts)
         self.named = _whole_names(self.modules)
         self._optimizer = None if recipe is None else recipe.made(self.named)
@@ -66,7 +70,9 @@ class LiveParts:
         self._free: list[Net] = []
         self._settled: set[str] = set()  # parameters whose optimizer state is complete
         self._settling = threading.Lock()
-        self._evaluating: nn.ModuleList | None = None
+        self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
+        """The parts in evaluation mode, for any number of threads that want no gradients."""
+        self.evaluated.eval()
 
     def borrow(self) -> Net:
         """A net that nobody else has."""
@@ -80,12 +86,18 @@ class LiveParts:
         net.forget()
         self._free.append(net)
 
-    def evaluating(self) -> nn.ModuleList:
-        """The parts in evaluation mode, for any number of threads that want no gradients."""
-        with self._settling:
-            if self._evaluating is None:
-                self._evaluating = twin_of(self.modules).eval()
-            return self._evaluating
+    def moving(self) -> list[Tensor]:
+        """The live parameters that learn, float32."""
+        return [parameter.data for parameter in self.named.values() if parameter.requires_grad]
+
+    def publish(self, flat: Tensor) -> None:
+        """Takes other parameters, float32[P] as :meth:`moving` has them, to evaluate and save, and the live buffers."""
+        published = [each.data for each in _whole_names(self.evaluated).values() if each.requires_grad]
+        sizes = [each.numel() for each in published]
+        for parameter, part in zip(published, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+            parameter.copy_(part.view_as(parameter))
+        for buffer, live in zip(self.evaluated.buffers(), self.modules.buffers(), strict=True):
+            buffer.copy_(live)
 
     def move(self, net: Net, options: Sequence[Options]) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
@@ -109,8 +121,9 @@ class LiveParts:
         return list(self.modules.buffers())
 
     def entries(self, *, with_optimizer: bool) -> list[Entry]:
-        """Parameters, buffers and optimizer state, live: not copies."""
-        found: list[Entry] = [(name, None, value.data) for name, value in self._tensors().items()]
+        """Parameters and buffers as they are evaluated, and live optimizer state; not copies."""
+        evaluated = _tensors(self.evaluated)
+        found: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
         if with_optimizer and self._optimizer is not None:
             for name, parameter in self.named.items():
                 found += [(name, key, value) for key, value in self._state_of(parameter).items()]
@@ -118,10 +131,11 @@ class LiveParts:
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
-        live = self._tensors()
+        copies = [_tensors(modules) for modules in (self.modules, self.evaluated)]
         for name, key, value in entries:
             if key is None:
-                live[name].data.copy_(value)  # which refuses another shape
+                for each in copies:
+                    each[name].data.copy_(value)  # which refuses another shape
             elif self._optimizer is not None:
                 self._state_of(self.named[name])[key] = value.clone() if isinstance(value, Tensor) else value
 
@@ -131,10 +145,6 @@ class LiveParts:
             for parameter in self.named.values():
                 self._state_of(parameter).clear()
         self._settled = set()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        buffers = (module.named_buffers() for module in self.modules)
-        return {**self.named, **{name: buffer for each in buffers for name, buffer in each}}
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
@@ -148,6 +158,12 @@ class LiveParts:
             for name, parameter in named.items():
                 optimizer.state[parameter] = self._state_of(self.named[name])
         return Net(modules, named, optimizer)
+
+
+def _tensors(modules: nn.ModuleList) -> dict[str, Tensor]:
+    """Parameters and buffers by their names in the whole model."""
+    buffers = (module.named_buffers() for module in modules)
+    return {**_whole_names(modules), **{name: buffer for each in buffers for name, buffer in each}}
 
 
 def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:

@@ -40,4 +40,11 @@ def test_trainers_and_nets_of_a_group_share_one_copy(directory):
         directory, [{"name": "group", "strategy": "hierarchical", "options": options}], 2
     ).values()
     assert summary["auc"] > 0.55
-    assert 0 < summary["dense_staleness"]["max"]
+    assert summary["dense_staleness"]["max"] > 0
+
+
+def test_groups_are_averaged_by_dense_servers(directory):
+    options = ["groups=2", "servers_per_group=2", "nets=2", "dense_servers=2", "average_every_steps=3"]
+    scene = {"name": "groups", "strategy": "hierarchical", "options": options}
+    (summary,) = play_all(directory, [scene], 2).values()
+    assert summary["auc"] > 0.55
