@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import torch
 
@@ -50,36 +51,39 @@ class Concurrent:
     ) -> Generator[Step[Token], None, None]:
         """Yields a batch's step once it and all before it are applied; closed early, it waits for the batches under way."""
         training = _Training(sparse, dense, lr_scale, spans, num_updates)
-        under_way = deque[Future[Step[Token]]]()
+        under_way, finished = deque[Future[Step[Token]]](), SimpleQueue[Future[Step[Token]]]()
         reading: Iterator[tuple[Batch, Token]] | None = iter(batches)
         failed: Exception | None = None
+        num_at_work = 0
         with _pool(self.nets) as pool:
             while True:
                 if under_way and under_way[0].done():
                     step = under_way.popleft().result()
-                    yield replace(step, under_way=len(under_way))  # before others begin: a rate may move with it
+                    yield replace(
+                        step, under_way=len(under_way)
+                    )  # before others begin: a rate may move with it
                     continue
-                while reading is not None and self._is_one_free(under_way) and may_begin(len(under_way) + 1):
+                while reading is not None and num_at_work < self.nets and may_begin(len(under_way) + 1):
                     try:
                         item = next(reading, None)
-                        if item is not None:
-                            batch, token = item
-                            under_way.append(pool.submit(training.train, batch, token, training.pull(batch)))
+                        if item is None:
+                            reading = None
+                            break
+                        begun = pool.submit(training.train, item, training.pull(item[0]))
                     except Exception as error:  # raised behind the steps before it
-                        item, failed = None, error
-                    if item is None:
-                        reading = None
-                if not under_way:
+                        reading, failed = None, error
+                        break
+                    begun.add_done_callback(finished.put)
+                    under_way.append(begun)
+                    num_at_work += 1
+                if num_at_work:
+                    if finished.get().exception() is not None:
+                        reading = None  # it is raised in its turn
+                    num_at_work -= 1
+                elif not under_way:
                     if failed is not None:
                         raise failed
                     return
-                wait([each for each in under_way if not each.done()], return_when=FIRST_COMPLETED)
-
-    def _is_one_free(self, under_way: Iterable[Future[Step[Token]]]) -> bool:
-        """Whether a net has no batch, and none has failed."""
-        done = [each for each in under_way if each.done()]
-        num_at_work = sum(not each.done() for each in under_way)
-        return num_at_work < self.nets and all(each.exception() is None for each in done)
 
 
 class _Training:
@@ -102,8 +106,9 @@ class _Training:
         with self._turn, self._spans("pull"):
             return self._sparse.pull(batch)
 
-    def train(self, batch: Batch, token: Token, pulled: Pulled) -> Step[Token]:
+    def train(self, item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
         """Trains on a batch whose rows are on their way; returns once its update is applied."""
+        batch, token = item
         try:
             with self._spans("wait for rows"):
                 embeddings = pulled.wait()
