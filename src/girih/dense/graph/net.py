@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.node import _get_qualified_name
 
 from girih.dense.graph.structures import mapped
 
+CONSTANTS = "_constants"
+"""The module of tensors that a model has from elsewhere: in none of its states."""
 Objects = Mapping[str, Any]
 """Modules, parameters and buffers by the names that a graph calls them."""
 
@@ -36,10 +38,9 @@ class Net(fx.GraphModule):
 
     def __init__(self, objects: Objects, graph: fx.Graph) -> None:
         super().__init__(dict(objects), graph)
-        for name, value in objects.items():
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                owner, _, last = name.rpartition(".")
-                self.get_submodule(owner)._non_persistent_buffers_set.add(last)
+        if CONSTANTS in self._modules:
+            constants = self.get_submodule(CONSTANTS)
+            constants._non_persistent_buffers_set |= constants._buffers.keys()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.state(), nodes_of(self.graph))
@@ -48,10 +49,32 @@ class Net(fx.GraphModule):
         loaded: Net = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
         return loaded
 
+    def objects(self) -> dict[str, Any]:
+        """What the graph's nodes name."""
+        found = {}
+        for name in named_by(self.graph):
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(self.get_submodule(owner), last)
+        return found
+
     def state(self) -> dict[str, Any]:
         """All but the graph."""
-        without = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
+        without = (
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "meta",
+        )
         return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def named_by(graph: fx.Graph) -> list[str]:
+    """The modules, parameters and buffers that a graph's nodes name."""
+    names = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    return list(dict.fromkeys(names))
 
 
 def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
@@ -97,7 +120,7 @@ def resolved(name: str) -> Any:
 
 
 def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
-    graph, known = fx.Graph(), {}
+    graph, known = fx.Graph(), dict[str, fx.Node]()
 
     def node_of(value: Any) -> Any:
         return known[value.name] if isinstance(value, _Named) else value

@@ -8,10 +8,9 @@ recorded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,97 +18,23 @@ from torch.fx.node import _get_qualified_name
 from torch.overrides import TorchFunctionMode
 
 from girih.dense.graph.batches import tensors_of
+from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
 from girih.dense.graph.net import resolved
-from girih.dense.graph.structures import Key, leaves, mapped, ways
+from girih.dense.graph.structures import leaves, mapped, ways
 from girih.models.embeddings import Embeddings
 
 CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
-FACTS = frozenset(
-    ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "stride", "is_contiguous", "itemsize", "element_size", "dtype", "device", "layout", "requires_grad", "is_leaf", "is_floating_point", "is_complex", "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference", "is_signed", "get_device", "__hash__", "is_tensor"]
-)
+SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride"})
+FACTS = SHAPES | {
+    "dim", "ndim", "dtype", "device", "layout", "itemsize", "element_size", "get_device", "__hash__",
+    "requires_grad", "is_leaf", "is_tensor", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
+    "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference",
+}  # fmt: skip
 """What is known of a tensor without its data."""
-SHAPES = frozenset(["shape", "size", "numel", "nelement", "__len__", "stride"])
-SHAPED_BY_DATA = frozenset(["nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"])
-
-
-class Opaque(BaseException):
-    """A module cannot be recorded; no exception that a model would catch.
-
-    Attributes:
-        scope: path of the module; reason: why, in words.
-    """
-
-    def __init__(self, scope: str, reason: str) -> None:
-        super().__init__(f"{scope!r}: {reason}")
-        self.scope, self.reason = scope, reason
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """``numeric``, ``embeddings`` as a whole, or a tensor of these: see :data:`girih.dense.graph.batches.Place`."""
-
-    kind: str
-    key: int | str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A parameter or buffer, by its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor that the model has from elsewhere, by its number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A tensor of what a call returned: the call's number, and the leaf's."""
-
-    call: int
-    leaf: int
-
-
-Ref = Input | Attribute | Constant | Result
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One operator in one pass; tensors in its arguments are :data:`Ref`.
-
-    Attributes:
-        scope: path of the module whose code called it.
-        shapes: of each leaf of the result. ways: to each; ((),) where the result is one tensor.
-    """
-
-    kind: Literal["module", "method", "function"]
-    target: str | Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: str
-    shapes: tuple[torch.Size, ...]
-    ways: tuple[tuple[Key, ...], ...]
-
-
-@dataclass(eq=False)
-class Recording:
-    """A forward pass.
-
-    Attributes:
-        logits: what it returned. left: tensors that it left on modules: (path, attribute) → which.
-        shapes: of inputs.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    constants: list[Tensor] = field(default_factory=list)
-    shapes: dict[Ref, torch.Size] = field(default_factory=dict)
-    logits: Ref | None = None
-    left: dict[tuple[str, str], Ref] = field(default_factory=dict)
+SHAPED_BY_DATA = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+)
 
 
 def record(module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]) -> Recording:
@@ -139,7 +64,9 @@ def record(module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: C
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]) -> None:
+    def __init__(
+        self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]
+    ) -> None:
         super().__init__()
         self._module, self._opaque, self._embeddings = module, opaque, embeddings
         self._found = Recording()
@@ -156,7 +83,11 @@ class _Recorder(TorchFunctionMode):
         self._know(numeric, Input("numeric"))
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if self._silent or self._inside:
@@ -184,7 +115,9 @@ class _Recorder(TorchFunctionMode):
         """A module begins."""
         if self._inside:
             return
-        if path in self._opaque or (type(module).__module__.startswith("torch.nn") and type(module) not in CONTAINERS):
+        if path in self._opaque or (
+            type(module).__module__.startswith("torch.nn") and type(module) not in CONTAINERS
+        ):
             self._inside = path
             self._versions = [(t, t._version) for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
         else:
@@ -214,7 +147,11 @@ class _Recorder(TorchFunctionMode):
         self._found.logits = self._known[id(output)][0]
         for path, each in self._module.named_modules():
             for name, value in vars(each).items():
-                if isinstance(value, Tensor) and value is not self._before[path].get(name) and id(value) in self._known:
+                if (
+                    isinstance(value, Tensor)
+                    and value is not self._before[path].get(name)
+                    and id(value) in self._known
+                ):
                     self._found.left[path, name] = self._known[id(value)][0]
         return self._found
 
@@ -259,7 +196,12 @@ class _Recorder(TorchFunctionMode):
         name = getattr(target, "__name__", target)
         by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in given[1:])
         repeated = name == "repeat_interleave" and "output_size" not in kwargs
-        if name in SHAPED_BY_DATA or by_mask or repeated or any(id(each) in self._shaped_by_data for each in given):
+        if (
+            name in SHAPED_BY_DATA
+            or by_mask
+            or repeated
+            or any(id(each) in self._shaped_by_data for each in given)
+        ):
             self._shaped_by_data |= {id(each) for each in leaves(result)}
 
 
