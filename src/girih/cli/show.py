@@ -87,6 +87,15 @@ def links_table(calibration: Calibration) -> None:
     console.print(table)
 
 
+def codecs_table(calibration: Calibration) -> None:
+    """Prints how fast codecs pack and unpack."""
+    table = Table("codec", "pack, MiB/s", "unpack, MiB/s")
+    for name, speed in calibration.codecs.items():
+        times = (speed.pack_s_per_byte, speed.unpack_s_per_byte)
+        table.add_row(name, *(short(1 / seconds / (1 << 20)) for seconds in times))
+    Console(highlight=False).print(table)
+
+
 def _misfit(name: str, link: Link, num_trainers: int) -> str:
     """The smallest and the largest ratio of a link's formula to its points."""
     ratios = [link_s(name, size_bytes, num_trainers, link) / seconds for size_bytes, seconds in link.points]

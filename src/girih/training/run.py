@@ -338,6 +338,7 @@ class TrainingRun:
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
             "precision": self.options.precision,
+            "dense_forward": self.options.dense_forward,
             "seed": self.options.seed,
             "model": self.facts.model.name,
             "dense_parameters": self.facts.model.num_parameters,

@@ -97,8 +97,15 @@ def dense_spec(
     """The model and how it learns.
 
     Raises:
-        ConfigError: a device that torch does not find here, or a schedule that the optimizer cannot follow.
+        ConfigError: a device that torch does not find here, or on which linear layers have no such forward pass; a schedule
+            that the optimizer cannot follow.
     """
+    device = _device(options.device, rank)
+    if options.dense_forward == "int8" and device.type != "cpu":
+        raise ConfigError(
+            f"dense_forward = 'int8' on {device.type} (device = {options.device!r}): expected device = 'cpu', or dense_forward ="
+            " 'float32'"
+        )
     optimizer = optimizer or optimizer_factory({"name": "adam"})
     if options.lr_schedule is not None:
         LearningRate(
@@ -108,7 +115,8 @@ def dense_spec(
         module=model,
         optimizer=optimizer,
         precision=options.precision,
-        device=_device(options.device, rank),
+        forward=options.dense_forward,
+        device=device,
         on_nonfinite=options.on_nonfinite,
         clip_norm=options.clip_norm,
         global_batch_norm=options.global_batch_norm,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from girih.config.user_code import blame
 from girih.data.batch import Batch
-from girih.dense.accel import onednn
+from girih.dense.accel import int8, onednn
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.half import KnownAtOnce
 from girih.dense.options import OptimizerFactory
@@ -87,7 +87,7 @@ class Replica:
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
         self._loss = loss_of(self.module)
-        self._autocast = spec.precision == "bfloat16"
+        self._autocast, self._int8 = spec.precision == "bfloat16", spec.forward == "int8"
         self._clip_norm = spec.clip_norm
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -264,6 +264,8 @@ class Replica:
     def _arithmetic(self) -> AbstractContextManager[object]:
         if self._autocast:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        if self._int8:
+            return int8.Int8Linear()
         if self.device.type == "cpu" and onednn.pays():
             return onednn.OneDNNLinear()
         return nullcontext()

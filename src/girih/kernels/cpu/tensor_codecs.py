@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32, I64, U16, U32, F32x2, SealedF32, SealedF32x2, U8x2
+from girih.kernels.cpu.arrays import I64, U16, U32, F32x2, SealedF32, SealedF32x2, U8x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 LEVELS = 255.0
@@ -103,9 +103,9 @@ def keep_largest(values: SealedF32, counts: I64, indices: U32, halves: U16) -> N
         high -= 1
     counts[:] = 0
     for i in range(num_values):
-        magnitude = np.int64(bits[i] & np.uint32(_MAGNITUDE))
-        if magnitude >> _LOW_BITS == high:
-            counts[magnitude & ((1 << _LOW_BITS) - 1)] += 1
+        place = np.int64(bits[i] & np.uint32(_MAGNITUDE))
+        if place >> _LOW_BITS == high:
+            counts[place & ((1 << _LOW_BITS) - 1)] += 1
     low = np.int64((1 << _LOW_BITS) - 1)
     while counts[low] < left:
         left -= counts[low]
