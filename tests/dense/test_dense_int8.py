@@ -88,6 +88,7 @@ def test_forward_is_the_quantized_layer_to_the_bit(
     w = views(outputs, inputs, kinds[1])
     b = torch.randn(2 * outputs)[::2] if bias else None
     with pytest.MonkeyPatch.context() as patch, Int8Linear():
+        patch.setattr(int8, "_NUMBERS_OF_A_PART", 100)  # several parts, the last one shorter
         if floats:
             patch.setattr(int8, "_multiplies_integers", lambda: False)
         got = F.linear(x, w, b)
