@@ -13,6 +13,7 @@ import numpy as np
 
 from girih.comm.codecs import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
 from girih.comm.group import TrainerGroup
+from girih.kernels.cpu import ahead
 from girih.planner.calibration import CodecSpeed
 
 SHAPE = (256, 1024)
@@ -21,6 +22,7 @@ _ROUNDS = 30
 
 def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
     """The speeds of all codecs of activations and gradients, by name; the mean over trainers, who measure at once, as they train."""
+    ahead.make_ready(ahead.packing_tensors())
     found = {}
     for name, codec in {**ACTIVATIONS, **GRADIENTS}.items():
         speed = measure_codec(codec)
