@@ -25,8 +25,8 @@ from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
-from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
+from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, ShardState, open_state
