@@ -178,6 +178,20 @@ def test_records_that_change_while_they_are_copied_are_whole_in_the_save(monkeyp
             assert_same(read(snapshot), expected)
 
 
+def test_rows_that_were_free_are_so_in_the_save_though_others_use_them_meanwhile(monkeypatch):
+    with new_store() as store:
+        ids, tables = np.arange(60), np.zeros(60, np.int32)
+        rows, _ = look(store, ids, tables, 1)
+        evict(store, ids[:20], tables[:20])
+        expected = taken(store)
+        gate = Gate(monkeypatch)
+        with store.snapshot() as snapshot:
+            again, _ = look(store, ids + 100, tables, 2)
+            assert set(rows[:20].tolist()) <= set(again.tolist())
+            gate.is_open = True
+            assert_same(read(snapshot), expected)
+
+
 def test_a_step_waits_for_room_aside_and_no_longer(monkeypatch):
     monkeypatch.setattr(gpu_save, "_PIECES_ASIDE", 1)
     with new_store() as store:

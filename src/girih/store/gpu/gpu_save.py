@@ -116,12 +116,12 @@ class GpuSave:
         wanted = (rows >= copied) & (rows < self._rows_ever) & ~self._kept[places]
         chosen = rows[wanted]
         self._kept[chosen.long()] = True
-        for part in chosen.split(self._most) if len(chosen) else ():
+        for start in range(0, len(chosen), self._most):
             piece = self._room.get()
             if piece is None:  # all has arrived, or nobody wants it any more
                 self._room.put(None)
                 return
-            self._copy_aside(part, piece)
+            self._copy_aside(chosen[start : start + self._most], piece)
 
     def wait(self) -> ShardState:
         """Blocks until all rows are on the host.
@@ -214,7 +214,7 @@ class GpuSave:
         return staged.numpy()
 
     def _end_copying(self) -> None:
-        """Has verbs keep nothing any more, and takes what they have kept."""
+        """Has verbs keep nothing any more; returns when no stream uses the memory of what they have kept."""
         self.is_copying = False
         self._room.put(None)
         with self._memory.lock:
@@ -242,6 +242,7 @@ class GpuSave:
 def _as_bytes(cells: Tensor) -> Tensor:
     """uint8[·], a copy of cells, int32[·], as the host has them; a part at a time, since each takes memory of its own."""
     found = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
-    for part, out in zip(cells.split(_PIECE_BYTES), found.split(_PIECE_BYTES), strict=True):
-        out.copy_(part.clamp(0, 255))
+    for start in range(0, len(cells), _PIECE_BYTES):
+        part = slice(start, start + _PIECE_BYTES)
+        found[part] = cells[part].clamp(0, 255)
     return found
