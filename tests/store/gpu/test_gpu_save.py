@@ -99,7 +99,7 @@ def read(snapshot):
 
 
 @settings(
-    max_examples=5,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -108,7 +108,7 @@ def read(snapshot):
     dtype=st.sampled_from(["float32", "bfloat16"]),
     since=st.sampled_from([None, None, 1]),
     actions=st.lists(
-        st.one_of(st.integers(6, 20), st.sampled_from(["copy", "copy all"])), min_size=2, max_size=5
+        st.one_of(st.integers(6, 20), st.sampled_from(["copy", "copy all"])), min_size=2, max_size=4
     ),
 )
 def test_it_is_of_its_moment(monkeypatch, eviction, dtype, since, actions):
