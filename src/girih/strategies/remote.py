@@ -107,6 +107,7 @@ class RemoteStrategy(StrategyOptions):
     def session(self, plan: Plan, context: RunContext, dense: Replica) -> Session:
         """Starts servers and workers; the session has the way to them, and a dense half."""
         from girih.sparse.halves.remote import RemoteSparse
+        from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
         from girih.training.schedules import Pipelined
@@ -131,6 +132,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
+            staging=None if dense.device.type == "cpu" else Staging(dense.device),
         )
         feed = LoaderFeed(
             context.ranks,
