@@ -281,9 +281,7 @@ def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Plan:
     return _new_plan(_places_of(blocks), blocks, features)
 
 
-def _new_plan(
-    places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names
-) -> _Plan:
+def _new_plan(places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names) -> _Plan:
     """Raises a KeyError of the feature that no block has."""
     runs: list[_Run] = []
     for name in features:

@@ -106,7 +106,8 @@ class CompiledModel(nn.Module):
         try:
             yield
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            cause = getattr(error, "inner_exception", error)
+            reason = " ".join([f"{type(cause).__name__}:", *str(cause).strip().splitlines()[:1]])
             raise ConfigError(
                 f"train: compile = true: torch cannot compile {type(self.module).__name__}: {reason}; set train.compile = false"
             ) from error
