@@ -1,6 +1,10 @@
 """Training steps that torch compiles: equal to those that it does not, in one graph for all sizes, and refused in one line."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -218,7 +222,7 @@ def train(ranks, compile):
 
 @pytest.mark.heavy
 def test_trainers_of_a_step():
-    plain, one = (together(train, compile) for compile in (False, True))
+    plain, one = (together(partial(train, compile=each)) for each in (False, True))
     for (expected, _), (found, num_graphs) in zip(plain, one, strict=True):
         assert num_graphs == 1
         for own, others in zip(found, expected, strict=True):
@@ -226,8 +230,19 @@ def test_trainers_of_a_step():
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
-def test_inductor():
-    torch._dynamo.reset()
-    half = Replica(replace(dense_spec(), compile=True))
-    torch.testing.assert_close(steps(half), steps(Replica(dense_spec())), rtol=1e-5, atol=1e-6)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["local", "hybrid", "asynchronous"])
+def test_a_run_with_inductor(strategy, log_directory):
+    """In processes of its own, as a user starts them."""
+
+    def run(name, *options):
+        chosen = ["train.max_steps=3", *options, *(["strategy.staleness=0"] if strategy != "local" else [])]
+        sets = [word for each in chosen for word in ("--set", each)]
+        directory = log_directory / name
+        words = ["train", log_directory / "config.toml", "--run", directory, "--strategy", strategy, *sets]
+        subprocess.run([sys.executable, "-m", "girih", *map(str, words)], check=True, capture_output=True)
+        return json.loads((directory / "summary.json").read_text())
+
+    found, expected = run("compiled", "train.compile=true"), run("plain")
+    assert found["logloss"] == pytest.approx(expected["logloss"], rel=1e-4)
+    assert found["compile_s"] > expected["compile_s"] + 1

@@ -12,8 +12,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-SEVERAL = {"star": 6, "can": 11, "atbrg": 11, "dsin": 20, "dien": 25}
+SEVERAL = {"star": 6, "can": 11, "atbrg": 11}
 """Models that look at their input's numbers on the host, as at lengths of histories, with the graphs that torch 2.13 makes."""
+MANY = ("dsin", "dien")
+"""Models whose layers go along histories, so that every batch is another computation."""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ QUICK = ("dcnv2", "din")
 ONE = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.heavy)
     for name in OPTIONS
-    if name not in SEVERAL
+    if name not in SEVERAL and name not in MANY
 ]
 
 
@@ -68,3 +70,9 @@ def test_features_of_several_widths_are_one_graph(graphs):
 def test_models_that_ask_for_numbers_are_several_graphs(name, most, graphs):
     schema = schema_of(features_for(name))
     assert 1 < compute(name, schema, (5, 9, 7, 12, 30), graphs, "split") <= most
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", MANY)
+def test_models_that_go_along_histories_are_many_graphs(name, graphs):
+    assert compute(name, schema_of(features_for(name)), (5,), graphs, "split") > 8

@@ -96,9 +96,9 @@ class CompiledModel(nn.Module):
     def _replay(self, replayed: Callable[..., Any], numeric: Tensor, embeddings: Embeddings) -> Any:
         for tensor in embeddings.tensors():
             if tensor.requires_grad:  # others read its gradient while the next batch is computed
-                tensor.register_hook(torch.clone)
+                tensor.register_hook(torch.clone)  # type: ignore[no-untyped-call]
         if numeric.device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return replayed(numeric, embeddings)
 
     @contextmanager
