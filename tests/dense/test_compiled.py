@@ -236,7 +236,12 @@ def test_a_run_with_inductor(strategy, log_directory):
     """In processes of its own, as a user starts them."""
 
     def run(name, *options):
-        chosen = ["train.max_steps=3", *options, *(["strategy.staleness=0"] if strategy != "local" else [])]
+        chosen = [
+            "train.max_steps=3",
+            "model.dropout=0",
+            *options,
+            *(["strategy.staleness=0"] if strategy != "local" else []),
+        ]
         sets = [word for each in chosen for word in ("--set", each)]
         directory = log_directory / name
         words = ["train", log_directory / "config.toml", "--run", directory, "--strategy", strategy, *sets]
