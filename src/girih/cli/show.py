@@ -33,7 +33,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
         metrics_table(summary["by_label"], title, ("auc", "logloss", "calibration"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
-    compiling = f", {summary['compile_s']:.1f} s of them compiling kernels" if summary["compile_s"] else ""
+    compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "

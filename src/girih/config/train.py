@@ -42,6 +42,7 @@ class TrainOptions(Options):
         device: of the dense half: "cpu", "cuda" or "auto" (CUDA where there is one).
         clip_norm: largest norm of all dense gradients together; rows' gradients are not clipped.
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
+        compile: ``torch.compile`` for training steps of the dense half; evaluations are computed as they are.
         on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient, "skip" refuses that step
             whole (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
@@ -59,6 +60,7 @@ class TrainOptions(Options):
     device: str = "auto"
     clip_norm: Positive | None = None
     global_batch_norm: bool = False
+    compile: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None
@@ -73,6 +75,15 @@ class TrainOptions(Options):
             raise ConfigError(
                 f"dense_forward = 'int8' with precision = {self.precision!r}: expected precision = 'float32', in which the"
                 " rest of the network is computed; or leave dense_forward out"
+            )
+        if self.dense_forward == "int8" and self.compile:
+            raise ConfigError(
+                "dense_forward = 'int8' with compile = true: what is compiled has products of its own; drop one of the two"
+            )
+        if self.compile and self.global_batch_norm:
+            raise ConfigError(
+                "train: compile = true: global_batch_norm has trainers send each other moments within the forward pass,"
+                " which is not compiled; drop one of the two"
             )
         watching = {
             "early_stopping": self.early_stopping and self.early_stopping.metric,

@@ -26,6 +26,7 @@ class DenseSpec:
             at a refused step ("stop"), a half may have them learn of it later.
         clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
+        compile: torch compiles forward and backward passes of training steps.
         stats: where spans and bytes sent are counted.
     """
 
@@ -37,4 +38,5 @@ class DenseSpec:
     on_nonfinite: Literal["stop", "skip"] = "skip"
     clip_norm: float | None = None
     global_batch_norm: bool = False
+    compile: bool = False
     stats: Stats = field(default_factory=Stats)

@@ -108,7 +108,9 @@ class ParameterServerReplica(Replica):
         if not self.parameters:
             return
         if ranks.first:
-            self._server = server = DenseServer(replace(spec, module=copy.deepcopy(self.module)))
+            self._server = server = DenseServer(
+                replace(spec, module=copy.deepcopy(self.module), compile=False)
+            )
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
                 pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))
