@@ -100,6 +100,51 @@ def test_the_rules_keep_the_interaction_of_a_dlrm_on_trainers():
     assert set(tagged.reasons) == set(tagged.tagging) == {operator.name for operator in DLRM.operators}
 
 
+def test_halves_of_a_fully_connected_layer_are_computed_side_by_side():
+    whole = ["x>a0", "x>a1", "a0>cat", "a1>cat", "cat>relu", "relu>b0", "relu>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("cat", 400)),
+        *(plain("relu", 400), linear("b0", 400, 50), linear("b1", 400, 50), plain("sum", 100)),
+    ]
+    graph = graph_of(operators, *whole)
+    tagged, none = tag(graph, PAIR, how="rules"), tag(graph, PAIR, how="none")
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("a0",),
+        ("a1",),
+        ("b0",),
+        ("b1",),
+    ]
+    assert tagged.tagging["a0"] != tagged.tagging["a1"]
+    assert tagged.tagging["b0"] != tagged.tagging["b1"]
+    assert tagged.reasons["cat"] == "gathers: it puts together what servers can compute side by side"
+    assert tagged.tagging["relu"] == TRAINER
+    assert tagged.examples_per_s > none.examples_per_s
+
+
+def test_two_layers_that_are_split_together_do_not_come_back_in_between():
+    edges = ["x>a0", "x>a1", "a0>r0", "a1>r1", "r0>b0", "r1>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("r0", 200)),
+        *(plain("r1", 200), linear("b0", 200, 50), linear("b1", 200, 50), plain("sum", 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    tagged = tag(graph, PAIR, how="rules")
+    parts = components(graph, tagged.tagging)
+    assert [part.operators for part in parts] == [("a0", "r0", "b0"), ("a1", "r1", "b1")]
+    assert {part.server for part in parts} == {0, 1}
+
+
+def test_a_shortcut_around_a_layer_does_not_take_its_component_apart():
+    edges = ["x>a", "a>relu", "relu>b", "relu>add", "b>add", "add>c"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a", 100, 200), plain("relu", 200), linear("b", 200, 200)),
+        *(plain("add", 200), linear("c", 200, 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "relu", "b", "add", "c")
+
+
 def test_another_rule_is_one_more_in_the_list():
     narrow = Rule("narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000)
     tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
@@ -230,9 +275,9 @@ def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
     rng = np.random.default_rng(seed)
     graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=Wire())
     index = Index(graph)
-    ledger = Ledger(index, group, [0] * len(index.units))
+    ledger = Ledger(index, group, [0] * len(index.bundles))
     for _ in range(60):
-        ledger.move(int(rng.integers(len(index.units))), int(rng.integers(4)))
+        ledger.move(int(rng.integers(len(index.bundles))), int(rng.integers(4)))
     fresh = Ledger(index, group, ledger.placed)
     exact = exact_loads(index, group, ledger)
     for one, other, bound in zip(
@@ -254,8 +299,8 @@ def test_refinement_is_near_the_best_placement_of_a_small_graph(seed):
     assert refined.examples_per_s >= rules.examples_per_s * (1 - 1e-9)
     best_s = by_enumeration(graph, group, known_s=1 / refined.examples_per_s)
     assert 1 / refined.examples_per_s <= 1.25 * best_s
-    for unit, facts in enumerate(index.units):
-        places = {refined.tagging[name] for name in index.names(unit)}
+    for bundle, facts in enumerate(index.bundles):
+        places = {refined.tagging[name] for name in index.names(bundle)}
         assert len(places) == 1
         assert (TRAINER in places) <= (not facts.parameter_bytes)
         assert facts.movable or places == {TRAINER}
@@ -341,7 +386,7 @@ def test_what_does_not_fit_is_refused_by_name(graph, group, message):
 def test_what_refinement_finds_no_place_for_is_refused_by_name():
     group = replace(PAIR, trainer=replace(DEVICE, memory_bytes=1e5))
     with pytest.raises(
-        ConfigError, match="operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
+        ConfigError, match=r"operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
     ):
         tag(DLRM, group)
 
