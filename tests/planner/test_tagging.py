@@ -169,6 +169,12 @@ def test_refinement_spreads_a_tower_that_is_one_component():
     assert max(max(u.cpu, u.network) for u in refined.utilization.values()) == pytest.approx(1.0)
 
 
+def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
+    tagged = tag(DLRM, PAIR, limit_s=0.0)
+    assert not tagged.moves
+    assert tagged.tagging == tag(DLRM, PAIR, how="rules").tagging
+
+
 def test_without_rules_operators_are_dealt_in_turn():
     tagged = tag(DLRM, PAIR, how="none")
     movable = [operator.name for operator in DLRM.operators if operator.movable]

@@ -77,7 +77,7 @@ def divide(index: Index, devices: Sequence[int]) -> Division:
                     roots[_root(roots, consumer)] = _root(roots, producer)
                 else:
                     crossing.append((producer, consumer))
-    joined = bool(crossing) and _join(index, devices, roots, crossing)
+    joined = bool(crossing) and _join(index, roots, crossing)
     numbers: dict[int, int] = {}
     part = [
         numbers.setdefault(_root(roots, number), 1 + len(numbers)) if device else 0
@@ -103,12 +103,10 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
     return levels
 
 
-def _join(
-    index: Index, devices: Sequence[int], roots: list[int], crossing: Sequence[tuple[int, int]]
-) -> bool:
+def _join(index: Index, roots: list[int], crossing: Sequence[tuple[int, int]]) -> bool:
     """Joins the two components of an edge between stages where no other path leads from one to the other; whether any were."""
     members: dict[int, list[int]] = {}
-    for number in range(len(devices)):
+    for number in range(len(roots)):
         members.setdefault(_root(roots, number), []).append(number)
     joined = False
     for producer, consumer in crossing:

@@ -119,6 +119,8 @@ class _Search:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
+            if time.monotonic() > self._until:
+                break
             source = self.ledger.placed[offer.bundles[0]]
             self._move(offer.bundles, offer.target)
             after = exact_loads(self._index, self._group, self.ledger)
