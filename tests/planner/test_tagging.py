@@ -1,6 +1,8 @@
 """Tagging: the rules on a net like DLRM, loads by hand, and refinement against the best that any placement can do."""
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import Codec, Device, Group, Wire
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.refine import refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
-from girih.planner.tagging.tag import tag
+from girih.planner.tagging.tag import AHEAD, tag
 from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
 from girih.planner.tagging.wires import choose_wire
 
@@ -145,6 +148,39 @@ def test_a_shortcut_around_a_layer_does_not_take_its_component_apart():
     assert part.operators == ("a", "relu", "b", "add", "c")
 
 
+def test_what_reads_mostly_from_servers_is_not_kept_from_them():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("cat", 410), linear("b", 410, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "x>cat", "a>cat", "cat>b")
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "cat", "b")
+
+
+def test_towers_on_one_output_are_computed_side_by_side():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("relu", 400)),
+        *(linear("click", 400, 50), linear("buy", 400, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "a>relu", "relu>click", "relu>buy")
+    tagged = tag(graph, PAIR, how="rules")
+    assert tagged.reasons["relu"] == "hands out: servers can compute side by side what is made of it"
+    assert [part.operators for part in components(graph, tagged.tagging)] == [("a",), ("click",), ("buy",)]
+    assert tagged.tagging["click"] != tagged.tagging["buy"]
+
+
+def test_components_that_share_a_module_are_on_one_server():
+    sides = ("user", "item")
+    operators = [
+        *(plain("x", 50, movable=False), *(linear(f"first_{side}", 50, 50) for side in sides)),
+        *(replace(linear(side, 50, 50), module="tower") for side in sides),
+        *(linear(f"top_{side}", 50, 9) for side in sides),
+    ]
+    edges = [edge for s in sides for edge in (f"x>first_{s}", f"first_{s}>{s}", f"{s}>top_{s}")]
+    tagging = tag(graph_of(operators, *edges), PAIR, how="rules").tagging
+    assert len({tagging[operator.name] for operator in operators[1:]}) == 1
+
+
 def test_another_rule_is_one_more_in_the_list():
     narrow = Rule("narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000)
     tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
@@ -167,6 +203,31 @@ def test_refinement_spreads_a_tower_that_is_one_component():
     assert speeds[-1][1] == refined.examples_per_s
     assert refined.start == "rules"
     assert max(max(u.cpu, u.network) for u in refined.utilization.values()) == pytest.approx(1.0)
+
+
+def test_a_chain_parts_where_it_is_narrow():
+    widths = [100, 1000, 1000, 4, 1000, 1000, 1]
+    layers = [linear(f"l{n}", one, other) for n, (one, other) in enumerate(pairwise(widths))]
+    names = ["x", *(layer.name for layer in layers)]
+    graph = graph_of(
+        [plain("x", 100, movable=False), *layers], *(f"{one}>{other}" for one, other in pairwise(names))
+    )
+    slow = replace(DEVICE, bytes_per_s=1e5)
+    tagged = tag(graph, replace(PAIR, trainer=slow, servers=(slow, slow)))
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("l0", "l1", "l2"),
+        ("l3", "l4", "l5"),
+    ]
+    assert len(tagged.moves) == 1  # no layer by itself would have been worth the way
+
+
+def test_another_start_is_taken_where_it_comes_out_ahead():
+    rng = np.random.default_rng(20)
+    graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
+    index, tagged = Index(graph), tag(graph, group)
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, until=math.inf)
+    assert tagged.start != "rules"
+    assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
 
 
 def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
@@ -341,6 +402,13 @@ def test_the_longest_components_come_first_and_bytes_balance():
     assert sorted(shares) == [42, 44]  # 30, 9, 3 and 25, 12, 7
 
 
+def test_a_component_goes_where_there_is_memory_for_it():
+    graph = graph_of([plain("x", 4, movable=False), linear("a", 4, 30), linear("b", 4, 7)], "x>a", "x>b")
+    small = replace(DEVICE, memory_bytes=4 * 4 * 10)
+    start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)), RULES)
+    assert start.placed[1:] == [2, 1]
+
+
 def test_operators_of_one_module_are_on_one_server():
     towers = [linear("user", 50, 50), linear("item", 50, 50)]
     shared = [replace(tower, module="tower") for tower in towers]
@@ -409,7 +477,8 @@ def test_refinement_mends_a_placement_that_is_out_of_memory():
     wide = replace(operators[2], output_bytes_per_example=4000.0)
     graph = graph_of([operators[0], operators[1], wide, operators[3]], "x>a", "x>b", "x>c")
     group = replace(memory(700_000), batch_size=128)
-    group = replace(group, servers=(group.servers[0], replace(DEVICE, memory_bytes=100_000)))
+    slow = replace(group.servers[0], flops_per_s=1e6)  # a move to it is for memory alone
+    group = replace(group, servers=(slow, replace(DEVICE, memory_bytes=100_000)))
     with pytest.raises(ConfigError, match=r"server 1 would take .*: operator 'b' .* set tagging = 'refined'"):
         tag(graph, group, how="rules")
     tagged = tag(graph, group)
@@ -436,6 +505,17 @@ def test_compression_is_on_where_the_link_is_slow_and_off_where_cores_are(bytes_
     assert ("does not pay" in chosen.why) == (expected == "float32")
     off = chosen.examples_per_s["float32", "float32"]
     assert max(chosen.examples_per_s.values()) / off > 1.5 or expected == "float32"
+
+
+@pytest.mark.parametrize(("network", "compressed"), [(1.01, False), (1.05, True)])
+def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
+    graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
+    cpu_s = 6e4 / 1e9
+    device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
+    free = Codec(name="bfloat16", factor=0.5)
+    group = replace(PAIR, servers=(device,))
+    chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
+    assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed
 
 
 def test_a_codec_that_takes_more_cycles_than_it_saves_bytes_is_left_off():
