@@ -1,0 +1,145 @@
+"""Components over servers, so that dense bytes balance (HT §3.2.1), and what does not fit is refused before the run (§4.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from girih.errors import ConfigError
+from girih.planner.tagging.components import divide
+from girih.planner.tagging.group import Group
+from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.utilization import Load
+
+
+def balanced(index: Index, on_servers: Sequence[bool], group: Group) -> list[int]:
+    """The device of each bundle: the longest component first, each to the server with the fewest bytes of parameters.
+
+    A component goes whole to a server that has memory for its parameters; where none has, its bundles go one by one.
+
+    Args:
+        on_servers: of each operator.
+    """
+    placed = [0] * len(index.bundles)
+    total = [0] * len(group.devices)
+
+    def room(device: int, size: int) -> bool:
+        limit = group.devices[device].memory_bytes
+        return limit is None or (total[device] + size) * group.parameter_copies <= limit
+
+    def place(bundles: Sequence[int]) -> None:
+        size = sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
+        servers = range(1, len(total))
+        least = min(servers, key=lambda device: (not room(device, size), total[device], device))
+        if len(bundles) > 1 and not room(least, size):
+            for single in _longest_first(index, [[bundle] for bundle in bundles]):
+                place(single)
+            return
+        total[least] += size
+        for bundle in bundles:
+            placed[bundle] = least
+
+    for bundles in _longest_first(index, _pieces(index, on_servers)):
+        place(bundles)
+    return placed
+
+
+def check_parameters(index: Index, group: Group) -> None:
+    """Refuses what no placement can mend.
+
+    Raises:
+        ConfigError: an operator whose parameters fit on no server, or that cannot be moved to where a group has them once; or
+            too few servers for all of them.
+    """
+    if not group.servers:
+        return
+    limits = [server.memory_bytes for server in group.servers]
+    largest = max(math.inf if limit is None else limit for limit in limits)
+    for bundle in index.bundles:
+        operator = max((index.operators[n] for n in bundle.operators), key=lambda each: each.parameter_bytes)
+        if bundle.parameter_bytes and not bundle.movable and group.trainers > 1:
+            raise ConfigError(
+                f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) has parameters but must stay on trainers,"
+                f" and each of {group.trainers} would have a copy; expected one copy for a group: set trainers_per_group = 1,"
+                " or servers_per_group = 0"
+            )
+        taken = bundle.parameter_bytes * group.parameter_copies
+        if bundle.movable and taken > largest:
+            raise ConfigError(
+                f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) fits nowhere: its parameters take"
+                f" {_gigabytes(taken)} with gradient and optimizer state, a group server has {_gigabytes(largest)};"
+                " set split_fc = true, which cuts fully connected layers, or give servers more memory"
+            )
+    total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * group.parameter_copies
+    room = sum(math.inf if limit is None else limit for limit in limits)
+    if total > room:
+        raise ConfigError(
+            f"strategy: hierarchical: the dense half's parameters take {_gigabytes(total)} with gradients and optimizer state,"
+            f" the {len(limits)} servers of a group have {_gigabytes(room)}; set servers_per_group to at least"
+            f" {math.ceil(total / largest)}"
+        )
+
+
+def check_memory(
+    index: Index, group: Group, placed: Sequence[int], found: Sequence[Load], *, searched: bool
+) -> None:
+    """Refuses a placement that runs out of memory.
+
+    Args:
+        searched: whether refinement has looked for another one.
+
+    Raises:
+        ConfigError: names the device and the operator that takes most there.
+    """
+    fullest = max(range(len(found)), key=lambda device: found[device].memory)
+    load, limit = found[fullest], group.devices[fullest].memory_bytes
+    if limit is None or load.memory <= 1:
+        return
+    in_flight = group.nets * group.batch_size * (group.trainers if fullest else 1)
+
+    def taken(number: int) -> float:
+        bundle, operator = index.bundles[index.bundle_of[number]], index.operators[number]
+        return bundle.parameter_bytes * group.parameter_copies + operator.output_bytes_per_example * in_flight
+
+    there = [number for number, bundle in enumerate(index.bundle_of) if placed[bundle] == fullest]
+    largest = max(there, key=taken)
+    found_it = "" if searched else "tagging = 'refined', which looks for another place, or "
+    mend = (
+        "servers_per_group higher, split_fc = true, or nets or data.batch_size lower"
+        if fullest
+        else "nets or data.batch_size lower, or trainers_per_group higher"
+    )
+    raise ConfigError(
+        f"strategy: hierarchical: {device_name(fullest)} would take {_gigabytes(load.memory_bytes)} and has"
+        f" {_gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
+        f" {_gigabytes(taken(largest))} of it{' and fits nowhere else' if searched else ''};"
+        f" set {found_it}{mend}"
+    )
+
+
+def _pieces(index: Index, on_servers: Sequence[bool]) -> list[list[int]]:
+    """The bundles of each component, components that share one as one piece."""
+    part = divide(index, [int(there) for there in on_servers]).part
+    piece_of: dict[int, int] = {}  # component → its piece
+    pieces: dict[int, list[int]] = {}
+    for number, bundle in enumerate(index.bundles):
+        parts = {part[operator] for operator in bundle.operators} - {0}
+        if not parts:
+            continue
+        joined = sorted({piece_of.get(each, each) for each in parts})
+        for each in joined[1:]:
+            pieces.setdefault(joined[0], []).extend(pieces.pop(each, []))
+        piece_of = {each: joined[0] if piece in joined else piece for each, piece in piece_of.items()}
+        piece_of |= dict.fromkeys(parts, joined[0])
+        pieces.setdefault(joined[0], []).append(number)
+    return [sorted(bundles) for bundles in pieces.values()]
+
+
+def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    return sorted(
+        pieces, key=lambda bundles: -sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
+    )
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.3g} GB"

@@ -1,0 +1,173 @@
+"""Components: operators of one server that run in one go, from inputs of a trainer to outputs for it (HT §3.1.1, §3.2.1).
+
+A component is connected and convex: no path leaves it and comes back through a trainer or another server. What would not be
+convex is divided, and what goes from one part to the other passes through the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.tagging.index import Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One component.
+
+    Attributes:
+        server: that runs it.
+        stage: how many exchanges of a net's step come before it; those of one stage run side by side.
+        operators: names, in the graph's order.
+    """
+
+    server: int
+    stage: int
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A placement divided into components.
+
+    Attributes:
+        part: of each operator, the number of its component, from 1; 0 on trainers.
+        stages: of each component, by its number; the first entry stands for the trainers.
+    """
+
+    part: list[int]
+    stages: list[int]
+
+
+def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
+    """The components of a tagged graph, by stage, then in the graph's order."""
+    index = Index(graph)
+    devices = index.devices(tagging)
+    division = divide(index, devices)
+    members: dict[int, list[int]] = {}
+    for number, part in enumerate(division.part):
+        if part:
+            members.setdefault(part, []).append(number)
+    found = [
+        Component(
+            server=devices[numbers[0]] - 1,
+            stage=division.stages[part],
+            operators=tuple(graph.operators[number].name for number in numbers),
+        )
+        for part, numbers in members.items()
+    ]
+    return tuple(sorted(found, key=lambda component: component.stage))
+
+
+def divide(index: Index, devices: Sequence[int]) -> Division:
+    """Connected operators of one server and one stage are a component; two of one server are joined where they stay convex.
+
+    Args:
+        devices: of each operator.
+    """
+    levels = _levels(index, devices)
+    roots = list(range(len(devices)))
+    crossing = []
+    for producer, readers in enumerate(index.consumers):
+        for consumer in readers:
+            if devices[producer] and devices[producer] == devices[consumer]:
+                if levels[producer] == levels[consumer]:
+                    roots[_root(roots, consumer)] = _root(roots, producer)
+                else:
+                    crossing.append((producer, consumer))
+    joined = bool(crossing) and _join(index, roots, crossing)
+    numbers: dict[int, int] = {}
+    part = [
+        numbers.setdefault(_root(roots, number), 1 + len(numbers)) if device else 0
+        for number, device in enumerate(devices)
+    ]
+    if joined:
+        return Division(part, _stages(index, part, len(numbers)))
+    stages = [0] * (1 + len(numbers))
+    for number, level in zip(part, levels, strict=True):
+        stages[number] = level
+    return Division(part, [0, *stages[1:]])
+
+
+def _levels(index: Index, devices: Sequence[int]) -> list[int]:
+    """Exchanges before each operator, where every operator runs as early as it can."""
+    levels = [0] * len(devices)
+    for number, device in enumerate(devices):
+        level = 0
+        for producer in index.producers[number]:
+            answered = devices[producer] and devices[producer] != device
+            level = max(level, levels[producer] + (1 if answered else 0))
+        levels[number] = level
+    return levels
+
+
+def _join(index: Index, roots: list[int], crossing: Sequence[tuple[int, int]]) -> bool:
+    """Joins the two components of an edge between stages where no other path leads from one to the other; whether any were."""
+    members: dict[int, list[int]] = {}
+    for number in range(len(roots)):
+        members.setdefault(_root(roots, number), []).append(number)
+    joined = False
+    for producer, consumer in crossing:
+        upper, lower = _root(roots, producer), _root(roots, consumer)
+        if upper != lower and not _detour(index, roots, members, upper, lower):
+            roots[lower] = upper
+            members[upper] += members.pop(lower)
+            joined = True
+    return joined
+
+
+def _detour(index: Index, roots: list[int], members: Mapping[int, list[int]], upper: int, lower: int) -> bool:
+    """Whether a path leads from one component to another by way of something else."""
+    last = max(members[lower])  # operators behind it lead to none before it
+    seen = {upper}
+    waiting = [upper]
+    while waiting:
+        node = waiting.pop()
+        for number in members[node]:
+            for consumer in index.consumers[number]:
+                if consumer > last:
+                    continue
+                reader = _root(roots, consumer)
+                if reader == lower and node != upper:
+                    return True
+                if reader not in seen and reader != lower:
+                    seen.add(reader)
+                    waiting.append(reader)
+    return False
+
+
+def _stages(index: Index, part: Sequence[int], num_parts: int) -> list[int]:
+    """The stage of each component: the most components that lie before it on a path."""
+    nodes = [
+        number or -1 - operator for operator, number in enumerate(part)
+    ]  # operators of trainers by themselves
+    before: dict[int, set[int]] = {node: set() for node in nodes}
+    for producer, readers in enumerate(index.consumers):
+        for consumer in readers:
+            if nodes[producer] != nodes[consumer]:
+                before[nodes[consumer]].add(nodes[producer])
+    after: dict[int, list[int]] = {node: [] for node in before}
+    for node, needed in before.items():
+        for each in needed:
+            after[each].append(node)
+    missing = {node: len(needed) for node, needed in before.items()}
+    stages = dict.fromkeys(before, 0)
+    ready = [node for node, count in missing.items() if not count]
+    while ready:
+        node = ready.pop()
+        for reader in after[node]:
+            stages[reader] = max(stages[reader], stages[node] + (1 if node > 0 else 0))
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    return [0, *(stages[number] for number in range(1, 1 + num_parts))]
+
+
+def _root(roots: list[int], number: int) -> int:
+    """The operator that stands for another one's component."""
+    while roots[number] != number:
+        roots[number] = roots[roots[number]]
+        number = roots[number]
+    return number

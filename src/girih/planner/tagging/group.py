@@ -1,0 +1,88 @@
+"""A group of trainers and group servers (HT §3.1), as the cost model sees it: frozen facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from girih.config.bounds import Bounds, Count, NonNegative, Positive
+from girih.config.options import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device(Options):
+    """One trainer, or one group server.
+
+    Attributes:
+        cores: core-seconds that it has per second; less than 1 where processes share a core.
+        flops_per_s: of one core, for operators that were not measured.
+        bytes_per_s: that it can send, and as many that it can receive meanwhile; None bounds nothing.
+        memory_bytes: for parameters, their optimizer's state and activations; None bounds nothing.
+    """
+
+    cores: Positive = 1.0
+    flops_per_s: Positive
+    bytes_per_s: Positive | None = None
+    memory_bytes: Positive | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec(Options):
+    """One way to write tensors for the wire.
+
+    Attributes:
+        factor: bytes on the wire per byte of float32.
+        encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. For float32 itself they are those of a plain copy.
+    """
+
+    name: str
+    factor: Positive
+    encode_s_per_byte: NonNegative = 0.0
+    decode_s_per_byte: NonNegative = 0.0
+
+
+FLOAT32 = Codec(name="float32", factor=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire(Options):
+    """The codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
+
+    activations: Codec = FLOAT32
+    gradients: Codec = FLOAT32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Options):
+    """One group; all groups of a run are alike.
+
+    Attributes:
+        trainers: of this group. nets: that each of them runs at once.
+        batch_size: examples of one net's step.
+        servers: the group servers; none where trainers keep the dense half.
+        trainer_cpu_s: core-seconds per example that a trainer has to do beside the net: batches, embeddings, the loss.
+        trainer_sent_bytes, trainer_received_bytes: per example, beside the group's own: embeddings in, ids and gradients out.
+        parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
+        update_s_per_byte: core-seconds that the optimizer takes for a byte of parameters, in each net's step.
+        request_s: core-seconds that a request with its answer takes at both ends, however little it carries.
+        average_every_examples: examples of the group between two averagings with the dense servers; None where there is none.
+    """
+
+    trainers: Count
+    nets: Count = 1
+    batch_size: Count
+    trainer: Device
+    servers: tuple[Device, ...] = ()
+    wire: Wire = Wire()
+    trainer_cpu_s: NonNegative = 0.0
+    trainer_sent_bytes: NonNegative = 0.0
+    trainer_received_bytes: NonNegative = 0.0
+    parameter_copies: Annotated[float, Bounds(1)] = 1.0
+    update_s_per_byte: NonNegative = 0.0
+    request_s: NonNegative = 0.0
+    average_every_examples: Positive | None = None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """One of the trainers, which are alike, then the servers."""
+        return (self.trainer, *self.servers)

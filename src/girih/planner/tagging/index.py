@@ -1,0 +1,103 @@
+"""An operator graph by numbers: who reads from whom, and which operators move together.
+
+Operators are numbered in the graph's order. Devices: 0 is the trainers, 1 + s is server s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What is placed as a whole: the operators of one module, or one operator without a module.
+
+    Attributes:
+        operators: their numbers.
+        parameter_bytes: of the module; operators that share it name the same parameters, so that the largest counts.
+        movable: whether all of them are.
+    """
+
+    operators: tuple[int, ...]
+    parameter_bytes: int
+    movable: bool
+
+
+class Index:
+    """The look-ups that tagging needs of a graph.
+
+    Attributes:
+        consumers: of each operator, consumer → bytes of the tensor per example.
+        producers: of each operator, in order.
+        bundles: in the order of their first operators. bundle_of: number of each operator's bundle.
+    """
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        self.graph = graph
+        self.operators = graph.operators
+        numbers = {operator.name: number for number, operator in enumerate(graph.operators)}
+        self.consumers: list[dict[int, float]] = [{} for _ in numbers]
+        for edge in graph.edges:
+            readers, consumer = self.consumers[numbers[edge.producer]], numbers[edge.consumer]
+            readers[consumer] = max(readers.get(consumer, 0.0), edge.bytes_per_example)
+        self.producers: list[list[int]] = [[] for _ in numbers]
+        for producer, readers in enumerate(self.consumers):
+            for consumer in readers:
+                self.producers[consumer].append(producer)
+        self._before: list[int] = []  # of each operator, a bit for each one that it needs
+        for needed in self.producers:
+            before = 0
+            for producer in needed:
+                before |= self._before[producer] | 1 << producer
+            self._before.append(before)
+        members: dict[str, list[int]] = {}
+        for number, operator in enumerate(graph.operators):
+            members.setdefault(f"module {operator.module}" if operator.module else f"{number}", []).append(
+                number
+            )
+        self.bundles = tuple(self._bundle(numbers) for numbers in members.values())
+        self.bundle_of = [0] * len(graph.operators)
+        for bundle, each in enumerate(self.bundles):
+            for number in each.operators:
+                self.bundle_of[number] = bundle
+
+    def _bundle(self, numbers: Sequence[int]) -> Bundle:
+        operators = [self.operators[number] for number in numbers]
+        return Bundle(
+            operators=tuple(numbers),
+            parameter_bytes=max(operator.parameter_bytes for operator in operators),
+            movable=all(operator.movable for operator in operators),
+        )
+
+    def independent(self, numbers: Sequence[int]) -> bool:
+        """Whether these are several operators, none of which needs another's output."""
+        together = sum(1 << number for number in numbers)
+        return len(numbers) > 1 and not any(self._before[number] & together for number in numbers)
+
+    def names(self, bundle: int) -> tuple[str, ...]:
+        """The operators of a bundle, by name."""
+        return tuple(self.operators[number].name for number in self.bundles[bundle].operators)
+
+    def tagging(self, placed: Sequence[int]) -> dict[str, str]:
+        """Operator → device, from the device of each bundle."""
+        return {
+            operator.name: device_name(placed[bundle])
+            for operator, bundle in zip(self.operators, self.bundle_of, strict=True)
+        }
+
+    def devices(self, tagging: Tagging) -> list[int]:
+        """The number of each operator's device."""
+        return [device_number(tagging[operator.name]) for operator in self.operators]
+
+
+def device_name(device: int) -> str:
+    """A device as a tagging names it."""
+    return server_name(device - 1) if device else TRAINER
+
+
+def device_number(name: str) -> int:
+    """The inverse of :func:`device_name`."""
+    return 0 if name == TRAINER else 1 + int(name.removeprefix(server_name(0)[:-1]))

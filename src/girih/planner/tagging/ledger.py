@@ -1,0 +1,139 @@
+"""The books of a placement: what each device computes, keeps, sends and receives per example, changed move by move.
+
+All that goes between devices goes between a trainer and a server, so that two numbers say it for each server: bytes of float32 to it,
+and from it. Their gradients come back the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from girih.planner.tagging.components import Division
+from girih.planner.tagging.group import Group
+from girih.planner.tagging.index import Index
+
+
+class Ledger:
+    """Sums per device; 0 is the trainers.
+
+    A server counts as one component here, whatever path leads back to it: what a division adds is not in the books of
+    :meth:`move`, and is in those of :meth:`exact`. So the first are never above the second.
+
+    Attributes:
+        compute_s: core-seconds of operators per example.
+        parameter_bytes: once each. output_bytes: of operators, per example.
+        to_bytes, from_bytes: to and from each server, per example, once for each exchange that a tensor is needed in.
+        requests: exchanges with each server in a net's step.
+    """
+
+    def __init__(self, index: Index, group: Group, placed: Sequence[int]) -> None:
+        self._index = index
+        self.placed = list(placed)
+        self.devices = [self.placed[bundle] for bundle in index.bundle_of]
+        num = len(group.devices)
+        self.compute_s = [0.0] * num
+        self.parameter_bytes = [0] * num
+        self.output_bytes = [0.0] * num
+        self.to_bytes, self.from_bytes = [0.0] * num, [0.0] * num
+        self.members = [0] * num
+        self.bundle_s = [
+            [
+                sum(_seconds(index, number, device.flops_per_s) for number in bundle.operators)
+                for bundle in index.bundles
+            ]
+            for device in group.devices
+        ]
+        self._bundle_output = [
+            sum(index.operators[number].output_bytes_per_example for number in bundle.operators)
+            for bundle in index.bundles
+        ]
+        self._touched = [
+            sorted({*bundle.operators, *(p for number in bundle.operators for p in index.producers[number])})
+            for bundle in index.bundles
+        ]
+        for bundle, device in enumerate(self.placed):
+            self._place(bundle, device, 1)
+        for producer in range(len(self.devices)):
+            self._flow(producer, 1)
+
+    @property
+    def requests(self) -> list[int]:
+        """One exchange with each server that has anything to do."""
+        return [0, *(1 if count else 0 for count in self.members[1:])]
+
+    def move(self, bundle: int, device: int) -> None:
+        """Places a bundle on another device."""
+        touched = self._touched[bundle]
+        for producer in touched:
+            self._flow(producer, -1)
+        self._place(bundle, self.placed[bundle], -1)
+        self.placed[bundle] = device
+        for number in self._index.bundles[bundle].operators:
+            self.devices[number] = device
+        self._place(bundle, device, 1)
+        for producer in touched:
+            self._flow(producer, 1)
+
+    def exact(self, division: Division) -> tuple[list[float], list[float], list[int]]:
+        """``to_bytes``, ``from_bytes`` and ``requests`` where components are what they are."""
+        exchange = [0] * len(division.part)
+        servers = [0]
+        known: dict[tuple[int, int], int] = {}
+        for number, part in enumerate(division.part):
+            if part:
+                key = (self.devices[number], division.stages[part])
+                exchange[number] = known.setdefault(key, len(servers))
+                if len(servers) == exchange[number]:
+                    servers.append(key[0])
+        num = len(self.to_bytes)
+        to_bytes, from_bytes, requests = [0.0] * num, [0.0] * num, [0] * num
+        for server in servers[1:]:
+            requests[server] += 1
+        for producer, device in enumerate(self.devices):
+            up, down = flow(self._index, producer, division.part, exchange)
+            from_bytes[device] += up
+            for each, size in down.items():
+                to_bytes[servers[each]] += size
+        return to_bytes, from_bytes, requests
+
+    def _place(self, bundle: int, device: int, sign: int) -> None:
+        self.compute_s[device] += sign * self.bundle_s[device][bundle]
+        self.parameter_bytes[device] += sign * self._index.bundles[bundle].parameter_bytes
+        self.output_bytes[device] += sign * self._bundle_output[bundle]
+        self.members[device] += sign
+
+    def _flow(self, producer: int, sign: int) -> None:
+        up, down = flow(self._index, producer, self.devices, self.devices)
+        self.from_bytes[self.devices[producer]] += sign * up
+        for device, size in down.items():
+            self.to_bytes[device] += sign * size
+
+
+def flow(
+    index: Index, producer: int, part: Sequence[int], exchange: Sequence[int]
+) -> tuple[float, dict[int, float]]:
+    """Bytes of an operator's output that go up to the trainer, and down to each exchange that needs it.
+
+    An output that nobody reads is the net's, and a trainer has its loss.
+
+    Args:
+        part: of each operator, its component, or 0 on trainers.
+        exchange: of each operator, the exchange that its component takes part in, or 0 on trainers.
+    """
+    home = part[producer]
+    readers = index.consumers[producer]
+    up = 0.0 if readers else index.operators[producer].output_bytes_per_example
+    down: dict[int, float] = {}
+    for consumer, size in readers.items():
+        if part[consumer] != home:
+            up = max(up, size)
+            if exchange[consumer]:
+                down[exchange[consumer]] = max(down.get(exchange[consumer], 0.0), size)
+    return (up if home else 0.0), down
+
+
+def _seconds(index: Index, number: int, flops_per_s: float) -> float:
+    operator = index.operators[number]
+    if operator.seconds_per_example is not None:
+        return operator.seconds_per_example
+    return operator.flops_per_example / flops_per_s

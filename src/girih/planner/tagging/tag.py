@@ -1,0 +1,128 @@
+"""A tagging of an operator graph: rules, components over servers, refinement (HT §3.2.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from girih.errors import ConfigError
+from girih.planner.operators import OperatorGraph
+from girih.planner.tagging.balance import check_memory, check_parameters
+from girih.planner.tagging.group import Group
+from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.refine import Move, refine
+from girih.planner.tagging.rules import RULES, Rule
+from girih.planner.tagging.starts import Start, dealt, others, ruled
+from girih.planner.tagging.utilization import (
+    Load,
+    Utilization,
+    exact_loads,
+    examples_per_s,
+    utilization,
+)
+
+How = Literal["refined", "rules", "none"]
+LIMIT_S = 10.0
+AHEAD = 1.01
+"""Predicted speed by which another start must be ahead of the rules': their reasons are worth more than a percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged:
+    """A tagging, and what speaks for it.
+
+    Attributes:
+        start: the placement that was refined: that of "rules" where no other one became better.
+        tagging: operator → device.
+        reasons: operator → why it is there.
+        moves: of refinement, in their order.
+        loads: device → what it does per example.
+        utilization: device → its utilisation at ``examples_per_s``.
+        examples_per_s: predicted, of one group.
+    """
+
+    how: str
+    start: str
+    tagging: Mapping[str, str]
+    reasons: Mapping[str, str]
+    moves: tuple[Move, ...]
+    loads: Mapping[str, Load]
+    utilization: Mapping[str, Utilization]
+    examples_per_s: float
+
+
+def tag(
+    graph: OperatorGraph,
+    group: Group,
+    *,
+    how: How = "refined",
+    rules: Sequence[Rule] = RULES,
+    limit_s: float = LIMIT_S,
+) -> Tagged:
+    """Tags each operator with the device that runs it.
+
+    Args:
+        how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
+        limit_s: for refinement.
+
+    Raises:
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.
+    """
+    if how not in ("refined", "rules", "none"):
+        raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
+    index = Index(graph)
+    check_parameters(index, group)
+    moves: tuple[Move, ...] = ()
+    if not group.servers:
+        start = Start("none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators))
+    elif how == "none":
+        start = dealt(index, group)
+    else:
+        start = ruled(index, group, rules)
+    placed = start.placed
+    if how == "refined" and group.servers:
+        start, placed, moves = _refined(index, group, [start, *others(index)], limit_s)
+    reasons = start.reasons
+    found = exact_loads(index, group, Ledger(index, group, placed))
+    check_memory(index, group, placed, found, searched=how == "refined")
+    named = {device_name(device): load for device, load in enumerate(found)}
+    speed = examples_per_s(found)
+    told = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
+    for move in moves:
+        told |= dict.fromkeys(move.operators, _told(move))
+    return Tagged(
+        how=how,
+        start=start.name,
+        tagging=index.tagging(placed),
+        reasons=told,
+        moves=moves,
+        loads=named,
+        utilization=utilization(named, speed),
+        examples_per_s=speed,
+    )
+
+
+def _refined(
+    index: Index, group: Group, starts: Sequence[Start], limit_s: float
+) -> tuple[Start, list[int], tuple[Move, ...]]:
+    """What comes of refining the first start, or of another one that is ahead of it by :data:`AHEAD`."""
+    until = time.monotonic() + limit_s
+    found = []
+    for start in starts:
+        placed, moves = refine(index, group, start.placed, until=until)
+        reached = exact_loads(index, group, Ledger(index, group, placed))
+        lacking = sum(max(0.0, load.memory - 1) for load in reached)
+        found.append((lacking, -examples_per_s(reached), (start, placed, moves)))
+    first, best = found[0], min(found, key=lambda each: each[:2])
+    ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
+    return (best if ahead else first)[2]
+
+
+def _told(move: Move) -> str:
+    return (
+        f"moved from {move.source}, where {move.resource} of {move.bottleneck} was the bottleneck:"
+        f" {move.examples_per_s_before:,.0f} to {move.examples_per_s_after:,.0f} examples/s"
+    )

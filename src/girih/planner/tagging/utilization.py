@@ -1,0 +1,136 @@
+"""What a placement asks of each device per example, and the examples per second that the group can do (HT §3.2.1).
+
+A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
+is as fast as its busiest device. Memory is full or not; it does not bound a speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.tagging.components import divide
+from girih.planner.tagging.group import Device, Group
+from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.ledger import Ledger
+
+CPU, NETWORK, MEMORY = "cpu", "network", "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one device does for an example of the group; of trainers, the mean over them.
+
+    Attributes:
+        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is, in its busier direction.
+        sent_bytes, received_bytes: on the wire.
+        memory_bytes: in all, whatever the speed. memory: the share of the device's that it is; 0 where nothing bounds it.
+    """
+
+    cpu_s: float
+    network_s: float
+    sent_bytes: float
+    received_bytes: float
+    memory_bytes: float
+    memory: float
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds per example that the busier of cores and link takes."""
+        return max(self.cpu_s, self.network_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Shares of a device's cores, link and memory that are in use; above 1 is more than there is."""
+
+    cpu: float
+    network: float
+    memory: float
+
+
+def loads(graph: OperatorGraph, tagging: Tagging, group: Group) -> dict[str, Load]:
+    """Device → what it does per example; the operators of a module must be on one device."""
+    index = Index(graph)
+    devices = index.devices(tagging)
+    ledger = Ledger(index, group, [devices[bundle.operators[0]] for bundle in index.bundles])
+    return {device_name(number): load for number, load in enumerate(exact_loads(index, group, ledger))}
+
+
+def utilization(found: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
+    """Device → its utilisation, where the group does ``examples_per_s``."""
+    return {
+        name: Utilization(examples_per_s * load.cpu_s, examples_per_s * load.network_s, load.memory)
+        for name, load in found.items()
+    }
+
+
+def examples_per_s(found: Sequence[Load]) -> float:
+    """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`."""
+    most = max(load.busy_s for load in found)
+    return 1 / most if most else math.inf
+
+
+def exact_loads(index: Index, group: Group, ledger: Ledger) -> list[Load]:
+    """The load of each device, with components divided as they will be."""
+    return _loads(group, ledger, *ledger.exact(divide(index, ledger.devices)))
+
+
+def least_loads(group: Group, ledger: Ledger) -> list[Load]:
+    """The load of each device, where no component had to be divided: never more than :func:`exact_loads`."""
+    return _loads(group, ledger, ledger.to_bytes, ledger.from_bytes, ledger.requests)
+
+
+def _loads(
+    group: Group, ledger: Ledger, to_bytes: list[float], from_bytes: list[float], requests: list[int]
+) -> list[Load]:
+    """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
+    forward, backward = group.wire.activations, group.wire.gradients
+    found = []
+    of_trainers = [group.trainer_cpu_s, group.trainer_sent_bytes, group.trainer_received_bytes, 0.0]
+    for number, server in enumerate(group.servers, start=1):
+        there, back = to_bytes[number], from_bytes[number]
+        sent = back * forward.factor + there * backward.factor
+        received = there * forward.factor + back * backward.factor
+        parameters = ledger.parameter_bytes[number]
+        asked_s = requests[number] * 2 * group.request_s / group.batch_size
+        cpu_s = (
+            ledger.compute_s[number]
+            + there * (forward.decode_s_per_byte + backward.encode_s_per_byte)
+            + back * (forward.encode_s_per_byte + backward.decode_s_per_byte)
+            + parameters * group.update_s_per_byte / group.batch_size
+            + asked_s
+        )
+        averaged = parameters / group.average_every_examples if group.average_every_examples else 0.0
+        kept = (ledger.output_bytes[number] + there) * group.trainers * group.nets * group.batch_size
+        memory = parameters * group.parameter_copies + kept
+        found.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
+        of_trainers[0] += asked_s
+        of_trainers[0] += there * (forward.encode_s_per_byte + backward.decode_s_per_byte)
+        of_trainers[0] += back * (forward.decode_s_per_byte + backward.encode_s_per_byte)
+        of_trainers[1] += received
+        of_trainers[2] += sent
+        of_trainers[3] += back
+    cpu_s, sent, received, kept = of_trainers
+    parameters = ledger.parameter_bytes[0]
+    averaged = parameters / group.average_every_examples if group.average_every_examples else 0.0
+    cpu_s += ledger.compute_s[0] + parameters * group.update_s_per_byte / group.batch_size
+    memory = (
+        parameters * group.parameter_copies + (ledger.output_bytes[0] + kept) * group.nets * group.batch_size
+    )
+    each = group.trainers
+    trainer = _load(group.trainer, cpu_s / each, sent / each + averaged, received / each + averaged, memory)
+    return [trainer, *found]
+
+
+def _load(device: Device, cpu_s: float, sent: float, received: float, memory_bytes: float) -> Load:
+    return Load(
+        cpu_s=cpu_s / device.cores,
+        network_s=max(sent, received) / device.bytes_per_s if device.bytes_per_s else 0.0,
+        sent_bytes=sent,
+        received_bytes=received,
+        memory_bytes=memory_bytes,
+        memory=memory_bytes / device.memory_bytes if device.memory_bytes else 0.0,
+    )

@@ -1,0 +1,71 @@
+"""Whether compression between trainers and group servers pays: the cycles that codecs take are counted (HT §5.3 leaves that open)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from girih.planner.operators import OperatorGraph
+from girih.planner.tagging.group import Codec, Group, Wire
+from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
+
+GAIN = 1.02
+"""Predicted speed by which a codec that loses digits must be ahead of one that loses fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The codecs that were chosen, the tagging that goes with them, and why.
+
+    Attributes:
+        examples_per_s: predicted with each pair, by the names of the codecs of activations and of gradients.
+    """
+
+    wire: Wire
+    tagged: Tagged
+    why: str
+    examples_per_s: dict[tuple[str, str], float]
+
+
+def choose_wire(
+    graph: OperatorGraph,
+    group: Group,
+    *,
+    activations: Sequence[Codec],
+    gradients: Sequence[Codec],
+    how: How = "refined",
+    limit_s: float = LIMIT_S,
+) -> Chosen:
+    """Tags the graph with each pair of codecs, and takes the first pair that no other one is ahead of by :data:`GAIN`.
+
+    Args:
+        activations, gradients: what may be chosen, first what loses nothing; one alone is taken as it is.
+        limit_s: for refinement, of all pairs together.
+
+    Raises:
+        ConfigError: as :func:`~girih.planner.tagging.tag.tag`.
+    """
+    pairs = sorted(
+        ((one + other, a, g) for one, a in enumerate(activations) for other, g in enumerate(gradients)),
+        key=lambda pair: pair[0],
+    )
+    found = []
+    for _, forward, backward in pairs:
+        wire = Wire(activations=forward, gradients=backward)
+        found.append((wire, tag(graph, replace(group, wire=wire), how=how, limit_s=limit_s / len(pairs))))
+    most = max(tagged.examples_per_s for _, tagged in found)
+    wire, tagged = next(each for each in found if each[1].examples_per_s * GAIN >= most)
+    plain = found[0][1].examples_per_s
+    named = f"{wire.activations.name} for activations, {wire.gradients.name} for gradients"
+    if len(found) == 1:
+        why = f"{named}: as given"
+    elif tagged is found[0][1]:
+        why = f"{named}: {plain:,.0f} examples/s predicted, at most {most:,.0f} with another codec, which does not pay"
+    else:
+        why = f"{named}: {tagged.examples_per_s:,.0f} examples/s predicted, {plain:,.0f} without compression"
+    return Chosen(
+        wire=wire,
+        tagged=tagged,
+        why=why,
+        examples_per_s={(w.activations.name, w.gradients.name): each.examples_per_s for w, each in found},
+    )

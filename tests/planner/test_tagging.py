@@ -1,0 +1,530 @@
+"""Tagging: the rules on a net like DLRM, loads by hand, and refinement against the best that any placement can do."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from exact_taggings import busiest_s, by_enumeration, by_milp, random_graph, random_group
+
+from girih.errors import ConfigError
+from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
+from girih.planner.tagging.components import components
+from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.index import Index
+from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.refine import refine
+from girih.planner.tagging.rules import RULES, Rule
+from girih.planner.tagging.starts import ruled
+from girih.planner.tagging.tag import AHEAD, tag
+from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
+from girih.planner.tagging.wires import choose_wire
+
+DEVICE = Device(flops_per_s=1e9, bytes_per_s=1e8)
+PAIR = Group(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
+
+
+def linear(name, inputs, outputs):
+    """A fully connected layer."""
+    return Operator(
+        name=name,
+        kind="Linear",
+        module=name,
+        flops_per_example=6.0 * inputs * outputs,
+        parameter_bytes=4 * inputs * outputs,
+        output_bytes_per_example=4.0 * outputs,
+    )
+
+
+def plain(name, width, *, movable=True):
+    """An operator without parameters."""
+    return Operator(
+        name=name,
+        kind="op",
+        flops_per_example=2.0 * width,
+        output_bytes_per_example=4.0 * width,
+        movable=movable,
+    )
+
+
+def graph_of(operators, *edges):
+    """A graph whose edges carry what their producer gives out."""
+    size = {operator.name: operator.output_bytes_per_example for operator in operators}
+    return OperatorGraph(
+        operators=tuple(operators),
+        edges=tuple(
+            Edge(producer=one, consumer=other, bytes_per_example=size[one])
+            for one, other in (edge.split(">") for edge in edges)
+        ),
+    )
+
+
+DLRM = graph_of(
+    [
+        plain("numeric", 13, movable=False),
+        plain("fields", 26 * 16, movable=False),
+        linear("bottom.0", 13, 512),
+        plain("bottom.1", 512),
+        linear("bottom.2", 512, 16),
+        plain("bottom.3", 16),
+        plain("cat", 27 * 16),
+        plain("dots", 351),
+        plain("cat_1", 367),
+        linear("top.0", 367, 400),
+        plain("top.1", 400),
+        linear("top.2", 400, 400),
+        plain("top.3", 400),
+        linear("top.4", 400, 1),
+        plain("squeeze", 1),
+    ],
+    *["numeric>bottom.0", "bottom.0>bottom.1", "bottom.1>bottom.2", "bottom.2>bottom.3", "bottom.3>cat"],
+    *["fields>cat", "cat>dots", "dots>cat_1", "bottom.3>cat_1", "cat_1>top.0", "top.0>top.1", "top.1>top.2"],
+    *["top.2>top.3", "top.3>top.4", "top.4>squeeze"],
+)
+
+
+def test_the_rules_keep_the_interaction_of_a_dlrm_on_trainers():
+    tagged = tag(DLRM, PAIR, how="rules")
+    parts = components(DLRM, tagged.tagging)
+    assert [part.operators for part in parts] == [
+        ("bottom.0", "bottom.1", "bottom.2"),
+        ("top.0", "top.1", "top.2", "top.3", "top.4"),
+    ]
+    assert {part.server for part in parts} == {0, 1}
+    assert {name for name, device in tagged.tagging.items() if device == TRAINER} == {
+        *("numeric", "fields", "bottom.3", "cat", "dots", "cat_1", "squeeze"),
+    }
+    assert tagged.reasons["fields"] == "it cannot be moved"
+    assert tagged.reasons["dots"].startswith("reads from trainers: most of what it reads is on trainers")
+    assert tagged.reasons["squeeze"].startswith("feeds trainers: only trainers read from it")
+    assert tagged.reasons["top.0"] == "its module has parameters, of which a group has one copy"
+    assert tagged.reasons["top.1"] == "no rule keeps it on trainers"
+    assert set(tagged.reasons) == set(tagged.tagging) == {operator.name for operator in DLRM.operators}
+
+
+def test_halves_of_a_fully_connected_layer_are_computed_side_by_side():
+    whole = ["x>a0", "x>a1", "a0>cat", "a1>cat", "cat>relu", "relu>b0", "relu>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("cat", 400)),
+        *(plain("relu", 400), linear("b0", 400, 50), linear("b1", 400, 50), plain("sum", 100)),
+    ]
+    graph = graph_of(operators, *whole)
+    tagged, none = tag(graph, PAIR, how="rules"), tag(graph, PAIR, how="none")
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("a0",),
+        ("a1",),
+        ("b0",),
+        ("b1",),
+    ]
+    assert tagged.tagging["a0"] != tagged.tagging["a1"]
+    assert tagged.tagging["b0"] != tagged.tagging["b1"]
+    assert tagged.reasons["cat"] == "gathers: it puts together what servers can compute side by side"
+    assert tagged.tagging["relu"] == TRAINER
+    assert tagged.examples_per_s > none.examples_per_s
+
+
+def test_two_layers_that_are_split_together_do_not_come_back_in_between():
+    edges = ["x>a0", "x>a1", "a0>r0", "a1>r1", "r0>b0", "r1>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("r0", 200)),
+        *(plain("r1", 200), linear("b0", 200, 50), linear("b1", 200, 50), plain("sum", 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    tagged = tag(graph, PAIR, how="rules")
+    parts = components(graph, tagged.tagging)
+    assert [part.operators for part in parts] == [("a0", "r0", "b0"), ("a1", "r1", "b1")]
+    assert {part.server for part in parts} == {0, 1}
+
+
+def test_a_shortcut_around_a_layer_does_not_take_its_component_apart():
+    edges = ["x>a", "a>relu", "relu>b", "relu>add", "b>add", "add>c"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a", 100, 200), plain("relu", 200), linear("b", 200, 200)),
+        *(plain("add", 200), linear("c", 200, 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "relu", "b", "add", "c")
+
+
+def test_what_reads_mostly_from_servers_is_not_kept_from_them():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("cat", 410), linear("b", 410, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "x>cat", "a>cat", "cat>b")
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "cat", "b")
+
+
+def test_towers_on_one_output_are_computed_side_by_side():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("relu", 400)),
+        *(linear("click", 400, 50), linear("buy", 400, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "a>relu", "relu>click", "relu>buy")
+    tagged = tag(graph, PAIR, how="rules")
+    assert tagged.reasons["relu"] == "hands out: servers can compute side by side what is made of it"
+    assert [part.operators for part in components(graph, tagged.tagging)] == [("a",), ("click",), ("buy",)]
+    assert tagged.tagging["click"] != tagged.tagging["buy"]
+
+
+def test_components_that_share_a_module_are_on_one_server():
+    sides = ("user", "item")
+    operators = [
+        *(plain("x", 50, movable=False), *(linear(f"first_{side}", 50, 50) for side in sides)),
+        *(replace(linear(side, 50, 50), module="tower") for side in sides),
+        *(linear(f"top_{side}", 50, 9) for side in sides),
+    ]
+    edges = [edge for s in sides for edge in (f"x>first_{s}", f"first_{s}>{s}", f"{s}>top_{s}")]
+    tagging = tag(graph_of(operators, *edges), PAIR, how="rules").tagging
+    assert len({tagging[operator.name] for operator in operators[1:]}) == 1
+
+
+def test_another_rule_is_one_more_in_the_list():
+    narrow = Rule("narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000)
+    tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
+    assert tagged.tagging["top.1"] == TRAINER
+    assert tagged.reasons["top.1"] == "narrow: few numbers"
+    assert tagged.tagging["bottom.1"] != TRAINER  # 2,048 bytes
+    assert tagged.tagging["top.0"] != TRAINER  # it has parameters
+
+
+def test_refinement_spreads_a_tower_that_is_one_component():
+    group = Group(trainers=3, batch_size=128, trainer=DEVICE, servers=(DEVICE,) * 3)
+    rules, refined = tag(DLRM, group, how="rules"), tag(DLRM, group)
+    assert refined.examples_per_s > 1.5 * rules.examples_per_s
+    moved = {name for move in refined.moves for name in move.operators}
+    for name in moved:
+        assert "was the bottleneck" in refined.reasons[name]
+    speeds = [(move.examples_per_s_before, move.examples_per_s_after) for move in refined.moves]
+    assert all(before <= after * (1 + 1e-9) for before, after in speeds)
+    assert [before for before, _ in speeds[1:]] == [after for _, after in speeds[:-1]]
+    assert speeds[-1][1] == refined.examples_per_s
+    assert refined.start == "rules"
+    assert max(max(u.cpu, u.network) for u in refined.utilization.values()) == pytest.approx(1.0)
+
+
+def test_a_chain_parts_where_it_is_narrow():
+    widths = [100, 1000, 1000, 4, 1000, 1000, 1]
+    layers = [linear(f"l{n}", one, other) for n, (one, other) in enumerate(pairwise(widths))]
+    names = ["x", *(layer.name for layer in layers)]
+    graph = graph_of(
+        [plain("x", 100, movable=False), *layers], *(f"{one}>{other}" for one, other in pairwise(names))
+    )
+    slow = replace(DEVICE, bytes_per_s=1e5)
+    tagged = tag(graph, replace(PAIR, trainer=slow, servers=(slow, slow)))
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("l0", "l1", "l2"),
+        ("l3", "l4", "l5"),
+    ]
+    assert len(tagged.moves) == 1  # no layer by itself would have been worth the way
+
+
+def test_another_start_is_taken_where_it_comes_out_ahead():
+    rng = np.random.default_rng(20)
+    graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
+    index, tagged = Index(graph), tag(graph, group)
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, until=math.inf)
+    assert tagged.start != "rules"
+    assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
+
+
+def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
+    tagged = tag(DLRM, PAIR, limit_s=0.0)
+    assert not tagged.moves
+    assert tagged.tagging == tag(DLRM, PAIR, how="rules").tagging
+
+
+def test_without_rules_operators_are_dealt_in_turn():
+    tagged = tag(DLRM, PAIR, how="none")
+    movable = [operator.name for operator in DLRM.operators if operator.movable]
+    assert [tagged.tagging[name] for name in movable[:3]] == ["server 0", "server 1", "server 0"]
+    assert tagged.tagging["fields"] == TRAINER
+    assert not tagged.moves
+
+
+def test_a_group_without_servers_has_all_on_its_trainers():
+    tagged = tag(DLRM, replace(PAIR, servers=()))
+    assert set(tagged.tagging.values()) == {TRAINER}
+    flops = sum(operator.flops_per_example for operator in DLRM.operators)
+    assert tagged.examples_per_s == pytest.approx(2 * 1e9 / flops)  # each trainer has examples of its own
+
+
+def test_loads_by_hand():
+    graph = graph_of(
+        [plain("x", 10, movable=False), linear("l", 10, 5), linear("m", 10, 3), plain("y", 8)],
+        *["x>l", "x>m", "l>y", "m>y"],
+    )
+    half = Codec(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
+    full = Codec(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
+    group = Group(
+        trainers=2,
+        nets=3,
+        batch_size=100,
+        trainer=Device(flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5),
+        servers=(Device(cores=2, flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5), DEVICE),
+        wire=Wire(activations=half, gradients=full),
+        trainer_cpu_s=1e-3,
+        trainer_sent_bytes=7.0,
+        trainer_received_bytes=11.0,
+        parameter_copies=4,
+        update_s_per_byte=1e-5,
+        request_s=1e-2,
+        average_every_examples=50,
+    )
+    tagging = {"x": TRAINER, "l": "server 0", "m": "server 0", "y": TRAINER}
+    found = loads(graph, tagging, group)
+    there, back, parameters = 40, 32, 200 + 120  # l and m are one exchange: x goes there once
+    server, trainer, idle = found["server 0"], found[TRAINER], found["server 1"]
+    requests_s = 2 * 1e-2 / 100  # two components of one stage are one exchange, forward and backward
+    assert server.sent_bytes == pytest.approx(back * 0.5 + there * 1.0 + parameters / 50)
+    assert server.received_bytes == pytest.approx(there * 0.5 + back * 1.0 + parameters / 50)
+    codecs_s = there * (2e-6 + 3e-6) + back * (1e-6 + 4e-6)
+    assert server.cpu_s == pytest.approx(
+        ((300 + 180) / 1e6 + codecs_s + parameters * 1e-5 / 100 + requests_s) / 2
+    )
+    assert server.network_s == pytest.approx(server.sent_bytes / 1e3)
+    assert server.memory_bytes == pytest.approx(parameters * 4 + (20 + 12 + 40) * 2 * 3 * 100)
+    assert server.memory == pytest.approx(server.memory_bytes / 1e5)
+    assert trainer.sent_bytes == pytest.approx((there * 0.5 + back * 1.0 + 7) / 2)
+    assert trainer.received_bytes == pytest.approx((back * 0.5 + there * 1.0 + 11) / 2)
+    codecs_s = there * (1e-6 + 4e-6) + back * (2e-6 + 3e-6)
+    assert trainer.cpu_s == pytest.approx((36 / 1e6 + codecs_s + requests_s + 1e-3) / 2)
+    assert trainer.memory_bytes == pytest.approx((40 + 32 + 32) * 3 * 100)
+    assert (idle.cpu_s, idle.sent_bytes, idle.memory) == (0, 0, 0)
+    used = utilization(found, 10.0)["server 0"]
+    assert (used.cpu, used.network, used.memory) == pytest.approx(
+        (10 * server.cpu_s, 10 * server.network_s, server.memory)
+    )
+    assert examples_per_s(list(found.values())) == pytest.approx(
+        1 / max(load.busy_s for load in found.values())
+    )
+
+
+def test_what_goes_from_server_to_server_passes_through_the_trainer():
+    graph = graph_of([plain("x", 10, movable=False), linear("l", 10, 5), linear("m", 5, 3)], "x>l", "l>m")
+    found = loads(graph, {"x": TRAINER, "l": "server 0", "m": "server 1"}, PAIR)
+    assert found["server 0"].received_bytes == 40 + 20  # x, and the gradient of l's output
+    assert found["server 1"].received_bytes == 20 + 12
+    assert found[TRAINER].received_bytes == (20 + 12 + 40 + 20) / 2
+
+
+def test_a_measured_operator_takes_what_was_measured():
+    measured = replace(linear("l", 10, 5), seconds_per_example=0.25)
+    graph = graph_of([plain("x", 10, movable=False), measured], "x>l")
+    found = loads(graph, {"x": TRAINER, "l": "server 1"}, PAIR)
+    assert found["server 1"].cpu_s == pytest.approx(0.25)
+
+
+def delivered(graph, tagging, num_servers):
+    """Bytes to and from each server, gone through component by component."""
+    parts = components(graph, tagging)
+    of = {name: part for part in parts for name in part.operators}
+    size = {operator.name: operator.output_bytes_per_example for operator in graph.operators}
+    there, back = np.zeros(num_servers), np.zeros(num_servers)
+    needed = {
+        (edge.producer, of[edge.consumer].server, of[edge.consumer].stage)
+        for edge in graph.edges
+        if edge.consumer in of and of.get(edge.producer) is not of[edge.consumer]
+    }
+    for producer, server, _ in needed:
+        there[server] += size[producer]
+    for name, part in of.items():
+        readers = [edge.consumer for edge in graph.edges if edge.producer == name]
+        if not readers or any(of.get(reader) is not part for reader in readers):
+            back[part.server] += size[name]
+    return there, back
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
+    rng = np.random.default_rng(seed)
+    graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=Wire())
+    index = Index(graph)
+    ledger = Ledger(index, group, [0] * len(index.bundles))
+    for _ in range(60):
+        ledger.move(int(rng.integers(len(index.bundles))), int(rng.integers(4)))
+    fresh = Ledger(index, group, ledger.placed)
+    exact = exact_loads(index, group, ledger)
+    for one, other, bound in zip(
+        exact, exact_loads(index, group, fresh), least_loads(group, ledger), strict=True
+    ):
+        assert one.busy_s == pytest.approx(other.busy_s)
+        assert bound.busy_s <= one.busy_s * (1 + 1e-9)
+    there, back = delivered(graph, index.tagging(ledger.placed), 3)
+    for server, load in enumerate(exact[1:]):
+        assert load.received_bytes == pytest.approx(there[server] + back[server])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_refinement_is_near_the_best_placement_of_a_small_graph(seed):
+    rng = np.random.default_rng(seed)
+    graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
+    index = Index(graph)
+    rules, refined = tag(graph, group, how="rules"), tag(graph, group)
+    assert refined.examples_per_s >= rules.examples_per_s * (1 - 1e-9)
+    best_s = by_enumeration(graph, group, known_s=1 / refined.examples_per_s)
+    assert 1 / refined.examples_per_s <= 1.25 * best_s
+    for bundle, facts in enumerate(index.bundles):
+        places = {refined.tagging[name] for name in index.names(bundle)}
+        assert len(places) == 1
+        assert (TRAINER in places) <= (not facts.parameter_bytes)
+        assert facts.movable or places == {TRAINER}
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7])
+def test_refinement_is_near_the_bound_of_a_solver_on_a_larger_graph(seed):
+    rng = np.random.default_rng(1000 + seed)
+    graph, group = random_graph(rng, int(rng.integers(20, 41))), random_group(rng, int(rng.integers(2, 4)))
+    bound_s, placed = by_milp(graph, group)
+    assert bound_s <= busiest_s(graph, group, placed) <= 1.05 * bound_s  # the bound is no empty one
+    assert (1 - 1e-3) * bound_s <= 1 / tag(graph, group).examples_per_s <= 1.2 * bound_s
+
+
+def test_enumeration_and_solver_agree():
+    rng = np.random.default_rng(4)
+    for _ in range(3):
+        graph, group = random_graph(rng, 8), random_group(rng, 2)
+        bound_s, placed = by_milp(graph, group)
+        best_s = by_enumeration(graph, group)
+        assert bound_s <= best_s * (1 + 1e-3)
+        if busiest_s(graph, group, placed) <= bound_s * 1.001:
+            assert best_s == pytest.approx(bound_s, rel=2e-3)
+
+
+def test_the_longest_components_come_first_and_bytes_balance():
+    sizes = [30, 7, 25, 9, 12, 3]
+    operators = [plain("x", 4, movable=False), *(linear(f"l{n}", 4, size) for n, size in enumerate(sizes))]
+    graph = graph_of(operators, *(f"x>l{n}" for n in range(len(sizes))))
+    start = ruled(Index(graph), PAIR, RULES)
+    shares = [sum(s for s, place in zip(sizes, start.placed[1:], strict=True) if place == d) for d in (1, 2)]
+    assert sorted(shares) == [42, 44]  # 30, 9, 3 and 25, 12, 7
+
+
+def test_a_component_goes_where_there_is_memory_for_it():
+    graph = graph_of([plain("x", 4, movable=False), linear("a", 4, 30), linear("b", 4, 7)], "x>a", "x>b")
+    small = replace(DEVICE, memory_bytes=4 * 4 * 10)
+    start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)), RULES)
+    assert start.placed[1:] == [2, 1]
+
+
+def test_operators_of_one_module_are_on_one_server():
+    towers = [linear("user", 50, 50), linear("item", 50, 50)]
+    shared = [replace(tower, module="tower") for tower in towers]
+    graph = graph_of([plain("x", 50, movable=False), *shared], "x>user", "x>item")
+    for how in ("none", "rules", "refined"):
+        tagged = tag(graph, PAIR, how=how)
+        assert tagged.tagging["user"] == tagged.tagging["item"] != TRAINER
+    apart = graph_of([plain("x", 50, movable=False), *towers], "x>user", "x>item")
+    assert tag(apart, PAIR).tagging["user"] != tag(apart, PAIR).tagging["item"]
+
+
+def memory(size):
+    """A group whose servers have so many bytes."""
+    server = replace(DEVICE, memory_bytes=size)
+    return replace(PAIR, trainers=1, batch_size=1, servers=(server, server), parameter_copies=4)
+
+
+@pytest.mark.parametrize(
+    ("graph", "group", "message"),
+    [
+        (
+            DLRM,
+            memory(2.4e6),
+            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00256 GB with gradient and optimizer"
+            r" state, a group server has 0.0024 GB; set split_fc = true",
+        ),
+        (
+            DLRM,
+            memory(2.57e6),
+            r"parameters take 0.00515 GB .*, the 2 servers of a group have 0.00514 GB; set servers_per_group to at least 3",
+        ),
+        (
+            graph_of([replace(linear("whole", 4, 4), movable=False)]),
+            PAIR,
+            r"operator 'whole' \(Linear\) has parameters but must stay on trainers, and each of 2 would have a copy",
+        ),
+        (
+            DLRM,
+            replace(PAIR, trainer=replace(DEVICE, memory_bytes=5e5)),
+            r"trainer would take 0.00\d+ GB and has 0.0005 GB: operator 'cat' .* of it; set tagging = 'refined', which",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(graph, group, message):
+    with pytest.raises(ConfigError, match=message):
+        tag(graph, group, how="rules")
+
+
+def test_what_refinement_finds_no_place_for_is_refused_by_name():
+    group = replace(PAIR, trainer=replace(DEVICE, memory_bytes=1e5))
+    with pytest.raises(
+        ConfigError, match=r"operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
+    ):
+        tag(DLRM, group)
+
+
+def test_a_component_that_fits_on_no_server_is_taken_apart():
+    whole = tag(DLRM, replace(PAIR, trainers=1, batch_size=1), how="rules")
+    assert whole.tagging["top.0"] == whole.tagging["top.2"]
+    parted = tag(DLRM, memory(3.2e6), how="rules")
+    assert parted.tagging["top.0"] != parted.tagging["top.2"]
+
+
+def test_refinement_mends_a_placement_that_is_out_of_memory():
+    operators = [plain("x", 8, movable=False), linear("a", 8, 100), linear("b", 8, 4), linear("c", 8, 3)]
+    wide = replace(operators[2], output_bytes_per_example=4000.0)
+    graph = graph_of([operators[0], operators[1], wide, operators[3]], "x>a", "x>b", "x>c")
+    group = replace(memory(700_000), batch_size=128)
+    slow = replace(group.servers[0], flops_per_s=1e6)  # a move to it is for memory alone
+    group = replace(group, servers=(slow, replace(DEVICE, memory_bytes=100_000)))
+    with pytest.raises(ConfigError, match=r"server 1 would take .*: operator 'b' .* set tagging = 'refined'"):
+        tag(graph, group, how="rules")
+    tagged = tag(graph, group)
+    assert tagged.moves[0].resource == "memory"
+    assert all(used.memory <= 1 for used in tagged.utilization.values())
+
+
+def test_another_name_for_how_is_refused():
+    with pytest.raises(ConfigError, match="tagging = 'greedy': expected one of 'refined', 'rules', 'none'"):
+        tag(DLRM, PAIR, how="greedy")
+
+
+PLAIN = Codec(name="float32", factor=1.0)
+HALF = Codec(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "expected"), [(1e5, "bfloat16"), (1e10, "float32")])
+def test_compression_is_on_where_the_link_is_slow_and_off_where_cores_are(bytes_per_s, expected):
+    device = replace(DEVICE, bytes_per_s=bytes_per_s)
+    group = replace(PAIR, trainer=device, servers=(device, device))
+    chosen = choose_wire(DLRM, group, activations=(PLAIN, HALF), gradients=(PLAIN, HALF))
+    assert (chosen.wire.activations.name, chosen.wire.gradients.name) == (expected, expected)
+    assert chosen.tagged.examples_per_s == chosen.examples_per_s[expected, expected]
+    assert ("does not pay" in chosen.why) == (expected == "float32")
+    off = chosen.examples_per_s["float32", "float32"]
+    assert max(chosen.examples_per_s.values()) / off > 1.5 or expected == "float32"
+
+
+@pytest.mark.parametrize(("network", "compressed"), [(1.01, False), (1.05, True)])
+def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
+    graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
+    cpu_s = 6e4 / 1e9
+    device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
+    free = Codec(name="bfloat16", factor=0.5)
+    group = replace(PAIR, servers=(device,))
+    chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
+    assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed
+
+
+def test_a_codec_that_takes_more_cycles_than_it_saves_bytes_is_left_off():
+    device = replace(DEVICE, bytes_per_s=1e5)
+    group = replace(PAIR, trainer=device, servers=(device, device))
+    slow = replace(HALF, encode_s_per_byte=1e-4, decode_s_per_byte=1e-4)
+    chosen = choose_wire(DLRM, group, activations=(PLAIN, slow), gradients=(PLAIN, slow))
+    assert chosen.wire.activations.name == "float32"
+    forced = choose_wire(DLRM, group, activations=(slow,), gradients=(slow,))
+    assert forced.wire.activations.name == "bfloat16"
+    assert forced.why.endswith("as given")
+    assert forced.tagged.examples_per_s < chosen.tagged.examples_per_s
