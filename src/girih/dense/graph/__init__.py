@@ -1,0 +1,8 @@
+"""The dense net as a graph of operators: traced, rewritten, and taken apart for the devices of a group (HT §3.2.2, §4.1)."""
+
+from __future__ import annotations
+
+from girih.dense.graph.traced import TracedNet
+from girih.dense.graph.tracing import trace
+
+__all__ = ["TracedNet", "trace"]

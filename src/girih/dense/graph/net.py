@@ -1,0 +1,135 @@
+"""A graph that runs as a module, and travels to other processes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import _get_qualified_name
+
+from girih.dense.graph.structures import mapped
+
+Objects = Mapping[str, Any]
+"""Modules, parameters and buffers by the names that a graph calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A node, in the arguments of another one, or a function, by name."""
+
+    name: str
+
+
+class Net(fx.GraphModule):
+    """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
+
+    Beside what ``fx.GraphModule`` can, it is pickled node by node, where that would trace its code anew, and copied with
+    its class.
+
+    Args:
+        objects: what the graph's nodes name.
+    """
+
+    def __init__(self, objects: Objects, graph: fx.Graph) -> None:
+        super().__init__(dict(objects), graph)
+        for name, value in objects.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                owner, _, last = name.rpartition(".")
+                self.get_submodule(owner)._non_persistent_buffers_set.add(last)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (self.state(), nodes_of(self.graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Net:
+        loaded: Net = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
+        return loaded
+
+    def state(self) -> dict[str, Any]:
+        """All but the graph."""
+        without = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
+        return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain values."""
+
+    def plain(value: Any) -> Any:
+        return _Named(value.name) if isinstance(value, fx.Node) else value
+
+    return [
+        (
+            node.name,
+            node.op,
+            _Named(qualified(node.target)) if callable(node.target) else node.target,
+            mapped(node.args, plain),
+            mapped(node.kwargs, plain),
+            dict(node.meta),
+        )
+        for node in graph.nodes
+    ]
+
+
+def qualified(function: Callable[..., Any]) -> str:
+    """The name by which :func:`resolved` finds a function again."""
+    return _get_qualified_name(function)
+
+
+def resolved(name: str) -> Any:
+    """A function by its qualified name; None where there is no such."""
+    if name == "getattr":
+        return getattr
+    owner, _, last = name.rpartition(".")
+    while owner:
+        try:
+            found: Any = importlib.import_module(owner)
+        except ImportError:
+            owner, _, middle = owner.rpartition(".")
+            last = f"{middle}.{last}"
+            continue
+        for each in last.split("."):
+            found = getattr(found, each, None)
+        return found
+    return None
+
+
+def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
+    graph, known = fx.Graph(), {}
+
+    def node_of(value: Any) -> Any:
+        return known[value.name] if isinstance(value, _Named) else value
+
+    for name, op, target, args, kwargs, meta in nodes:
+        function = resolved(target.name) if isinstance(target, _Named) else target
+        node = graph.create_node(op, function, mapped(args, node_of), mapped(kwargs, node_of), name)
+        node.meta.update(meta)
+        known[name] = node
+    net = Net.__new__(Net)
+    nn.Module.__init__(net)
+    net.__dict__.update(state)
+    net.meta, net._tracer_cls, net._tracer_extras = {}, None, {}
+    net.graph = graph
+    return net
+
+
+def is_importable(cls: type) -> bool:
+    """Whether another process finds a class by its name."""
+    module = cls.__module__
+    if module == "__main__":
+        return False
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and resolved(f"{module}.{cls.__qualname__}") is cls
+
+
+def can_travel(value: Any) -> bool:
+    """Whether a module's classes, or a function, can be imported in another process."""
+    if isinstance(value, nn.Module):
+        return all(is_importable(type(each)) for each in value.modules())
+    return torch.is_tensor(value) or is_importable(type(value))

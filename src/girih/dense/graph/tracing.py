@@ -1,0 +1,106 @@
+"""A model becomes a graph: recorded on batches of several sizes, and tried on one more."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.dense.graph.batches import SIZES, batches_of
+from girih.dense.graph.building import LEFT, Built, build, whole
+from girih.dense.graph.facts import operator_graph
+from girih.dense.graph.recording import Opaque, record
+from girih.dense.graph.traced import TracedNet, net_of
+from girih.models.embeddings import Embeddings
+
+TRIED = 13
+"""The size of the batch on which a graph is held to its model."""
+
+
+def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedNet:
+    """A model as a graph of operators.
+
+    Each module of torch.nn is an operator; others are opened, so that each torch function in them is one. The forward pass
+    runs on real tensors: plain Python around them may do as it likes, as long as it does not look into their data. A module
+    that does, or that works in place, changes the gradient's or autocast's state or returns more than tensors, is one operator,
+    named by its path; at worst that is the whole model, which then stays on trainers.
+
+    The graph serves batches of all sizes, packed as the example is, under the autocast that is on as it is traced, in
+    training and in evaluation mode. The model is left as it was, random state included.
+
+    Args:
+        numeric: float[B, X], and embeddings: those of an example batch of at least one example, as the model would get them.
+
+    Raises:
+        ConfigError: the batch is empty.
+    """
+    *batches, tried = batches_of(numeric, embeddings, (*SIZES, TRIED))
+    copied, opaque = copy.deepcopy(module), dict[str, str]()
+    built = None
+    with _apart(numeric.device):
+        while built is None and "" not in opaque:
+            try:
+                built = _built(copied, batches, opaque)
+                _try(copied, built, tried)
+            except Opaque as error:
+                built = None
+                opaque[error.scope] = error.reason
+    if built is None:
+        name = type(module).__name__
+        graph, left, objects = whole(name), (), {name: module}
+    else:
+        graph, left, objects = built.graph, built.left, _objects(module, built)
+    example = numeric.detach(), embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach()))
+    net = net_of(module, left, objects, graph)
+    with _apart(numeric.device):
+        facts = operator_graph(copy.deepcopy(net), example)
+    return TracedNet(net, facts, module, example, opaque, left)
+
+
+def _built(module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]) -> Built:
+    module.train()
+    try:
+        module(*batches[0])  # what it keeps for later passes, it has made
+    except Exception as error:
+        raise Opaque("", f"{type(error).__name__}: {error}") from error
+    training = [record(module, *batch, opaque) for batch in batches]
+    module.eval()
+    return build(training, record(module, *batches[0], opaque))
+
+
+def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> None:
+    """Raises Opaque where the graph's logits are not the model's, training or not."""
+    net = net_of(module, built.left, _objects(module, built), copy.deepcopy(built.graph))
+    for training in (True, False):
+        net.train(training)
+        before = [buffer.clone() for buffer in module.buffers()]
+        with _apart(batch[0].device):
+            expected = module(*batch)
+        for buffer, values in zip(module.buffers(), before, strict=True):
+            buffer.copy_(values)
+        if not torch.equal(net(*batch), expected):
+            raise Opaque("", "its graph computes something else")
+
+
+def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
+    """What the nodes name, in a module."""
+    found: dict[str, Any] = dict(built.constants)
+    for node in built.graph.nodes:
+        if node.op in ("call_module", "get_attr") and node.target not in (*found, LEFT):
+            owner, _, last = str(node.target).rpartition(".")
+            found[str(node.target)] = getattr(module.get_submodule(owner), last)
+    return found
+
+
+@contextmanager
+def _apart(device: torch.device) -> Iterator[None]:
+    """Random numbers and warnings in here are no one else's."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,101 @@
+"""The dense half as a graph of operators, and where each is run: frozen, JSON both ways.
+
+A tagging is operator → device: "trainer", or "server 0" to "server k-1" (HT §3.2's node_name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from girih import config
+from girih.config.bounds import Bounds, NonNegative
+from girih.errors import ConfigError
+
+TRAINER = "trainer"
+Tagging = Mapping[str, str]
+"""Operator → device, of a whole graph."""
+
+
+def server_name(index: int) -> str:
+    """The name of a group server in a tagging."""
+    return f"server {index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator, forward and backward together.
+
+    Attributes:
+        name: unique in the graph, as in "top.0" or "cat_1".
+        kind: class of a module, or name of a function: "Linear", "PairwiseDots", "cat".
+        module: path of the module whose parameters it uses; "" for none. Operators of one module are placed together.
+        flops_per_example: a multiplication and an addition count 2; forward and backward.
+        output_bytes_per_example: of its output, in float32.
+        seconds_per_example: measured on one core, forward and backward; None where it was not measured.
+        movable: whether it can be run elsewhere than on trainers: not where it reads embeddings or the containers of inputs, or
+            its class cannot be imported elsewhere.
+    """
+
+    name: str
+    kind: str
+    module: str = ""
+    flops_per_example: NonNegative = 0.0
+    parameter_bytes: Annotated[int, Bounds(0)] = 0
+    output_bytes_per_example: NonNegative = 0.0
+    seconds_per_example: NonNegative | None = None
+    movable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A tensor that goes from one operator to another, forward; its gradient comes back in the backward pass."""
+
+    producer: str
+    consumer: str
+    bytes_per_example: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorGraph:
+    """Operators, each behind those that it reads from, and the tensors between them.
+
+    Raises:
+        ConfigError: a name twice, an edge of an unknown operator, or one that goes backward.
+    """
+
+    operators: tuple[Operator, ...]
+    edges: tuple[Edge, ...]
+
+    def __post_init__(self) -> None:
+        order = {operator.name: number for number, operator in enumerate(self.operators)}
+        if len(order) != len(self.operators):
+            names = [operator.name for operator in self.operators]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"operator graph: {twice!r} is there twice; expected one operator of each name")
+        for edge in self.edges:
+            for name in (edge.producer, edge.consumer):
+                if name not in order:
+                    raise ConfigError(
+                        f"operator graph: an edge from {edge.producer!r} to {edge.consumer!r}; no operator is {name!r}"
+                    )
+            if order[edge.producer] >= order[edge.consumer]:
+                raise ConfigError(
+                    f"operator graph: {edge.consumer!r} reads from {edge.producer!r}, which is not before it; expected"
+                    " operators in the order in which they run"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Any, where: str = "operator graph") -> OperatorGraph:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ConfigError: a key is missing, unknown or of another type, or the graph is refused.
+        """
+        graph: OperatorGraph = config.build(cls, mapping, where)
+        return graph
