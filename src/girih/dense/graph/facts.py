@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from girih.dense.graph.batches import read
-from girih.dense.graph.net import Net, can_travel, is_importable
+from girih.dense.graph.net import Net, is_importable
 from girih.dense.graph.structures import leaves
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import Edge, Operator, OperatorGraph
@@ -70,14 +70,10 @@ def is_movable(net: Net, node: fx.Node) -> bool:
         return False
     if any(each.op == "placeholder" and each.target == "embeddings" for each in node.all_input_nodes):
         return False
-    arguments = node.args, node.kwargs
-    if not all(can_travel(each) for each in leaves(arguments) if not isinstance(each, fx.Node)):
-        return False
-    if not all(is_importable(type(each)) for each in _containers(arguments)):
-        return False
+    needed = [type(each) for each in _containers((node.args, node.kwargs))]
     if node.op == "call_module":
-        return can_travel(net.get_submodule(str(node.target)))
-    return True
+        needed += [type(each) for each in net.get_submodule(str(node.target)).modules()]
+    return all(map(is_importable, needed)) and (node.op != "call_function" or is_importable(node.target))
 
 
 def free_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -144,7 +140,7 @@ class _Measured(fx.Interpreter):
             result = super().run_node(n)
         found = [each for each in leaves(result) if isinstance(each, Tensor)]
         self.num_bytes[n] = sum(each.nbytes for each in found)
-        if n.op.startswith("call"):
+        if n.op.startswith("call") and n.target is not read:
             self.flops[n] = counter.flops or sum(each.numel() for each in found)
         return result
 

@@ -116,20 +116,13 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
     return net
 
 
-def is_importable(cls: type) -> bool:
-    """Whether another process finds a class by its name."""
-    module = cls.__module__
-    if module == "__main__":
-        return False
+def is_importable(found: type | Callable[..., Any]) -> bool:
+    """Whether another process finds a class or a function by its name."""
+    name = f"{found.__module__}.{found.__qualname__}" if isinstance(found, type) else qualified(found)
+    home = name.partition(".")[0]
+    if found is getattr:
+        return True
     try:
-        spec = importlib.util.find_spec(module)
+        return home != "__main__" and importlib.util.find_spec(home) is not None and resolved(name) is found
     except (ImportError, ValueError):
         return False
-    return spec is not None and resolved(f"{module}.{cls.__qualname__}") is cls
-
-
-def can_travel(value: Any) -> bool:
-    """Whether a module's classes, or a function, can be imported in another process."""
-    if isinstance(value, nn.Module):
-        return all(is_importable(type(each)) for each in value.modules())
-    return torch.is_tensor(value) or is_importable(type(value))
