@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from girih.dense.graph.traced import TracedNet
+from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
+from girih.dense.graph.traced import Split, TracedNet
 from girih.dense.graph.tracing import trace
 
-__all__ = ["TracedNet", "trace"]
+__all__ = ["Exchange", "Part", "Partitioned", "Split", "TracedNet", "partition", "trace"]
