@@ -7,7 +7,7 @@ c = a · size + b, or from whether the net trains; else the module that it occur
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,15 @@ LEFT = "left_for_loss"
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A tensor that the forward pass leaves on a module, for the loss to take."""
+    """A tensor that the forward pass leaves on a module, for the loss to take.
+
+    Attributes:
+        always: in evaluation mode too.
+    """
 
     path: str
     attribute: str
+    always: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,12 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
     (first, numbers), *others = [_live(each, each.left.values()) for each in training]
     for other, _ in others:
         _check_alike(first, other)
-    (trained, of_logits), (evaluated, _) = _live(training[0], ()), _live(evaluating, ())
-    trained.left.clear()
-    evaluated.left.clear()
+    always = bool(evaluating.left)
+    trained, compared = _live(training[0], training[0].left.values() if always else ())
+    evaluated, _ = _live(evaluating, evaluating.left.values())
     _check_alike(trained, evaluated)
-    flags = {(numbers.index(of_logits[call]), place) for call, place in _flags(trained, evaluated)}
-    return _Builder([first, *(other for other, _ in others)], flags).built()
+    flags = {(numbers.index(compared[call]), place) for call, place in _flags(trained, evaluated)}
+    return _Builder([first, *(other for other, _ in others)], flags, always=always).built()
 
 
 def whole(name: str) -> fx.Graph:
@@ -75,8 +80,8 @@ def size_of(tensor: Any, dim: int) -> int:
 
 
 class _Builder:
-    def __init__(self, recordings: Sequence[Recording], flags: Collection[tuple[int, int]]) -> None:
-        self._recordings, self._flags = recordings, flags
+    def __init__(self, recordings: Sequence[Recording], flags: Collection[tuple[int, int]], *, always: bool) -> None:
+        self._recordings, self._flags, self._always = recordings, flags, always
         self._graph = fx.Graph()
         self._nodes: dict[Ref, fx.Node] = {}
         self._sizes: dict[tuple[Ref, int], fx.Node] = {}
@@ -93,7 +98,7 @@ class _Builder:
         first = self._recordings[0]
         for number, call in enumerate(first.calls):
             self._emit(number, call, [each.calls[number] for each in self._recordings])
-        left = tuple(Left(*where) for where in first.left)
+        left = tuple(Left(*where, self._always) for where in first.left)
         if left:
             node = self._graph.call_module(LEFT, tuple(self._node(ref) for ref in first.left.values()))
             node.meta |= {"operator": LEFT, "stays": True}
@@ -212,7 +217,7 @@ def _word(call: Call) -> str:
     return str(getattr(call.target, "__name__", call.target)).strip("_")
 
 
-def _live(recording: Recording, more: Iterable[Ref]) -> tuple[Recording, list[int]]:
+def _live(recording: Recording, more: Collection[Ref]) -> tuple[Recording, list[int]]:
     """The calls of which something comes of what is returned, or of ``more``; and their numbers before."""
     kept = (recording.logits, *more)
     needed = {ref.call for ref in kept if isinstance(ref, Result)}
@@ -230,7 +235,7 @@ def _live(recording: Recording, more: Iterable[Ref]) -> tuple[Recording, list[in
     for call in (recording.calls[number] for number in numbers):
         args, kwargs = mapped((call.args, call.kwargs), moved)
         calls.append(replace(call, args=args, kwargs=kwargs))
-    left = {where: moved(ref) for where, ref in recording.left.items() if ref in kept}
+    left = {where: moved(ref) for where, ref in recording.left.items() if more}
     return replace(recording, calls=calls, logits=moved(recording.logits), left=left), numbers
 
 

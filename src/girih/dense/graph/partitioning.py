@@ -135,6 +135,7 @@ class _Copy:
         self.net, self.graph = net, fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.objects: dict[str, Any] = {}
+        self._numbers: dict[fx.Node, fx.Node] = {}
 
     def copied(self, node: fx.Node) -> fx.Node:
         """The node's copy, made if it is free and not there yet."""
@@ -154,8 +155,11 @@ class _Copy:
 
     def leaving(self, node: fx.Node) -> fx.Node:
         """The tensor that goes elsewhere for a node."""
-        own = self.copied(node)
-        return self.graph.call_function(torch.tensor, (own,)) if node.meta.get("is_number") else own
+        if not node.meta.get("is_number"):
+            return self.copied(node)
+        if node not in self._numbers:
+            self._numbers[node] = self.graph.call_function(torch.tensor, (self.copied(node),))
+        return self._numbers[node]
 
 
 class _Cut:
@@ -189,7 +193,8 @@ def _trainer(
 ) -> tuple[fx.Graph, dict[str, Any]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)
-    own = sorted((node for node, at in where.items() if at.server is None), key=lambda node: where[node].level)
+    own = [node for node, at in where.items() if at.server is None]
+    own.sort(key=lambda node: (node.op == "output", where[node].level))
     pending = dict(stages)
     checked = False
     for node in own:

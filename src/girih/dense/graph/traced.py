@@ -74,11 +74,9 @@ class LeftForLoss(nn.Module):
 
     def forward(self, *values: Tensor) -> None:
         """The tensors in the order of what is left."""
-        for (owner, attribute), value in zip(self._places(), values, strict=True):
-            setattr(owner, attribute, value if value.requires_grad else None)
-
-    def _places(self) -> list[tuple[nn.Module, str]]:
-        return [(self._shell[0].get_submodule(each.path), each.attribute) for each in self._left]
+        for each, value in zip(self._left, values, strict=True):
+            kept = value.requires_grad and (self.training or each.always)
+            setattr(self._shell[0].get_submodule(each.path), each.attribute, value if kept else None)
 
 
 class Loss:
