@@ -117,7 +117,9 @@ class ATBRG(Model):
         for vector, (relation, heads) in zip(self.relation_vectors, self.relations.items(), strict=True):
             if heads == feature:
                 tails = self._extract(relation, embeddings, level + 1)
-                neighbours.append(Neighbours(vector, tails.values, self.heads(feature, nodes, relation, tails)))
+                neighbours.append(
+                    Neighbours(vector, tails.values, self.heads(feature, nodes, relation, tails))
+                )
         if not neighbours:
             return nodes
         return nodes._replace(values=self.extractors[level](nodes.values, neighbours))

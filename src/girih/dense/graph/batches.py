@@ -5,7 +5,9 @@ Shapes: B examples, n examples of the new batch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -50,7 +52,9 @@ def packing_of(embeddings: Embeddings) -> tuple[object, ...]:
     return blocks, first_order, tuple(embeddings.sequences)
 
 
-def batches_of(numeric: Tensor, embeddings: Embeddings, sizes: tuple[int, ...]) -> list[tuple[Tensor, Embeddings]]:
+def batches_of(
+    numeric: Tensor, embeddings: Embeddings, sizes: tuple[int, ...]
+) -> list[tuple[Tensor, Embeddings]]:
     """Batches of these sizes, of examples of a batch drawn with repetition, fit for a gradient.
 
     A sequence that is empty in all examples gets vectors at random instead.
@@ -59,7 +63,9 @@ def batches_of(numeric: Tensor, embeddings: Embeddings, sizes: tuple[int, ...]) 
         ConfigError: the batch is empty.
     """
     if not len(numeric):
-        raise ConfigError("an empty batch: expected an example batch with at least one example to trace a model on")
+        raise ConfigError(
+            "an empty batch: expected an example batch with at least one example to trace a model on"
+        )
     random = np.random.default_rng(0)
     embeddings = _filled(embeddings, random)
     return [_drawn(numeric, embeddings, size, random) for size in sizes]
@@ -72,6 +78,15 @@ def fit_for_gradients(embeddings: Embeddings) -> Embeddings:
         return values.detach().requires_grad_()
 
     return embeddings.mapped(leaf, lambda jagged: jagged._replace(values=leaf(jagged.values)))
+
+
+@contextmanager
+def apart(device: torch.device) -> Iterator[None]:
+    """Random numbers and warnings in here are no one else's; gradients are on."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _drawn(

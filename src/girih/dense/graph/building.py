@@ -7,12 +7,12 @@ c = a · size + b, or from whether the net trains; else the module that it occur
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from girih.dense.graph.batches import read
 from girih.dense.graph.recording import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
@@ -37,10 +37,10 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A graph, the constant tensors that it names, and what it leaves on modules (the arguments of its node LEFT)."""
+    """A graph, what it names that is no attribute of its model, and what it leaves on modules (the arguments of its node LEFT)."""
 
     graph: fx.Graph
-    constants: dict[str, Tensor]
+    constants: Mapping[str, Tensor | nn.Module]
     left: tuple[Left, ...]
 
 
@@ -80,7 +80,9 @@ def size_of(tensor: Any, dim: int) -> int:
 
 
 class _Builder:
-    def __init__(self, recordings: Sequence[Recording], flags: Collection[tuple[int, int]], *, always: bool) -> None:
+    def __init__(
+        self, recordings: Sequence[Recording], flags: Collection[tuple[int, int]], *, always: bool
+    ) -> None:
         self._recordings, self._flags, self._always = recordings, flags, always
         self._graph = fx.Graph()
         self._nodes: dict[Ref, fx.Node] = {}
@@ -120,7 +122,7 @@ class _Builder:
                 found.append(self._number(call, values, given))
         arguments = iter(found)
         args, kwargs = mapped((call.args, call.kwargs), lambda _: next(arguments))
-        node = self._graph.create_node(f"call_{call.kind}", call.target, args, kwargs)  # type: ignore[arg-type]
+        node = self._graph.create_node(f"call_{call.kind}", call.target, args, kwargs)
         node.meta["operator"] = self._named(call)
         for leaf, way in enumerate(call.ways):
             ref = Result(number, leaf)
@@ -169,7 +171,9 @@ class _Builder:
                         node = self._size(ref, dim)
                         node = node if factor == 1 else self._glue(operator.mul, node, factor)
                         return node if offset == 0 else self._glue(operator.add, node, offset)
-        raise Opaque(call.scope, f"{_word(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size")
+        raise Opaque(
+            call.scope, f"{_word(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
+        )
 
     def _sizes_like(self, values: Sequence[int], given: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
         for ref in dict.fromkeys((*given, *self._shapes)):
@@ -243,8 +247,15 @@ def _check_alike(one: Recording, other: Recording) -> None:
     """Raises Opaque with the deeper scope where two recordings are not of the same calls."""
     for a, b in zip(one.calls, other.calls, strict=False):
         if not _alike(a, b):
-            raise Opaque(max(a.scope, b.scope, key=len), f"its calls differ from batch to batch, or as it trains: {_word(a)}, {_word(b)}")
-    if len(one.calls) != len(other.calls) or one.left.keys() != other.left.keys() or one.logits != other.logits:
+            raise Opaque(
+                max(a.scope, b.scope, key=len),
+                f"its calls differ from batch to batch, or as it trains: {_word(a)}, {_word(b)}",
+            )
+    if (
+        len(one.calls) != len(other.calls)
+        or one.left.keys() != other.left.keys()
+        or one.logits != other.logits
+    ):
         scope = max(each.calls[-1].scope if each.calls else "" for each in (one, other))
         raise Opaque(scope, "it makes another number of calls in other batches, or as it trains")
 
@@ -255,7 +266,10 @@ def _alike(a: Call, b: Call) -> bool:
     pairs = list(zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=False))
     if mapped((a.args, a.kwargs), lambda _: None) != mapped((b.args, b.kwargs), lambda _: None):
         return False
-    return all(type(x) is type(y) and (x == y or not isinstance(x, (Input, Attribute, Constant, Result, str))) for x, y in pairs)
+    return all(
+        type(x) is type(y) and (x == y or not isinstance(x, (Input, Attribute, Constant, Result, str)))
+        for x, y in pairs
+    )
 
 
 def _flags(trained: Recording, evaluated: Recording) -> frozenset[tuple[int, int]]:

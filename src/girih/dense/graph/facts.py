@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from girih.dense.graph.batches import read
+from girih.dense.graph.batches import apart, read
 from girih.dense.graph.net import Net, is_importable
 from girih.dense.graph.structures import leaves
 from girih.models.embeddings import Embeddings
@@ -29,8 +29,8 @@ def operator_graph(net: Net, example: tuple[Tensor, Embeddings]) -> OperatorGrap
     that is read, and "logits" are operators on trainers, so that what travels to and from them is counted too.
     """
     num_examples = max(1, len(example[0]))
-    measured = _Measured(net)
-    with torch.no_grad():
+    measured = _Measured(copy.deepcopy(net))  # running moments are the copy's
+    with apart(example[0].device), torch.no_grad():
         measured.run(*example)
     owners = owners_of(net)
     counted: set[int] = set()
@@ -46,14 +46,20 @@ def operator_graph(net: Net, example: tuple[Tensor, Embeddings]) -> OperatorGrap
                 name=name,
                 kind=_kind(net, node),
                 module=owners.get(node, ""),
-                flops_per_example=measured.flops.get(node, 0.0) * FORWARD_AND_BACKWARD / num_examples,
+                flops_per_example=measured.flops.get(node.name, 0.0) * FORWARD_AND_BACKWARD / num_examples,
                 parameter_bytes=sum(each.nbytes for each in own.values()),
-                output_bytes_per_example=0.0 if node.op == "output" else measured.num_bytes[node] / num_examples,
+                output_bytes_per_example=0.0
+                if node.op == "output"
+                else measured.num_bytes[node.name] / num_examples,
                 movable=is_movable(net, node),
             )
         )
         edges += [
-            Edge(producer=producer, consumer=name, bytes_per_example=measured.num_bytes[value] / num_examples)
+            Edge(
+                producer=producer,
+                consumer=name,
+                bytes_per_example=measured.num_bytes[value.name] / num_examples,
+            )
             for producer, value in _read(node)
         ]
     return OperatorGraph(operators=tuple(operators), edges=tuple(edges))
@@ -70,10 +76,12 @@ def is_movable(net: Net, node: fx.Node) -> bool:
         return False
     if any(each.op == "placeholder" and each.target == "embeddings" for each in node.all_input_nodes):
         return False
-    needed = [type(each) for each in _containers((node.args, node.kwargs))]
+    needed: list[Any] = [type(each) for each in _containers((node.args, node.kwargs))]
     if node.op == "call_module":
         needed += [type(each) for each in net.get_submodule(str(node.target)).modules()]
-    return all(map(is_importable, needed)) and (node.op != "call_function" or is_importable(node.target))
+    if callable(node.target):
+        needed.append(node.target)
+    return all(map(is_importable, needed))
 
 
 def free_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -81,7 +89,9 @@ def free_nodes(graph: fx.Graph) -> set[fx.Node]:
     free: set[fx.Node] = set()
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if node.op == "get_attr" or (inputs and node.op in ("call_function", "call_method") and free.issuperset(inputs)):
+        if node.op == "get_attr" or (
+            inputs and node.op in ("call_function", "call_method") and free.issuperset(inputs)
+        ):
             free.add(node)
     return free
 
@@ -131,30 +141,32 @@ class _Measured(fx.Interpreter):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        self.flops: dict[fx.Node, float] = {}
-        self.num_bytes: dict[fx.Node, int] = {}
+        self.flops: dict[str, float] = {}
+        self.num_bytes: dict[str, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node."""
         with _Counter() as counter:
             result = super().run_node(n)
         found = [each for each in leaves(result) if isinstance(each, Tensor)]
-        self.num_bytes[n] = sum(each.nbytes for each in found)
+        self.num_bytes[n.name] = sum(each.nbytes for each in found)
         if n.op.startswith("call") and n.target is not read:
-            self.flops[n] = counter.flops or sum(each.numel() for each in found)
+            self.flops[n.name] = counter.flops or sum(each.numel() for each in found)
         return result
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations of matrix products."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
+        from torch.utils.flop_counter import flop_registry  # late: it loads triton, where that is installed
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self._formulas = 0, flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        formula: Callable[..., int] | None = self._formulas.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         return result

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import _get_qualified_name
 
@@ -49,10 +48,32 @@ class Net(fx.GraphModule):
         loaded: Net = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
         return loaded
 
+    def objects(self) -> dict[str, Any]:
+        """What the graph's nodes name."""
+        found = {}
+        for name in named_by(self.graph):
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(self.get_submodule(owner), last)
+        return found
+
     def state(self) -> dict[str, Any]:
         """All but the graph."""
-        without = ("_graph", "_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
+        without = (
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "meta",
+        )
         return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def named_by(graph: fx.Graph) -> list[str]:
+    """The modules, parameters and buffers that a graph's nodes name."""
+    names = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    return list(dict.fromkeys(names))
 
 
 def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
@@ -98,7 +119,7 @@ def resolved(name: str) -> Any:
 
 
 def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
-    graph, known = fx.Graph(), {}
+    graph, known = fx.Graph(), dict[str, fx.Node]()
 
     def node_of(value: Any) -> Any:
         return known[value.name] if isinstance(value, _Named) else value

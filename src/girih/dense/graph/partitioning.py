@@ -67,7 +67,12 @@ class Partitioned:
             for number, names in enumerate(self.stages)
         }
         check = {"packed_alike": PackedAlike(packing_of(self.traced.example[1]))}
-        return net_of(self.traced.model, self.traced.left, {**self._objects, **stages, **check}, copy.deepcopy(self._graph))
+        return net_of(
+            self.traced.model,
+            self.traced.left,
+            {**self._objects, **stages, **check},
+            copy.deepcopy(self._graph),
+        )
 
 
 def partition(traced: TracedNet, tagging: Tagging) -> Partitioned:
@@ -169,7 +174,12 @@ class _Cut:
         self.net, self.own, self.where = net, nodes, where[nodes[0]]
         inside = set(nodes)
         self.inputs = list(
-            dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each in where and each not in inside)
+            dict.fromkeys(
+                each
+                for node in nodes
+                for each in node.all_input_nodes
+                if each in where and each not in inside
+            )
         )
         self.outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         self.name = str(next(node.meta["operator"] for node in nodes if "operator" in node.meta))
@@ -216,7 +226,7 @@ def _exchange(copy_: _Copy, number: int, cuts: Iterable[_Cut]) -> None:
 
 
 def _embeddings(net: Net) -> fx.Node:
-    return next(node for node in net.graph.nodes if node.op == "placeholder" and node.target == "embeddings")
+    return net.graph.find_nodes(op="placeholder", target="embeddings")[0]
 
 
 def _out_of_place(value: Any) -> Any:

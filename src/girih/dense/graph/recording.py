@@ -25,14 +25,36 @@ from girih.models.embeddings import Embeddings
 
 CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
-FACTS = frozenset(
-    "shape size dim ndim numel nelement __len__ stride is_contiguous itemsize element_size dtype device layout requires_grad"
-    " is_leaf is_floating_point is_complex is_cuda is_cpu is_sparse is_nested is_quantized is_inference is_signed get_device"
-    " __hash__ is_tensor".split()
-)
+SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride"})
+FACTS = SHAPES | {
+    *(
+        "dim",
+        "ndim",
+        "is_contiguous",
+        "itemsize",
+        "element_size",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+    ),
+    *(
+        "is_floating_point",
+        "is_complex",
+        "is_cuda",
+        "is_cpu",
+        "is_sparse",
+        "is_nested",
+        "is_quantized",
+        "is_inference",
+    ),
+    *("is_signed", "get_device", "__hash__", "is_tensor"),
+}
 """What is known of a tensor without its data."""
-SHAPES = frozenset("shape size numel nelement __len__ stride".split())
-SHAPED_BY_DATA = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount".split())
+SHAPED_BY_DATA = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+)
 
 
 class Opaque(BaseException):
@@ -141,7 +163,9 @@ def record(module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: C
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]) -> None:
+    def __init__(
+        self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]
+    ) -> None:
         super().__init__()
         self._module, self._opaque, self._embeddings = module, opaque, embeddings
         self._found = Recording()
@@ -158,7 +182,11 @@ class _Recorder(TorchFunctionMode):
         self._know(numeric, Input("numeric"))
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if self._silent or self._inside:
@@ -186,7 +214,9 @@ class _Recorder(TorchFunctionMode):
         """A module begins."""
         if self._inside:
             return
-        if path in self._opaque or (type(module).__module__.startswith("torch.nn") and type(module) not in CONTAINERS):
+        if path in self._opaque or (
+            type(module).__module__.startswith("torch.nn") and type(module) not in CONTAINERS
+        ):
             self._inside = path
             self._versions = [(t, t._version) for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
         else:
@@ -216,7 +246,11 @@ class _Recorder(TorchFunctionMode):
         self._found.logits = self._known[id(output)][0]
         for path, each in self._module.named_modules():
             for name, value in vars(each).items():
-                if isinstance(value, Tensor) and value is not self._before[path].get(name) and id(value) in self._known:
+                if (
+                    isinstance(value, Tensor)
+                    and value is not self._before[path].get(name)
+                    and id(value) in self._known
+                ):
                     self._found.left[path, name] = self._known[id(value)][0]
         return self._found
 
@@ -261,7 +295,12 @@ class _Recorder(TorchFunctionMode):
         name = getattr(target, "__name__", target)
         by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in given[1:])
         repeated = name == "repeat_interleave" and "output_size" not in kwargs
-        if name in SHAPED_BY_DATA or by_mask or repeated or any(id(each) in self._shaped_by_data for each in given):
+        if (
+            name in SHAPED_BY_DATA
+            or by_mask
+            or repeated
+            or any(id(each) in self._shaped_by_data for each in given)
+        ):
             self._shaped_by_data |= {id(each) for each in leaves(result)}
 
 

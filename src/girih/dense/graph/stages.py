@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import fx
 
 from girih.dense.graph.facts import OUTPUT, free_nodes, is_movable, name_of, owners_of
 from girih.dense.graph.net import Net
@@ -47,7 +47,9 @@ def placed(net: Net, tagging: Tagging) -> dict[fx.Node, Placed]:
             continue
         server = servers[str(name_of(node))] if name_of(node) else None
         lowest = 0 if server is None else 1
-        found[node] = Placed(server, max([lowest, *(each.level + _crossing(each.server, server) for each in before)]))
+        found[node] = Placed(
+            server, max([lowest, *(each.level + _crossing(each.server, server) for each in before)])
+        )
     return found
 
 
@@ -56,7 +58,9 @@ def components(nodes: Mapping[fx.Node, Placed], net: Net) -> list[list[fx.Node]]
 
     Nodes that read the same parameter count as connected, so that it is in one place.
     """
-    parents: dict[fx.Node, fx.Node] = {node: node for node, where in nodes.items() if where.server is not None}
+    parents: dict[fx.Node, fx.Node] = {
+        node: node for node, where in nodes.items() if where.server is not None
+    }
 
     def root(node: fx.Node) -> fx.Node:
         while parents[node] is not node:
@@ -100,7 +104,9 @@ def _servers(net: Net, tagging: Tagging) -> dict[str, Server]:
     found: dict[str, Server] = {}
     for name, node in nodes.items():
         if name not in tagging and name != OUTPUT:
-            raise ConfigError(f"tagging: no device for operator {name!r}; expected one for each operator of the net")
+            raise ConfigError(
+                f"tagging: no device for operator {name!r}; expected one for each operator of the net"
+            )
         device = tagging.get(name, TRAINER)
         found[name] = _server_of(name, device)
         if found[name] is not None and not is_movable(net, node):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.building import LEFT, Left
@@ -20,12 +21,14 @@ class Split:
     """A parameter of the model that a rewriting has cut.
 
     Attributes:
-        parameter: its name in the model. dim: along which it is cut. parts: the names of its parts, in order.
+        parameter: its name in the net before. dim: along which it is cut. parts: the names of its parts, in order.
+        sizes: their lengths along ``dim``.
     """
 
     parameter: str
     dim: int
     parts: tuple[str, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,23 @@ class TracedNet:
     left: Sequence[Left] = ()
     splits: tuple[Split, ...] = ()
 
+    def to_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the net's parameters, by their names, as those of the model's: cut ones are joined."""
+        found = dict(tensors)
+        for split in reversed(self.splits):
+            if split.parts[0] in found:
+                found[split.parameter] = torch.cat([found.pop(name) for name in split.parts], split.dim)
+        return found
+
+    def from_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of :meth:`to_model`."""
+        found = dict(tensors)
+        for split in self.splits:
+            if split.parameter in found:
+                parts = found.pop(split.parameter).split(split.sizes, split.dim)  # type: ignore[no-untyped-call]
+                found |= dict(zip(split.parts, parts, strict=True))
+        return found
+
 
 def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> Net:
     """A net that has the model's loss, with what its graph leaves for that.
@@ -56,7 +76,9 @@ def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.G
     Args:
         objects: what the graph's nodes name, but for what takes what is left.
     """
-    shell = model if model in objects.values() else _shell(model)  # a model that is one operator keeps what it leaves
+    shell = (
+        model if model in objects.values() else _shell(model)
+    )  # a model that is one operator keeps what it leaves
     more = {LEFT: LeftForLoss(shell, left)} if left else {}
     net = Net({**objects, **more}, graph)
     net.training = model.training

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from girih.dense.graph.batches import SIZES, batches_of
+from girih.dense.graph.batches import SIZES, apart, batches_of
 from girih.dense.graph.building import LEFT, Built, build, whole
 from girih.dense.graph.facts import operator_graph
+from girih.dense.graph.net import named_by
 from girih.dense.graph.recording import Opaque, record
 from girih.dense.graph.traced import TracedNet, net_of
 from girih.models.embeddings import Embeddings
@@ -42,7 +41,7 @@ def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedN
     *batches, tried = batches_of(numeric, embeddings, (*SIZES, TRIED))
     copied, opaque = copy.deepcopy(module), dict[str, str]()
     built = None
-    with _apart(numeric.device):
+    with apart(numeric.device):
         while built is None and "" not in opaque:
             try:
                 built = _built(copied, batches, opaque)
@@ -50,19 +49,21 @@ def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedN
             except Opaque as error:
                 built = None
                 opaque[error.scope] = error.reason
+    name = type(module).__name__
     if built is None:
-        name = type(module).__name__
-        graph, left, objects = whole(name), (), {name: module}
-    else:
-        graph, left, objects = built.graph, built.left, _objects(module, built)
-    example = numeric.detach(), embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach()))
+        built = Built(whole(name), {name: module}, ())
+    graph, left, objects = built.graph, built.left, _objects(module, built)
+    example = (
+        numeric.detach(),
+        embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach())),
+    )
     net = net_of(module, left, objects, graph)
-    with _apart(numeric.device):
-        facts = operator_graph(copy.deepcopy(net), example)
-    return TracedNet(net, facts, module, example, opaque, left)
+    return TracedNet(net, operator_graph(net, example), module, example, opaque, left)
 
 
-def _built(module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]) -> Built:
+def _built(
+    module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]
+) -> Built:
     module.train()
     try:
         module(*batches[0])  # what it keeps for later passes, it has made
@@ -79,7 +80,7 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
     for training in (True, False):
         net.train(training)
         before = [buffer.clone() for buffer in module.buffers()]
-        with _apart(batch[0].device):
+        with apart(batch[0].device):
             expected = module(*batch)
         for buffer, values in zip(module.buffers(), before, strict=True):
             buffer.copy_(values)
@@ -90,17 +91,8 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
 def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
     """What the nodes name, in a module."""
     found: dict[str, Any] = dict(built.constants)
-    for node in built.graph.nodes:
-        if node.op in ("call_module", "get_attr") and node.target not in (*found, LEFT):
-            owner, _, last = str(node.target).rpartition(".")
-            found[str(node.target)] = getattr(module.get_submodule(owner), last)
+    for name in named_by(built.graph):
+        if name not in found and name != LEFT:
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(module.get_submodule(owner), last)
     return found
-
-
-@contextmanager
-def _apart(device: torch.device) -> Iterator[None]:
-    """Random numbers and warnings in here are no one else's."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
