@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +22,15 @@ OPTIONS = [
 
 
 def traced(name, **options):
-    """A model with the net that it was traced into on six examples, and batches for it."""
+    """A model with the net that it was traced into on six examples, both to be trained, and batches for it."""
+    case = _traced(name, **options)
+    case.model.train()
+    case.net.net.train()
+    return case
+
+
+@cache
+def _traced(name, **options):
     schema = schema_of(features_for(name), 1 if name in ("lr", "fm", "two_tower") else 2)
     model = build(name, schema, **options)
     example = inputs_for(model, schema, num_examples=6)

@@ -139,7 +139,7 @@ def test_copies_have_parameters_of_their_own_and_the_same_exchange():
         case.net, tagging_of(case.net, lambda each: "trainer" if each.name == "deep.0" else "server 0")
     )
     other = copy.deepcopy(trainer)
-    assert other.stages.get_submodule("0").exchange is trainer.stages.get_submodule("0").exchange
+    assert other.get_submodule("_stages.0").exchange is trainer.get_submodule("_stages.0").exchange
     assert [name for name, _ in other.named_parameters()] == ["deep.0.weight", "deep.0.bias"]
     parameters, batch = list(case.model.parameters()), case.batch(5)
     expected = step(case.model, batch, parameters)

@@ -61,6 +61,11 @@ class WithoutGradients(nn.Module):
         return x / scale
 
 
+class IfThereIsOne(nn.Module):
+    def forward(self, x):
+        return x if x.shape[0] == 1 else x - x.mean(0)
+
+
 class BySizeInPython(nn.Module):
     """What it does follows from the number of examples in no way that a graph has."""
 
@@ -114,13 +119,15 @@ def test_all_parameters_of_the_zoo_are_of_operators_that_can_move(name):
     assert all(reason in case.net.opaque[path] for path, reason in expected.items())
 
 
-@pytest.mark.parametrize("middle", [IfPositive, IfAnyIsLarge, InPlace, WithoutGradients, BySizeInPython])
+@pytest.mark.parametrize(
+    "middle", [IfPositive, IfAnyIsLarge, InPlace, WithoutGradients, BySizeInPython, IfThereIsOne]
+)
 def test_a_module_that_cannot_be_recorded_is_one_operator(middle):
     model = Network(middle())
     net = trace(model, NUMERIC, NOTHING)
     assert net.opaque.keys() == {"middle"}
     assert [*operators_of(net)] == ["numeric", "first", "middle", "last", "logits"]
-    for numeric in (torch.ones(3, 4), -torch.ones(2, 4)):
+    for numeric in (torch.ones(3, 4), -torch.ones(2, 4), torch.ones(1, 4)):
         assert torch.equal(net.net(numeric, NOTHING), model(numeric, NOTHING))
 
 
@@ -212,6 +219,15 @@ def test_nets_under_autocast():
         net = trace(model, NUMERIC, NOTHING)
         assert net.net(NUMERIC, NOTHING).dtype == torch.bfloat16
         assert torch.equal(net.net(NUMERIC, NOTHING), model(NUMERIC, NOTHING))
+
+
+def test_modules_may_be_called_as_nets_call_their_own():
+    model = Network(nn.ReLU())
+    model.logits, model.numeric, model.training_ = model.last, model.first, nn.Identity()
+    del model.last, model.first
+    model.forward = lambda numeric, embeddings: model.logits(model.middle(model.numeric(numeric)))
+    net = trace(model, NUMERIC, NOTHING)
+    assert [*operators_of(net)] == ["numeric", "numeric_1", "middle", "logits_1", "logits"]
 
 
 def test_an_empty_batch_is_refused():

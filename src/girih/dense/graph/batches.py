@@ -18,8 +18,9 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 
 Place = tuple[str, int | str]
 """A tensor in embeddings: ("blocks", 0), ("first_order", 0), ("values", feature) or ("offsets", feature)."""
-SIZES = (5, 7, 11)
-"""Of the batches that a net is traced on: primes, so that no size is a multiple of another."""
+SIZES = (5, 7, 11, 1)
+"""Of the batches that a net is traced on: primes, so that no size is a multiple of another, and one example, of which models
+are wary."""
 DRAWS = 50
 """How often examples are drawn in search of sequences that all differ in length."""
 

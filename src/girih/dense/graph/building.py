@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.batches import read
-from girih.dense.graph.recording import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
+from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
+from girih.dense.graph.comparing import check_alike, flags_of, live, word_of
+from girih.dense.graph.net import CONSTANTS
 from girih.dense.graph.structures import leaves, mapped
 
-CONSTANTS = "constants"
-LEFT = "left_for_loss"
+LEFT = "_left_for_loss"
+NUMERIC, OUTPUT = "numeric", "logits"
+"""Operators of the trainer: what a net is given and what it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
     Raises:
         Opaque: the recordings differ in more than sizes and mode.
     """
-    (first, numbers), *others = [_live(each, each.left.values()) for each in training]
+    (first, numbers), *others = [live(each, each.left.values()) for each in training]
     for other, _ in others:
-        _check_alike(first, other)
+        check_alike(first, other)
     always = bool(evaluating.left)
-    trained, compared = _live(training[0], training[0].left.values() if always else ())
-    evaluated, _ = _live(evaluating, evaluating.left.values())
-    _check_alike(trained, evaluated)
-    flags = {(numbers.index(compared[call]), place) for call, place in _flags(trained, evaluated)}
+    trained, compared = live(training[0], training[0].left.values() if always else ())
+    evaluated, _ = live(evaluating, evaluating.left.values())
+    check_alike(trained, evaluated)
+    flags = {(numbers.index(compared[call]), place) for call, place in flags_of(trained, evaluated)}
     return _Builder([first, *(other for other, _ in others)], flags, always=always).built()
 
 
@@ -88,7 +91,7 @@ class _Builder:
         self._nodes: dict[Ref, fx.Node] = {}
         self._sizes: dict[tuple[Ref, int], fx.Node] = {}
         self._shapes: dict[Ref, list[torch.Size]] = {}
-        self._names: set[str] = set()
+        self._names = {NUMERIC, OUTPUT}
         self._constants: dict[str, Tensor] = {}
         self._training: fx.Node | None = None
         numeric, embeddings = _beginning(self._graph)
@@ -103,7 +106,7 @@ class _Builder:
         left = tuple(Left(*where, self._always) for where in first.left)
         if left:
             node = self._graph.call_module(LEFT, tuple(self._node(ref) for ref in first.left.values()))
-            node.meta |= {"operator": LEFT, "stays": True}
+            node.meta |= {"operator": self._unique("left for loss"), "stays": True}
         if first.logits is not None:
             self._graph.output(self._node(first.logits))
         return Built(self._graph, self._constants, left)
@@ -172,7 +175,7 @@ class _Builder:
                         node = node if factor == 1 else self._glue(operator.mul, node, factor)
                         return node if offset == 0 else self._glue(operator.add, node, offset)
         raise Opaque(
-            call.scope, f"{_word(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
+            call.scope, f"{word_of(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
         )
 
     def _sizes_like(self, values: Sequence[int], given: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
@@ -198,7 +201,7 @@ class _Builder:
     def _named(self, call: Call) -> str:
         if call.kind == "module":
             return self._unique(str(call.target))
-        return self._unique(f"{call.scope}.{_word(call)}" if call.scope else _word(call))
+        return self._unique(f"{call.scope}.{word_of(call)}" if call.scope else word_of(call))
 
     def _unique(self, name: str) -> str:
         found, number = name, 0
@@ -211,75 +214,5 @@ class _Builder:
 
 def _beginning(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:
     numeric, embeddings = graph.placeholder("numeric"), graph.placeholder("embeddings")
-    numeric.meta["operator"] = "numeric"
+    numeric.meta["operator"] = NUMERIC
     return numeric, embeddings
-
-
-def _word(call: Call) -> str:
-    if call.kind == "function" and call.target is getattr:
-        return str(call.args[1])
-    return str(getattr(call.target, "__name__", call.target)).strip("_")
-
-
-def _live(recording: Recording, more: Collection[Ref]) -> tuple[Recording, list[int]]:
-    """The calls of which something comes of what is returned, or of ``more``; and their numbers before."""
-    kept = (recording.logits, *more)
-    needed = {ref.call for ref in kept if isinstance(ref, Result)}
-    for number in reversed(range(len(recording.calls))):
-        if number in needed:
-            call = recording.calls[number]
-            needed |= {ref.call for ref in leaves((call.args, call.kwargs)) if isinstance(ref, Result)}
-    numbers = sorted(needed)
-    places = {number: place for place, number in enumerate(numbers)}
-
-    def moved(value: Any) -> Any:
-        return replace(value, call=places[value.call]) if isinstance(value, Result) else value
-
-    calls = []
-    for call in (recording.calls[number] for number in numbers):
-        args, kwargs = mapped((call.args, call.kwargs), moved)
-        calls.append(replace(call, args=args, kwargs=kwargs))
-    left = {where: moved(ref) for where, ref in recording.left.items() if more}
-    return replace(recording, calls=calls, logits=moved(recording.logits), left=left), numbers
-
-
-def _check_alike(one: Recording, other: Recording) -> None:
-    """Raises Opaque with the deeper scope where two recordings are not of the same calls."""
-    for a, b in zip(one.calls, other.calls, strict=False):
-        if not _alike(a, b):
-            raise Opaque(
-                max(a.scope, b.scope, key=len),
-                f"its calls differ from batch to batch, or as it trains: {_word(a)}, {_word(b)}",
-            )
-    if (
-        len(one.calls) != len(other.calls)
-        or one.left.keys() != other.left.keys()
-        or one.logits != other.logits
-    ):
-        scope = max(each.calls[-1].scope if each.calls else "" for each in (one, other))
-        raise Opaque(scope, "it makes another number of calls in other batches, or as it trains")
-
-
-def _alike(a: Call, b: Call) -> bool:
-    if (a.kind, a.target, a.scope, a.ways) != (b.kind, b.target, b.scope, b.ways):
-        return False
-    pairs = list(zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=False))
-    if mapped((a.args, a.kwargs), lambda _: None) != mapped((b.args, b.kwargs), lambda _: None):
-        return False
-    return all(
-        type(x) is type(y) and (x == y or not isinstance(x, (Input, Attribute, Constant, Result, str)))
-        for x, y in pairs
-    )
-
-
-def _flags(trained: Recording, evaluated: Recording) -> frozenset[tuple[int, int]]:
-    """Arguments that follow the mode: the call's number, and the argument's place."""
-    found = set()
-    for number, (a, b) in enumerate(zip(trained.calls, evaluated.calls, strict=True)):
-        pairs = zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=True)
-        for place, (x, y) in enumerate(pairs):
-            if x != y:
-                if type(x) is not bool:
-                    raise Opaque(a.scope, f"{_word(a)} is given {x!r} as it trains, and else {y!r}")
-                found.add((number, place))
-    return frozenset(found)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.dense.graph.batches import apart, read
+from girih.dense.graph.building import OUTPUT
 from girih.dense.graph.net import Net, is_importable
 from girih.dense.graph.structures import leaves
 from girih.models.embeddings import Embeddings
@@ -18,7 +19,6 @@ from girih.planner.operators import Edge, Operator, OperatorGraph
 
 FORWARD_AND_BACKWARD = 3
 """A product is taken three times: for the output, for the gradient of one factor and for that of the other."""
-OUTPUT = "logits"
 
 
 def operator_graph(net: Net, example: tuple[Tensor, Embeddings]) -> OperatorGraph:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.node import _get_qualified_name
 
 from girih.dense.graph.structures import mapped
 
+CONSTANTS = "_constants"
+"""The module of tensors that a model has from elsewhere: in none of its states."""
 Objects = Mapping[str, Any]
 """Modules, parameters and buffers by the names that a graph calls them."""
 
@@ -36,10 +38,9 @@ class Net(fx.GraphModule):
 
     def __init__(self, objects: Objects, graph: fx.Graph) -> None:
         super().__init__(dict(objects), graph)
-        for name, value in objects.items():
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                owner, _, last = name.rpartition(".")
-                self.get_submodule(owner)._non_persistent_buffers_set.add(last)
+        if CONSTANTS in self._modules:
+            constants = self.get_submodule(CONSTANTS)
+            constants._non_persistent_buffers_set |= constants._buffers.keys()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.state(), nodes_of(self.graph))

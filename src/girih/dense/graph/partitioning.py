@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.batches import packing_of
+from girih.dense.graph.building import LEFT
 from girih.dense.graph.net import Net
 from girih.dense.graph.stages import Placed, components, placed
 from girih.dense.graph.traced import TracedNet, net_of
 from girih.planner.operators import Tagging
 
+STAGES, PACKED_ALIKE = "_stages", "_packed_alike"
 Exchange = Callable[[list[tuple[str, list[Tensor]]]], list[list[Tensor]]]
 """Runs the parts of one stage side by side: (part, inputs) of each → outputs of each."""
 
@@ -63,10 +65,10 @@ class Partitioned:
         """
         by_name = {part.name: part for part in self.parts}
         stages = {
-            f"stages.{number}": Stage([(name, by_name[name].inputs) for name in names], exchange)
+            f"{STAGES}.{number}": Stage([(name, by_name[name].inputs) for name in names], exchange)
             for number, names in enumerate(self.stages)
         }
-        check = {"packed_alike": PackedAlike(packing_of(self.traced.example[1]))}
+        check = {PACKED_ALIKE: PackedAlike(packing_of(self.traced.example[1]))}
         return net_of(
             self.traced.model,
             self.traced.left,
@@ -211,22 +213,23 @@ def _trainer(
         while pending and min(pending) < where[node].level:
             _exchange(copy_, len(stages) - len(pending), pending.pop(min(pending)))
         if node.op != "placeholder" and not checked:
-            copy_.graph.call_module("packed_alike", (copy_.nodes[_embeddings(net)],))
+            copy_.graph.call_module(PACKED_ALIKE, (copy_.nodes[_embeddings(net)],))
             checked = True
         copy_.copied(node)
-    return copy_.graph, {name: value for name, value in copy_.objects.items() if name != "left_for_loss"}
+    return copy_.graph, {name: value for name, value in copy_.objects.items() if name != LEFT}
 
 
 def _exchange(copy_: _Copy, number: int, cuts: Iterable[_Cut]) -> None:
     cuts = list(cuts)
     sent = [copy_.leaving(node) for cut in cuts for node in cut.inputs]
-    stage = copy_.graph.call_module(f"stages.{number}", tuple(sent))
+    stage = copy_.graph.call_module(f"{STAGES}.{number}", tuple(sent))
     for place, node in enumerate(node for cut in cuts for node in cut.outputs):
         copy_.arrived(node, copy_.graph.call_function(operator.getitem, (stage, place)))
 
 
 def _embeddings(net: Net) -> fx.Node:
-    return net.graph.find_nodes(op="placeholder", target="embeddings")[0]
+    found: fx.Node = next(each for each in net.graph.nodes if each.target == "embeddings")
+    return found
 
 
 def _out_of_place(value: Any) -> Any:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from girih.dense.graph.facts import OUTPUT, free_nodes, is_movable, name_of, owners_of
+from girih.dense.graph.building import OUTPUT
+from girih.dense.graph.facts import free_nodes, is_movable, name_of, owners_of
 from girih.dense.graph.net import Net
 from girih.errors import ConfigError, nearest
 from girih.planner.operators import TRAINER, Tagging, server_name
