@@ -222,12 +222,16 @@ def test_nets_under_autocast():
 
 
 def test_modules_may_be_called_as_nets_call_their_own():
-    model = Network(nn.ReLU())
-    model.logits, model.numeric, model.training_ = model.last, model.first, nn.Identity()
-    del model.last, model.first
-    model.forward = lambda numeric, embeddings: model.logits(model.middle(model.numeric(numeric)))
-    net = trace(model, NUMERIC, NOTHING)
-    assert [*operators_of(net)] == ["numeric", "numeric_1", "middle", "logits_1", "logits"]
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.numeric, self.logits = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, numeric, embeddings):
+            return self.logits(self.numeric(numeric))
+
+    net = trace(Named(), NUMERIC, NOTHING)
+    assert [*operators_of(net)] == ["numeric", "numeric_1", "logits_1", "logits"]
 
 
 def test_an_empty_batch_is_refused():

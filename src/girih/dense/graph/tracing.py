@@ -66,13 +66,25 @@ def _built(
     module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]
 ) -> Built:
     module.train()
-    try:
-        module(*batches[0])  # what it keeps for later passes, it has made
-    except Exception as error:
-        raise Opaque("", f"{type(error).__name__}: {error}") from error
-    training = [record(module, *batch, opaque) for batch in batches]
+    runs = [_fails(module, batch) for batch in batches]  # and what it keeps for later passes, it has made
+    for error in runs[:2]:
+        if error is not None:
+            raise Opaque("", error)
+    able = [
+        batch for batch, error in zip(batches, runs, strict=True) if error is None
+    ]  # batch norm: not on one example
+    training = [record(module, *batch, opaque) for batch in able]
     module.eval()
     return build(training, record(module, *batches[0], opaque))
+
+
+def _fails(module: nn.Module, batch: tuple[Tensor, Embeddings]) -> str | None:
+    """The error that a model raises on a batch."""
+    try:
+        module(*batch)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> None:
