@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import naive_models as naive
 import numpy as np
 import torch
 
 from girih.models import create, needs_of
 from girih.schema import Categorical, Numeric, Schema, Sequence
+from models import naive_models as naive
 
 SPARSE = [Categorical(name=name, dim=3) for name in ("user", "item", "city", "hour")]
 NUMERIC = [Numeric(name="age"), Numeric(name="price")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,33 @@ from girih.models.layers.mlp import MLP
 from girih.models.layers.relations import Neighbours, RelationAwareExtractor
 from girih.models.model import Model
 from girih.schema import Schema, Sequence
+
+
+class Heads(nn.Module):
+    """Whose neighbour each is: an example's neighbours are shared out evenly, in order.
+
+    A module of its own because it looks into data: so the rest of the model can be traced.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def forward(self, feature: str, nodes: Jagged, relation: str, tails: Jagged) -> Tensor:
+        """The nodes of a feature and their M neighbours by a relation to the node of each, int64[M].
+
+        Raises:
+            DataError: a relation has not the same number of neighbours for each node of an example.
+        """
+        num_nodes, num_tails = nodes.offsets.diff(), tails.offsets.diff()
+        each = num_tails // num_nodes.clamp(min=1)
+        uneven = (each * num_nodes != num_tails).nonzero()
+        if len(uneven):
+            first = int(uneven[0])
+            raise DataError(
+                f"atbrg: {relation!r} has {int(num_tails[first])} ids where {feature!r} has {int(num_nodes[first])}; "
+                "expected as many neighbours for each node of an example: fill up with an id that stands for none"
+            )
+        example = tails.examples()
+        return nodes.offsets.index_select(0, example) + tails.positions() // each.index_select(0, example)
 
 
 class ATBRG(Model):
@@ -60,7 +87,7 @@ class ATBRG(Model):
         roots = {name for pair in self.pairs for name in pair}
         depth = _depth(relations, roots)
         dim = checks.one_dim("atbrg: nodes of the graph", schema, {*roots, *relations})
-        self.relations = dict(relations)
+        self.relations, self.heads = dict(relations), Heads()
         whole = [history for history, _ in self.pairs] + list(relations)
         self.relation_vectors = nn.Parameter(torch.randn(len(relations), dim) * dim**-0.5)
         self.extractors = nn.ModuleList(RelationAwareExtractor(dim) for _ in range(depth))
@@ -90,7 +117,9 @@ class ATBRG(Model):
         for vector, (relation, heads) in zip(self.relation_vectors, self.relations.items(), strict=True):
             if heads == feature:
                 tails = self._extract(relation, embeddings, level + 1)
-                neighbours.append(Neighbours(vector, tails.values, _heads(feature, nodes, relation, tails)))
+                neighbours.append(
+                    Neighbours(vector, tails.values, self.heads(feature, nodes, relation, tails))
+                )
         if not neighbours:
             return nodes
         return nodes._replace(values=self.extractors[level](nodes.values, neighbours))
@@ -102,21 +131,6 @@ def _nodes(feature: str, embeddings: Embeddings) -> Jagged:
         return embeddings.sequences[feature]
     targets = embeddings[feature]
     return Jagged(targets, torch.arange(len(targets) + 1, device=targets.device))
-
-
-def _heads(feature: str, nodes: Jagged, relation: str, tails: Jagged) -> Tensor:
-    """The node whose neighbour each is, int64[M]: an example's neighbours are shared out evenly, in order."""
-    num_nodes, num_tails = nodes.offsets.diff(), tails.offsets.diff()
-    each = num_tails // num_nodes.clamp(min=1)
-    uneven = (each * num_nodes != num_tails).nonzero()
-    if len(uneven):
-        first = int(uneven[0])
-        raise DataError(
-            f"atbrg: {relation!r} has {int(num_tails[first])} ids where {feature!r} has {int(num_nodes[first])}; "
-            "expected as many neighbours for each node of an example: fill up with an id that stands for none"
-        )
-    example = tails.examples()
-    return nodes.offsets.index_select(0, example) + tails.positions() // each.index_select(0, example)
 
 
 def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:

@@ -26,6 +26,37 @@ Parts = Sequence[Tensor]
 """For each domain float32[·, ·], a row for each of its examples."""
 
 
+class Domains(nn.Module):
+    """Takes a batch apart by the domain of each example.
+
+    A module of its own because it looks into data: so the rest of the model can be traced.
+    """
+
+    __call__: Callable[..., tuple[Tensor, Tensor, Parts]]
+
+    def __init__(self, name: str, column: int, num_domains: int) -> None:
+        super().__init__()
+        self.name, self.column, self.num_domains = name, column, num_domains
+
+    def forward(self, numeric: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Parts]:
+        """float32[B, X] and [B, K] to each example's domain, int64[B], the order of examples by domain, int64[B], and x apart.
+
+        Raises:
+            DataError: an example's domain is not an integer from 0 to ``num_domains`` − 1.
+        """
+        values = numeric[:, self.column]
+        domain = values.long()
+        wrong = (domain != values) | (domain < 0) | (domain >= self.num_domains)
+        if wrong.any():
+            raise DataError(
+                f"star: domain {self.name!r} is {values[wrong][0].item():g} in an example; expected an integer from 0 to"
+                f" {self.num_domains - 1}: number the domains so, or set num_domains"
+            )
+        order = domain.argsort(stable=True)
+        sizes = domain.bincount(minlength=self.num_domains).tolist()
+        return domain, order, x.index_select(0, order).split(sizes)  # type: ignore[no-untyped-call]
+
+
 class PartitionedNorm(nn.Module):
     """z' = (γ γ_p) (z − μ_p) / √(σ²_p + ε) + (β + β_p) ("Partitioned Normalization"): batch norm by domain.
 
@@ -117,8 +148,8 @@ class STAR(Model):
         fraction("dropout", dropout)
         hidden = checks.widths("hidden", hidden)
         auxiliary_hidden = checks.widths("auxiliary_hidden", auxiliary_hidden, may_be_empty=True)
-        self.domain, self.num_domains, self.dropout = domain, num_domains, dropout
-        self.column = _column_of(schema, domain)
+        self.dropout = dropout
+        self.domains = Domains(domain, _column_of(schema, domain), num_domains)
         self.inputs = DenseInput(schema, numeric=[f.name for f in schema.numeric if f.name != domain])
         width = self.inputs.width
         self.norm = PartitionedNorm(width, num_domains) if partitioned_norm else None
@@ -136,9 +167,8 @@ class STAR(Model):
         Raises:
             DataError: an example's domain is not an integer from 0 to ``num_domains`` − 1.
         """
-        domain, x = self._domains(numeric), self.inputs(numeric, embeddings)
-        order = domain.argsort(stable=True)
-        parts: Parts = x.index_select(0, order).split(domain.bincount(minlength=self.num_domains).tolist())  # type: ignore[no-untyped-call]
+        x = self.inputs(numeric, embeddings)
+        domain, order, parts = self.domains(numeric, x)
         if self.norm is not None:
             parts = self.norm(parts)
         *layers, last = self.star
@@ -146,18 +176,6 @@ class STAR(Model):
             parts = [F.dropout(part.relu(), self.dropout, self.training) for part in layer(parts)]
         main = torch.cat(last(parts)).index_select(0, order.argsort())
         return main + self.auxiliary(torch.cat([self.indicator(domain), x], dim=1))
-
-    def _domains(self, numeric: Tensor) -> Tensor:
-        """The number of each example's domain, int64[B]."""
-        values = numeric[:, self.column]
-        domain = values.long()
-        wrong = (domain != values) | (domain < 0) | (domain >= self.num_domains)
-        if wrong.any():
-            raise DataError(
-                f"star: domain {self.domain!r} is {values[wrong][0].item():g} in an example; expected an integer from 0 to"
-                f" {self.num_domains - 1}: number the domains so, or set num_domains"
-            )
-        return domain
 
 
 def _column_of(schema: Schema, domain: str) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import places_of
@@ -49,7 +50,7 @@ class SecondOrder(Operator):
         with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums wants float32
             sums, squares = [], []
             for block in embeddings.blocks:
-                total, square = _Sums.apply(block.values)  # type: ignore[no-untyped-call]
+                total, square = sums_of(block.values)
                 sums.append(total)
                 squares.append(square)
             if self.vectors is not None:
@@ -65,6 +66,15 @@ def _pairs(total: Tensor, square: Tensor) -> Tensor:
     with torch.autocast(total.device.type, enabled=False):
         pairs: Tensor = 0.5 * (torch.linalg.vecdot(total, total) - square)
     return pairs[:, None]
+
+
+def sums_of(fields: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ v and Σ ‖v‖² over fields, [B, F, D] to [B, D] and [B]; one torch function to modes, which see no autograd.Function."""
+    if has_torch_function_unary(fields):
+        seen: tuple[Tensor, Tensor] = handle_torch_function(sums_of, (fields,), fields)
+        return seen
+    sums: tuple[Tensor, Tensor] = _Sums.apply(fields)  # type: ignore[no-untyped-call]
+    return sums
 
 
 class _Sums(torch.autograd.Function):

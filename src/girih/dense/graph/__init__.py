@@ -1,0 +1,10 @@
+"""The dense net as a graph of operators: traced, rewritten, and taken apart for the devices of a group (HT §3.2.2, §4.1)."""
+
+from __future__ import annotations
+
+from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
+from girih.dense.graph.splitting import split_fc
+from girih.dense.graph.traced import Split, TracedNet
+from girih.dense.graph.tracing import trace
+
+__all__ = ["Exchange", "Part", "Partitioned", "Split", "TracedNet", "partition", "split_fc", "trace"]

@@ -1,0 +1,150 @@
+"""A graph that runs as a module, and travels to other processes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.node import _get_qualified_name
+
+from girih.dense.graph.structures import mapped
+
+CONSTANTS = "_constants"
+"""The module of tensors that a model has from elsewhere: in none of its states."""
+Objects = Mapping[str, Any]
+"""Modules, parameters and buffers by the names that a graph calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A node, in the arguments of another one, or a function, by name."""
+
+    name: str
+
+
+class Net(fx.GraphModule):
+    """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
+
+    Beside what ``fx.GraphModule`` can, it is pickled node by node, where that would trace its code anew, and copied with
+    its class.
+
+    Args:
+        objects: what the graph's nodes name.
+    """
+
+    def __init__(self, objects: Objects, graph: fx.Graph) -> None:
+        super().__init__(dict(objects), graph)
+        if CONSTANTS in self._modules:
+            constants = self.get_submodule(CONSTANTS)
+            constants._non_persistent_buffers_set |= constants._buffers.keys()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (self.state(), nodes_of(self.graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Net:
+        loaded: Net = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
+        return loaded
+
+    def objects(self) -> dict[str, Any]:
+        """What the graph's nodes name."""
+        found = {}
+        for name in named_by(self.graph):
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(self.get_submodule(owner), last)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """All but the graph."""
+        without = (
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "meta",
+        )
+        return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def named_by(graph: fx.Graph) -> list[str]:
+    """The modules, parameters and buffers that a graph's nodes name."""
+    names = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    return list(dict.fromkeys(names))
+
+
+def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain values."""
+
+    def plain(value: Any) -> Any:
+        return _Named(value.name) if isinstance(value, fx.Node) else value
+
+    return [
+        (
+            node.name,
+            node.op,
+            _Named(qualified(node.target)) if callable(node.target) else node.target,
+            mapped(node.args, plain),
+            mapped(node.kwargs, plain),
+            dict(node.meta),
+        )
+        for node in graph.nodes
+    ]
+
+
+def qualified(function: Callable[..., Any]) -> str:
+    """The name by which :func:`resolved` finds a function again."""
+    return _get_qualified_name(function)
+
+
+def resolved(name: str) -> Any:
+    """A function by its qualified name; None where there is no such."""
+    if name == "getattr":
+        return getattr
+    owner, _, last = name.rpartition(".")
+    while owner:
+        try:
+            found: Any = importlib.import_module(owner)
+        except ImportError:
+            owner, _, middle = owner.rpartition(".")
+            last = f"{middle}.{last}"
+            continue
+        for each in last.split("."):
+            found = getattr(found, each, None)
+        return found
+    return None
+
+
+def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
+    graph, known = fx.Graph(), dict[str, fx.Node]()
+
+    def node_of(value: Any) -> Any:
+        return known[value.name] if isinstance(value, _Named) else value
+
+    for name, op, target, args, kwargs, meta in nodes:
+        function = resolved(target.name) if isinstance(target, _Named) else target
+        node = graph.create_node(op, function, mapped(args, node_of), mapped(kwargs, node_of), name)
+        node.meta.update(meta)
+        known[name] = node
+    net = Net.__new__(Net)
+    nn.Module.__init__(net)
+    net.__dict__.update(state)
+    net.meta, net._tracer_cls, net._tracer_extras = {}, None, {}
+    net.graph = graph
+    return net
+
+
+def is_importable(found: type | Callable[..., Any]) -> bool:
+    """Whether another process finds a class or a function by its name."""
+    name = f"{found.__module__}.{found.__qualname__}" if isinstance(found, type) else qualified(found)
+    home = name.partition(".")[0]
+    if found is getattr:
+        return True
+    try:
+        return home != "__main__" and importlib.util.find_spec(home) is not None and resolved(name) is found
+    except (ImportError, ValueError):
+        return False
