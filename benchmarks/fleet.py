@@ -30,11 +30,12 @@ from sampler import Sampler
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
 from girih.cluster.roles import RoleName, title
+from girih.comm.messages import answer
 from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import Split
-from girih.sparse.service.protocol import NO_TURN, Verb, answer
+from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.sparse.options import StoreOptions
     from girih.strategies.asynchronous import Asynchronous
+    from girih.strategies.hierarchical import Hierarchical
     from girih.strategies.hybrid import Hybrid
     from girih.strategies.local import Local
     from girih.strategies.substitution import Substitution
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointOptions",
     "Dataset",
     "EarlyStopping",
+    "Hierarchical",
     "Hybrid",
     "Labels",
     "Local",
@@ -71,6 +73,7 @@ _HOMES = {
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.sparse.options": ("StoreOptions",),
     "girih.strategies.asynchronous": ("Asynchronous",),
+    "girih.strategies.hierarchical": ("Hierarchical",),
     "girih.strategies.hybrid": ("Hybrid",),
     "girih.strategies.local": ("Local",),
     "girih.strategies.substitution": ("Substitution",),

@@ -16,12 +16,13 @@ import girih
 from girih import models
 from girih.cluster.loader import Loader
 from girih.comm.endpoints import connect, listen
+from girih.comm.messages import answer, as_text
 from girih.data import NormalizationStats, epoch
 from girih.errors import DataError, RemoteError
 from girih.models import needs_of
 from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import Verb, answer, as_text
+from girih.sparse.service.protocol import Verb
 from girih.sparse.spec import SparseSpec
 from girih.training.feeds import Loaded
 

@@ -2,6 +2,7 @@
 
 from companions import together
 from girih.dense.halves.allreduced import AllReducedReplica
+from girih.dense.halves.hogwild import HogwildReplica
 from girih.dense.halves.parameter_server import ParameterServerReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.halves.substituted import SubstitutedReplica
@@ -55,6 +56,11 @@ class TestParameterServer(DenseHalfSuite):
         return ParameterServerReplica(
             dense_spec(), Alone(), staleness=0, address="shm://", secret=b"of this run"
         )
+
+
+class TestHogwild(DenseHalfSuite):
+    def make(self):
+        return HogwildReplica(dense_spec(), Alone(), nets=2)
 
 
 class TestSubstituted(DenseHalfSuite):

@@ -9,6 +9,7 @@ import numpy as np
 import girih
 from girih import models
 from girih.comm.endpoints import connect
+from girih.comm.messages import answer
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of
@@ -18,7 +19,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.embedding_server import EmbeddingServer
 from girih.sparse.service.embedding_worker import EmbeddingWorker
-from girih.sparse.service.protocol import Verb, answer
+from girih.sparse.service.protocol import Verb
 from girih.sparse.spec import SparseSpec
 
 SECRET = b"secret"

@@ -8,6 +8,7 @@ from remote_site import batch_of, give, site, spec_of
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
+from girih.comm.messages import answer, as_text, from_text
 from girih.comm.rpc import Reply
 from girih.errors import GirihError, Lost, NonFiniteError, WireError
 from girih.runs.stats import Stats, wire_bytes
@@ -16,7 +17,7 @@ from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.remote import RemotePending
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import Verb, answer, as_text, from_text
+from girih.sparse.service.protocol import Verb
 from girih.tables import LRU, MinCount
 
 
@@ -309,7 +310,7 @@ def test_bytes_are_counted_once_each():
 
 
 def test_text_and_numbers_survive():
-    from girih.sparse.service.protocol import as_float, as_integer
+    from girih.comm.messages import as_float, as_integer
 
     for value in (None, {"a": [1, "ü"]}, ""):
         assert from_text(as_text(value)) == value

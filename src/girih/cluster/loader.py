@@ -20,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from girih.cluster.roles import RoleName
+from girih.comm.messages import as_text, from_text
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Request
+from girih.comm.serving import Service
 from girih.data import Batch, Dataset, Position
 from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
 from girih.data.shares import share_of
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import Verb, as_text, from_text
-from girih.sparse.service.serving import Service
+from girih.sparse.service.protocol import Verb
 
 LOOK_BACK = 4
 """Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""

@@ -97,6 +97,10 @@ class DenseHalf(SavedParameters, Protocol):
         """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
         ...
 
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Title of each process behind this half → its ``Stats.snapshot``; empty but on rank 0."""
+        ...
+
     def close(self) -> None:
         """Gives back what it holds."""
         ...

@@ -14,6 +14,8 @@ WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
 UPDATES_SINCE_READ = "updates since read"
 """Histogram of an embedding server, over batches: updates of all trainers between the read of rows and their own."""
+DENSE_STALENESS = "dense staleness"
+"""Histogram of a process that holds dense parameters, over the writes of nets: writes of others since the net began to read."""
 ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
 """Counters of a trainer that holds rows, in training steps: keys that all trainers asked it for, and those without
 repeats within a step."""
@@ -26,7 +28,7 @@ EXCHANGE_NS = "exchange_ns"
 
 
 class Stats:
-    """Statistics of one process; spans and bytes from any thread, the others from one thread each.
+    """Statistics of one process; spans and bytes from any thread, the others from one thread each, or under a lock.
 
     Attributes:
         counters: name → how often, or how many bytes; ``wire.<kind>`` for bytes sent.
@@ -73,6 +75,7 @@ class Spans:
         self.totals_s: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, float, float]] = []
         self._max_events = max_events
+        self._adding = threading.Lock()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -85,7 +88,8 @@ class Spans:
 
     def add(self, name: str, start: float, seconds: float) -> None:
         """Adds a phase that began at ``start`` (of ``time.perf_counter``)."""
-        self.totals_s[name] += seconds
+        with self._adding:
+            self.totals_s[name] += seconds
         if len(self._events) < self._max_events:
             self._events.append((name, start, seconds))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from girih.comm.group import TrainerGroup
@@ -13,6 +15,7 @@ from girih.runs.state import RunState
 from girih.runs.stats import (
     ASKED_KEYS,
     COMPILE,
+    DENSE_STALENESS,
     EXCHANGE_NS,
     PACED_KEYS,
     SERVED_ROWS,
@@ -47,17 +50,17 @@ def summarize(
     Returns:
         Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
-    processes = [*loaders.values(), *sparse.processes.values()]
+    processes = [*loaders.values(), *sparse.processes.values(), *dense.processes().values()]
     wire = Counter(own.wire_bytes())
     for snapshot in processes:
         wire.update(wire_bytes(snapshot["counters"]))
     stale, num_steps, lost, *sent = ranks.sum(
         [state.staleness_sum, state.step, own.counters["lost_updates"], *(wire[kind] for kind in WIRE_KINDS)]
     )
-    since_read: Counter[int] = Counter()
-    for snapshot in processes:
-        for number, times in snapshot["histograms"].get(UPDATES_SINCE_READ, {}).items():
-            since_read[int(number)] += times
+    since_read = histogram_of(UPDATES_SINCE_READ, processes)
+    stale_writes = percentiles_of(
+        ranks, histogram_of(DENSE_STALENESS, [own.snapshot(spans=False), *processes])
+    )
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
     loads = loads_of_trainers(ranks, own) or ({ASKED_KEYS: served} if any(served) else {})
     imbalance = imbalance_of(loads, own.counters[PACED_KEYS])
@@ -75,7 +78,8 @@ def summarize(
         "lost_updates": int(lost),
         "wire_bytes": {kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
         **facts,
-        "dense_staleness_max": dense.stats()["staleness_max"],
+        "dense_staleness_max": stale_writes.get("max", dense.stats()["staleness_max"]),
+        **({"dense_staleness": stale_writes} if stale_writes else {}),
         **({"loads": loads, "imbalance": imbalance} if loads else {}),
         **({"server_load": imbalance[ASKED_KEYS]} if any(served) else {}),
         "steps": state.step,
@@ -90,6 +94,35 @@ def summarize(
         },
         "by_label": {} if metrics is None else metrics.as_dict(),
     }
+
+
+def histogram_of(name: str, processes: Iterable[Mapping[str, Any]]) -> Counter[int]:
+    """A histogram over several processes.
+
+    Args:
+        processes: their ``Stats.snapshot``.
+    """
+    found: Counter[int] = Counter()
+    for snapshot in processes:
+        for number, times in snapshot["histograms"].get(name, {}).items():
+            found[int(number)] += times
+    return found
+
+
+def percentiles_of(ranks: TrainerGroup, own: Counter[int]) -> dict[str, int]:
+    """``median``, ``p99`` and ``max`` of what all trainers counted, by nearest rank; empty where they counted nothing.
+
+    Called by all trainers, together.
+    """
+    found: Counter[int] = Counter()
+    for items in ranks.broadcast(ranks.gather(list(own.items()))):
+        found.update(dict(map(tuple, items)))
+    if not found:
+        return {}
+    numbers = sorted(found)
+    until = list(accumulate(found[number] for number in numbers))
+    median, p99 = (numbers[bisect_left(until, share * until[-1])] for share in (0.5, 0.99))
+    return {"median": median, "p99": p99, "max": numbers[-1]}
 
 
 def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[float]]:

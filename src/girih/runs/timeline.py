@@ -15,7 +15,7 @@ Events = Sequence[tuple[str, float, float]]
 """Spans: name, start (``time.perf_counter``) and length, both in seconds."""
 
 BESIDE = frozenset(
-    {"allreduce", *(f"exchange {kind}" for kind in ("ids", "embeddings", "gradients", "vote"))}
+    {"allreduce", "average", *(f"exchange {kind}" for kind in ("ids", "embeddings", "gradients", "vote"))}
 )
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.strategies.remote import RemoteStrategy, address_of
+from girih.strategies.remote import PipelinedStrategy, address_of
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asynchronous(RemoteStrategy):
-    """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``RemoteStrategy``.
+class Asynchronous(PipelinedStrategy):
+    """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``PipelinedStrategy``.
 
     Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` bounds each
     trainer's dense gradients under way as well. The dense server is a thread of the first trainer, on its device.
@@ -39,7 +39,7 @@ class Asynchronous(RemoteStrategy):
                 "strategy 'asynchronous': trainers share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        return RemoteStrategy.plan(self, facts)  # a class with slots has no bare super()
+        return PipelinedStrategy.plan(self, facts)  # a class with slots has no bare super()
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
@@ -54,4 +54,4 @@ class Asynchronous(RemoteStrategy):
             address=address_of(plan, processes.host("trainer", 0)),
             secret=processes.secret,
         )
-        return self.session(plan, context, dense)
+        return self.pipelined(plan, context, dense)

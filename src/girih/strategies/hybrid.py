@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.planner.plan import Plan
-from girih.strategies.remote import RemoteStrategy
+from girih.strategies.remote import PipelinedStrategy
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hybrid(RemoteStrategy):
-    """Trains on several trainers in step, with tables in processes of their own; see ``RemoteStrategy``."""
+class Hybrid(PipelinedStrategy):
+    """Trains on several trainers in step, with tables in processes of their own; see ``PipelinedStrategy``."""
 
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True
@@ -32,4 +32,4 @@ class Hybrid(RemoteStrategy):
         from girih.dense.halves.allreduced import AllReducedReplica
 
         dense = AllReducedReplica(context.dense, context.ranks)
-        return self.session(plan, context, dense)
+        return self.pipelined(plan, context, dense)

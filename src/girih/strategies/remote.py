@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from girih.cluster.roles import Role, RoleName
 from girih.config.bounds import Bounds
@@ -16,12 +16,21 @@ from girih.planner.plan import Plan
 from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
+    import torch
+
     from girih.data import Dataset
-    from girih.dense.halves.replica import Replica
+    from girih.dense.half import DenseHalf
     from girih.sparse.service.codec import Codec
     from girih.sparse.spec import SparseSpec
     from girih.training.context import RunContext
+    from girih.training.schedules import Schedule
     from girih.training.session import Session
+
+    class Optimized(DenseHalf, Protocol):
+        """A dense half with an optimizer, which a schedule of the learning rate moves."""
+
+        optimizer: torch.optim.Optimizer | None
+
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
 
@@ -33,9 +42,8 @@ class RemoteStrategy(StrategyOptions):
     Attributes:
         in_step: whether all trainers do a step together: servers apply its gradients as one, and loaders read for all
             at once.
-        staleness: τ, the most batches of a trainer that are read but not yet applied when a batch is read.
-        trainers, embedding_workers, embedding_servers, loaders: processes; trainers under ``torchrun`` as many
-            as it starts.
+        waits_for_dense: whether a step waits for dense parameters or gradients that travel.
+        embedding_workers, embedding_servers, loaders: processes.
         transport: between processes: "shared" memory, or "tcp".
         compress_ids: ids travel as unique ids with the examples they are in, without loss (Persia §4.2.3).
         wire_embeddings, wire_gradients: "float16" halves what goes between embedding workers and trainers, with
@@ -46,8 +54,7 @@ class RemoteStrategy(StrategyOptions):
     in_step: ClassVar[bool]
     cuts_from: ClassVar[tuple[str, ...]] = ("mlp",)
     prefetches: ClassVar[bool] = True
-    staleness: Annotated[int, Bounds(0, 1024)] = 4
-    trainers: Processes = 1
+    waits_for_dense: ClassVar[bool] = True
     embedding_workers: Processes = 1
     embedding_servers: Processes = 1
     loaders: Processes = 1
@@ -59,10 +66,19 @@ class RemoteStrategy(StrategyOptions):
     @property
     def roles(self) -> Mapping[str, int]:
         """Processes beside the trainers."""
+        return self.sparse_roles
+
+    @property
+    def sparse_roles(self) -> Mapping[str, int]:
+        """Processes of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to servers, whatever the data."""
+        """Keys are hashed to servers, whatever the data.
+
+        Raises:
+            ConfigError: there are more loaders than trainers.
+        """
         if self.loaders > facts.num_trainers:
             raise ConfigError(
                 f"strategy: loaders = {self.loaders}: expected at most one per trainer, {facts.num_trainers} in all"
@@ -84,16 +100,18 @@ class RemoteStrategy(StrategyOptions):
                 compress_ids=self.compress_ids,
                 half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
             )
+            sent = replace(sent, dense=self._dense_bytes(facts, sent.dense))
             predicted = predicted_bytes(sent)
             if facts.links is not None:
+                waited = sent if self.waits_for_dense else replace(sent, dense=0.0)
                 seconds = costs.remote_step(
-                    sent, facts.num_trainers, facts.links, transport=self.transport, in_step=self.in_step
+                    waited, facts.num_trainers, facts.links, transport=self.transport, in_step=self.in_step
                 )
                 predicted |= predicted_times(seconds)
         return base_plan(
             self,  # type: ignore[arg-type]  # whoever inherits has build
             facts,
-            schedule={"name": "pipelined", "staleness": self.staleness},
+            schedule=self._schedule(),
             feed={"name": "loader", "loaders": self.loaders},
             wire={
                 "transport": self.transport,
@@ -104,13 +122,12 @@ class RemoteStrategy(StrategyOptions):
             predicted=predicted,
         )
 
-    def session(self, plan: Plan, context: RunContext, dense: Replica) -> Session:
-        """Starts servers and workers; the session has the way to them, and a dense half."""
+    def session(self, plan: Plan, context: RunContext, dense: Optimized, schedule: Schedule) -> Session:
+        """Starts servers and workers; the session has the way to them, a dense half and a schedule."""
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
-        from girih.training.schedules import Pipelined
         from girih.training.session import Session
 
         processes = context.processes
@@ -141,9 +158,15 @@ class RemoteStrategy(StrategyOptions):
             processes.secret,
             processes.registry,
         )
-        # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+
+    def _schedule(self) -> dict[str, Any]:
+        """The schedule's name and options, for the plan."""
+        raise NotImplementedError
+
+    def _dense_bytes(self, facts: Facts, sent: float) -> float:
+        """Bytes of dense parameters and gradients per step; ``sent`` where all of them travel in every step."""
+        return sent
 
     def _start(
         self, plan: Plan, context: RunContext, name: str, count: int, role: Callable[[int, str], Role]
@@ -198,6 +221,30 @@ class RemoteStrategy(StrategyOptions):
             )
 
         return self._start(plan, context, LOADER, count, loader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinedStrategy(RemoteStrategy):
+    """Tables in processes of their own, whose rows are read ahead.
+
+    Attributes:
+        staleness: τ, the most batches of a trainer that are read but not yet applied when a batch is read.
+        trainers: processes; under ``torchrun`` as many as it starts.
+    """
+
+    staleness: Annotated[int, Bounds(0, 1024)] = 4
+    trainers: Processes = 1
+
+    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized) -> Session:
+        """A session by this schedule; see :meth:`RemoteStrategy.session`."""
+        from girih.training.schedules import Pipelined
+
+        # ids never come here: the workers prepare them
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
+        return self.session(plan, context, dense, schedule)
+
+    def _schedule(self) -> dict[str, Any]:
+        return {"name": "pipelined", "staleness": self.staleness}
 
 
 def address_of(plan: Plan, host: str) -> str:

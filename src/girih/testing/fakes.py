@@ -358,6 +358,10 @@ class FakeDense:
         """Never behind."""
         return {"staleness_max": 0}
 
+    def processes(self, *, spans: bool = False) -> dict[str, dict[str, Any]]:
+        """Empty: there is this process alone."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """The parameters."""
         return {"model": {**self.parameters, "num_batches": self.num_batches}}

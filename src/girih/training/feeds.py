@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from girih.cluster.roles import RoleName
 from girih.comm.endpoints import connect
 from girih.comm.group import TrainerGroup
+from girih.comm.messages import answer, as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client, Frame, Reply
 from girih.data import Batch, Dataset, NormalizationStats, Position, read_ahead
@@ -22,7 +23,7 @@ from girih.data.batch import Share
 from girih.data.shares import share_of
 from girih.errors import ConfigError, GirihError
 from girih.schema import Schema
-from girih.sparse.service.protocol import Verb, answer, as_text, from_text
+from girih.sparse.service.protocol import Verb
 
 LOADER = RoleName.LOADER
 END_S = 5.0

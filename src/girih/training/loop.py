@@ -80,7 +80,7 @@ class Loop:
                 for step in steps:
                     self._account(step)
                     self._meet_if_due()
-                    if self._finished():
+                    if self._finished() and not step.under_way:
                         break
         except BaseException:
             with suppress(NonFiniteError):
@@ -113,6 +113,7 @@ class Loop:
             num_updates=self.state.num_updates,
             lr_scale=self.learning_rate.scale,
             spans=self.spans,
+            may_begin=self._may_begin,
         )
         with closing(schedule) as steps:
             while True:
@@ -238,6 +239,16 @@ class Loop:
         self.ranks.poll_stop()
         past = self.options.max_steps is not None and self.state.step >= self.options.max_steps
         return past or self.state.stopped_early or self.ranks.stopping
+
+    def _may_begin(self, number: int) -> bool:
+        """Whether a batch, ``number`` behind the last step, may begin: none behind a step that is evaluated, saved or the last."""
+        if self.ranks.stopping:
+            return False
+        done, periods = self.state.step, (self.options.evaluate_every_steps, self.save_every_steps)
+        ends = [(done // steps + 1) * steps for steps in periods if steps is not None]
+        if self.options.max_steps is not None:
+            ends.append(self.options.max_steps)
+        return done + number <= min(ends, default=done + number)
 
     def _every(self, steps: int | None) -> bool:
         return steps is not None and self.state.step > 0 and self.state.step % steps == 0

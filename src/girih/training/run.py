@@ -397,12 +397,13 @@ class TrainingRun:
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
         own, (_, session) = self.context.stats, self.opened()
-        sparse = session.sparse
+        sparse, dense = session.sparse, session.dense
         log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().counters)
         if failed:
             processes = {f"trainer {self.ranks.rank}": own.spans.events()}
         else:
-            processes = timelines(self.ranks, own, {**self._loaders, **sparse.stats(spans=True).processes})
+            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
+            processes = timelines(self.ranks, own, {**self._loaders, **others})
         if self.directory is not None:
             write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
 

@@ -29,12 +29,14 @@ class Step(Generic[Token]):
         num_examples: examples of the batch, over all trainers.
         outcome: its loss, or why it was refused.
         staleness: earlier batches whose gradients were not applied when its rows were read.
+        under_way: later batches that have begun to move rows or parameters: state is to be saved where there are none.
     """
 
     token: Token
     num_examples: int
     outcome: Outcome
     staleness: int = 0
+    under_way: int = 0
 
     @property
     def loss(self) -> float:
@@ -45,6 +47,11 @@ class Step(Generic[Token]):
     def refused(self) -> NonFiniteError | None:
         """Why nothing was applied, or None."""
         return self.outcome.refused
+
+
+def always(number: int) -> bool:
+    """Lets every batch begin."""
+    return True
 
 
 class Schedule(Protocol):
@@ -62,12 +69,15 @@ class Schedule(Protocol):
         num_updates: int,
         lr_scale: Callable[[], float],
         spans: Spans,
+        may_begin: Callable[[int], bool] = always,
     ) -> Generator[Step[Token], None, None]:
         """Trains.
 
         Args:
             num_updates: applied so far.
             lr_scale: multiplies the sparse learning rates; asked once per step.
+            may_begin: whether the batch that is so many behind the last step yielded may begin to move anything; a schedule
+                whose batches move one after the other need not ask.
         """
         ...
 
@@ -99,6 +109,7 @@ class Pipelined:
         num_updates: int,
         lr_scale: Callable[[], float],
         spans: Spans,
+        may_begin: Callable[[int], bool] = always,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
         source = _Source(iter(batches), sparse, spans)
@@ -211,7 +222,7 @@ def _moved(
         computed.discard()
         pending = pulled.discard()
     outcome = Known(computed.loss.item(), refused)
-    return Step(token, _num_examples(batch), outcome, pulled.staleness), pending
+    return Step(token, num_examples(batch), outcome, pulled.staleness), pending
 
 
 def _moved_late(
@@ -228,8 +239,9 @@ def _moved_late(
         pushed = pulled.push_unless(computed.refused, number, lr_scale())
     with spans("apply"):
         outcome = computed.apply_unless(pushed)
-    return Step(token, _num_examples(batch), outcome, pulled.staleness), pushed
+    return Step(token, num_examples(batch), outcome, pulled.staleness), pushed
 
 
-def _num_examples(batch: Batch) -> int:
+def num_examples(batch: Batch) -> int:
+    """Examples of a batch, over all trainers."""
     return batch.num_examples if batch.share is None else batch.share.num_examples

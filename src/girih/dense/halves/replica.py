@@ -143,6 +143,10 @@ class Replica:
         """A copy that moves in its own step is never behind."""
         return {"staleness_max": 0}
 
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Empty: there is this process alone."""
+        return {}
+
     def close(self) -> None:
         """No-op: it holds nothing but memory."""
 

@@ -21,6 +21,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
+from girih.comm.messages import answer, answers, as_integer, as_text, from_text
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
@@ -32,7 +33,7 @@ from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import NO_TURN, Verb, answer, answers, as_integer, as_text, from_text
+from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.sparse.spec import SparseSpec
 
 

@@ -27,14 +27,15 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import remove_segments
+from girih.comm.messages import as_float, as_text, from_text
 from girih.comm.rpc import Request
+from girih.comm.serving import Service, attempt
 from girih.errors import NonFiniteError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.protocol import NO_TURN, TOOK_NO_PART, Verb, as_float, as_text, from_text
-from girih.sparse.service.serving import Service, attempt
+from girih.sparse.service.protocol import NO_TURN, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 
 

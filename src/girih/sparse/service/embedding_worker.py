@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
+from girih.comm.messages import answer, as_text
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Frame, Request
+from girih.comm.serving import Service
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.runs.stats import Stats
@@ -29,8 +31,7 @@ from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import Codec
-from girih.sparse.service.protocol import TOOK_NO_PART, Verb, answer, as_text
-from girih.sparse.service.serving import Service
+from girih.sparse.service.protocol import TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 
 

@@ -12,16 +12,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from girih.comm.rpc import Client, Frame, Reply
-from girih.errors import RemoteError, named
 
 NO_TURN = -1
 """The turn of a batch that was read ahead for nothing."""
@@ -61,38 +52,3 @@ class Verb(IntEnum):
     BEGIN = 13
     NEXT = 14
     END = 15
-
-
-def as_text(value: Any) -> NDArray[np.uint8]:
-    """JSON as an array."""
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def from_text(array: NDArray[Any]) -> Any:
-    """The inverse of :func:`as_text`."""
-    return json.loads(array.tobytes())
-
-
-def as_integer(number: float) -> int:
-    """The bits of a float64."""
-    return int(np.float64(number).view(np.int64))
-
-
-def as_float(bits: int) -> float:
-    """The inverse of :func:`as_integer`."""
-    return float(np.int64(bits).view(np.float64))
-
-
-def answer(reply: Reply) -> Frame:
-    """Waits for an answer; raises what the other process raised."""
-    try:
-        return reply.wait()
-    except RemoteError as error:
-        raise named(str(error)) or error from None
-
-
-def answers(
-    clients: Iterable[Client], verb: Verb, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()
-) -> list[Frame]:
-    """Asks all of them the same, side by side; waits for their answers."""
-    return [answer(reply) for reply in [client.call(verb, fields, arrays) for client in clients]]

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from girih.comm.endpoints import listen
 from girih.comm.rpc import Request
-from girih.sparse.service.protocol import Verb
 
 
 class Address(Protocol):
@@ -23,7 +22,7 @@ class Address(Protocol):
 class Service:
     """Answers requests; an exception is the answer too."""
 
-    def __init__(self, verbs: Mapping[Verb, Callable[[Request], None]]) -> None:
+    def __init__(self, verbs: Mapping[int, Callable[[Request], None]]) -> None:
         self._verbs = verbs
         self._pool = ThreadPoolExecutor(1, "girih-serve")
 
@@ -38,7 +37,7 @@ class Service:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        self.later(request, lambda: self._verbs[Verb(request.frame.kind)](request))
+        self.later(request, lambda: self._verbs[request.frame.kind](request))
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
         """Does work for a request after all that waits."""

@@ -1,0 +1,48 @@
+"""Contents of messages between processes, and the answers to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc import Client, Frame, Reply
+from girih.errors import RemoteError, named
+
+
+def as_text(value: Any) -> NDArray[np.uint8]:
+    """JSON as an array."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def from_text(array: NDArray[Any]) -> Any:
+    """The inverse of :func:`as_text`."""
+    return json.loads(array.tobytes())
+
+
+def as_integer(number: float) -> int:
+    """The bits of a float64."""
+    return int(np.float64(number).view(np.int64))
+
+
+def as_float(bits: int) -> float:
+    """The inverse of :func:`as_integer`."""
+    return float(np.int64(bits).view(np.float64))
+
+
+def answer(reply: Reply) -> Frame:
+    """Waits for an answer; raises what the other process raised."""
+    try:
+        return reply.wait()
+    except RemoteError as error:
+        raise named(str(error)) or error from None
+
+
+def answers(
+    clients: Iterable[Client], kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()
+) -> list[Frame]:
+    """Asks all of them the same, side by side; waits for their answers."""
+    return [answer(reply) for reply in [client.call(kind, fields, arrays) for client in clients]]

@@ -1,0 +1,148 @@
+"""Averaging in the background (ShadowSync: Zheng et al., arXiv 2003.03477): a thread exchanges live parameters with dense servers.
+
+It reads them while nets move them, and adds to them what the servers answer: what nets learned meanwhile stays.
+
+Shapes: P numbers of all parameters together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.messages import answer, answers, from_text
+from girih.comm.rpc import Client, Reply
+from girih.dense.service.protocol import Verb, ranges
+from girih.runs.stats import Stats
+
+
+class Shadow:
+    """The averaging of one replica, which never blocks who trains it.
+
+    Args:
+        parameters: the live ones, float32, on a CPU; threads may write to them at any time.
+        servers: each averages its range of them.
+        replica: the number of this one among all.
+        every_steps: steps of this replica between the beginnings of two rounds; a round that takes longer delays the next.
+        stats: where bytes sent and rounds (``averaging_rounds``) are counted.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        servers: Sequence[Client],
+        replica: int,
+        every_steps: int,
+        stats: Stats,
+    ) -> None:
+        self._live = [
+            each.data for each in parameters
+        ]  # with versions of their own: autograd watches the others'
+        self._servers, self._replica, self._every_steps, self._stats = servers, replica, every_steps, stats
+        self._ranges = ranges(sum(each.numel() for each in self._live), len(servers))
+        self._changed = threading.Condition()
+        self._num_steps = self._num_begun_at = 0
+        self._paused = self._busy = self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="girih-shadow", daemon=True)
+        self._thread.start()
+
+    def stepped(self) -> None:
+        """Counts a step of this replica; from any thread, and never waits for a round.
+
+        Raises:
+            GirihError: a round failed.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._num_steps += 1
+            self._paused = False
+            if self._is_due():
+                self._changed.notify_all()
+
+    def begin(self) -> None:
+        """Has the servers begin with these parameters; while no replica averages, by one of them."""
+        flat = self._flat()
+        self._wait([server.call(Verb.BEGIN, (), (part,)) for server, part in self._parts(flat)])
+
+    def meet(self) -> NDArray[np.float32]:
+        """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
+
+        No round is under way from here until the next step.
+        """
+        with self._changed:
+            self._paused = True
+        self._wait([server.call(Verb.LEAVE, (self._replica,)) for server in self._servers])
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy)
+            if self._failure is not None:
+                raise self._failure
+        calls = [
+            server.call(Verb.MEET, (self._replica,), (part,)) for server, part in self._parts(self._flat())
+        ]
+        return np.concatenate(self._wait(calls))
+
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Title of each dense server → its ``Stats.snapshot``."""
+        found = answers(self._servers, Verb.STATS, (int(spans),))
+        return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(found)}
+
+    def close(self) -> None:
+        """Ends the thread, and lets the servers go."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for server in self._servers:
+            server.close()  # a round under way raises
+        self._thread.join()
+
+    def _is_due(self) -> bool:
+        return not self._paused and self._num_steps - self._num_begun_at >= self._every_steps
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._is_due())
+                if self._closing:
+                    return
+                self._num_begun_at, self._busy = self._num_steps, True
+            try:
+                with self._stats.spans("average"):
+                    self._average()
+            except Exception as error:  # told by the next step, or the next meeting
+                self._failure = error
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                if self._failure is not None:
+                    return
+
+    def _average(self) -> None:
+        flat = self._flat()
+        calls = [server.call(Verb.AVERAGE, (self._replica,), (part,)) for server, part in self._parts(flat)]
+        correction = torch.from_numpy(np.concatenate(self._wait(calls)))
+        sizes = [each.numel() for each in self._live]
+        for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+            live.add_(part.view_as(live))
+        self._stats.counters["averaging_rounds"] += 1
+
+    def _flat(self) -> NDArray[np.float32]:
+        if not self._live:
+            return np.empty(0, np.float32)
+        flat: NDArray[np.float32] = torch.cat([each.reshape(-1) for each in self._live]).numpy()
+        return flat
+
+    def _parts(self, flat: NDArray[np.float32]) -> list[tuple[Client, NDArray[np.float32]]]:
+        self._stats.sent("dense", flat.nbytes)
+        return [(server, flat[part]) for server, part in zip(self._servers, self._ranges, strict=True)]
+
+    @staticmethod
+    def _wait(calls: Sequence[Reply]) -> list[NDArray[np.float32]]:
+        return [array for call in calls for array in answer(call).arrays]

@@ -1,0 +1,191 @@
+"""Concurrent nets on one set of dense parameters, which they read and move without locks (Hogwild; HT §2.2).
+
+A net is a copy of the module whose Parameters are its own, so that autograd watches them apart from the others', over the memory
+of the one set; its optimizer keeps its state in the memory of the one set's too.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.dense.halves.replica import Replica, ReplicaComputed
+from girih.dense.spec import DenseSpec
+from girih.errors import NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.runs.stats import DENSE_STALENESS
+
+
+class Net(Replica):
+    """One net; its Parameters are its own, their memory may be others' too."""
+
+    checks_embeddings = True
+
+    def twin(self, spec: DenseSpec) -> Net:
+        """Another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
+        self._set_mode(True)  # it may have predicted last, and the copy is to train
+        held: dict[int, Any] = {id(parameter): _over(parameter) for parameter in self.module.parameters()}
+        held |= {id(buffer): buffer.data for buffer in self.module.buffers()}
+        twin = Net(replace(spec, module=copy.deepcopy(self.module, held)))
+        twin.take_state(self)
+        return twin
+
+    def take_state(self, other: Net) -> None:
+        """Keeps optimizer state where another net has it now."""
+        if self.optimizer is not None and other.optimizer is not None:
+            for mine, theirs in zip(self.parameters, other.parameters, strict=True):
+                self.optimizer.state[mine] = other.optimizer.state[theirs]
+
+    def follow(self, other: Net) -> None:
+        """Takes the options of another net's optimizer, which a schedule moves."""
+        if self is other or self.optimizer is None or other.optimizer is None:
+            return
+        for own, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
+            own.update({name: value for name, value in theirs.items() if name != "params"})
+        # else torch warns that a schedule moves an optimizer which never made a step
+        other.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+class Nets:
+    """Nets on the parameters of one module; ``compute`` and what it returns may be used from several threads.
+
+    The first net computes with the module itself. A net is free again once its batch is applied or discarded; where none is
+    free, one more is made.
+
+    Args:
+        count: nets that are made before the first batch.
+        stepped: called after each step that moved the parameters, by the thread that made it.
+
+    Attributes:
+        first: the net whose optimizer a schedule moves, and whose state is saved.
+    """
+
+    def __init__(self, spec: DenseSpec, count: int, stepped: Callable[[], None] = lambda: None) -> None:
+        self._spec, self._count, self._stepped = spec, count, stepped
+        self.first = Net(spec)
+        self._all = [self.first]
+        self._free = deque(self._all)
+        self._borrowing, self._beginning, self._counting = (threading.Lock() for _ in range(3))
+        self._begun: set[int] = set()  # places of parameters whose optimizer state is there
+        self._num_writes = 0
+        self._staleness = spec.stats.histograms[DENSE_STALENESS]
+
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: NetComputed | None = None, *, last: bool = True
+    ) -> NetComputed:
+        """Forward, loss, backward on a free net; see :class:`~girih.dense.halves.replica.Replica`."""
+        if onto is None:
+            net, num_before, earlier = self._borrow(), self._num_writes, None
+        else:
+            net, num_before, earlier = onto.net, onto.num_before, onto.computed
+        try:
+            computed = net.compute(batch, embeddings, earlier, last=last)
+        except BaseException:
+            self._give_back(net)
+            raise
+        return NetComputed(computed, net, self, num_before)
+
+    def apply(self, computed: NetComputed) -> None:
+        """Moves the parameters by a net's gradients, beside other nets that do."""
+        net, gradients = computed.net, computed.computed.gradients
+        net.follow(self.first)
+        learning = {place for place, gradient in enumerate(gradients) if gradient is not None}
+        try:
+            with self._writing(computed.num_before):
+                if learning <= self._begun:
+                    computed.computed.apply()
+                else:
+                    with (
+                        self._beginning
+                    ):  # an optimizer makes a parameter's state in its first step: once for all nets
+                        computed.computed.apply()
+                        self._begun |= learning
+        finally:
+            self._give_back(net)
+        self._stepped()
+
+    def discard(self, computed: NetComputed) -> None:
+        """Drops a net's gradients."""
+        computed.computed.discard()
+        self._give_back(computed.net)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See :class:`~girih.dense.halves.replica.Replica`; while no net is at work."""
+        self.first.restore(state)
+        for net in self._all[1:]:
+            net.take_state(self.first)
+        self._begun = set()
+
+    def staleness_max(self) -> int:
+        """The most writes of other nets between a net's read and its write."""
+        return max(self._staleness, default=0)
+
+    def _borrow(self) -> Net:
+        with self._borrowing:
+            while not self._free or len(self._all) < self._count:
+                self._all.append(self.first.twin(self._spec))
+                self._free.append(self._all[-1])
+            return self._free.popleft()
+
+    def _give_back(self, net: Net) -> None:
+        with self._borrowing:
+            self._free.append(net)
+
+    @contextmanager
+    def _writing(self, num_before: int) -> Iterator[None]:
+        """Counts a write, and those that were done since its net began to read."""
+        with self._counting:  # of what is counted, not of what is written
+            self._staleness[self._num_writes - num_before] += 1
+        yield
+        with self._counting:
+            self._num_writes += 1
+
+
+@dataclass(eq=False)
+class NetComputed:
+    """Loss and gradients of a batch, and the net that they are of; see :class:`girih.dense.half.Computed`.
+
+    Attributes:
+        num_before: writes that were done when the net began to read.
+    """
+
+    computed: ReplicaComputed
+    net: Net
+    nets: Nets
+    num_before: int
+
+    @property
+    def loss(self) -> Tensor:
+        """The step's mean loss, float64[]."""
+        return self.computed.loss
+
+    @property
+    def refused(self) -> Tensor:
+        """Whether a loss or gradient is NaN or infinite, bool[]."""
+        return self.computed.refused
+
+    @property
+    def reason(self) -> NonFiniteError:
+        """Why the step was refused."""
+        return self.computed.reason
+
+    def apply(self) -> None:
+        """One optimizer step, beside other nets' steps."""
+        self.nets.apply(self)
+
+    def discard(self) -> None:
+        """Drops the gradients, and puts back the buffers as they were when the net began to read."""
+        self.nets.discard(self)
+
+
+def _over(parameter: nn.Parameter) -> nn.Parameter:
+    """A Parameter of its own over the same memory: ``.data`` begins a count of versions of its own."""
+    return nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)

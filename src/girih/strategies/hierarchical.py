@@ -1,0 +1,156 @@
+"""``hierarchical``: few copies of the dense parameters, each trained by many nets, averaged in the background (HT).
+
+| sparse half                      | schedule        | dense half                      |
+| ``RemoteSparse``, dispatched     | concurrent nets | ``HogwildReplica``, dense servers |
+
+With one trainer per group and no group servers it is the EASGD-based system that HT begins from (§2.2): every trainer has a
+copy. Trainers share no step, as under ``asynchronous``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from girih.cluster.roles import RoleName
+from girih.config.bounds import Bounds
+from girih.errors import ConfigError
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.planner.traffic import FLOAT_BYTES
+from girih.strategies.remote import RemoteStrategy
+from girih.strategies.strategy import Processes
+
+if TYPE_CHECKING:
+    from girih.dense.service.dense_server import DenseServer
+    from girih.training.context import RunContext
+    from girih.training.session import Session
+
+DENSE = RoleName.DENSE_SERVER
+LATER: Mapping[str, Any] = {
+    "split_fc": "auto",
+    "tagging": "refined",
+    "wire_activations": "float32",
+    "wire_dense_gradients": "float32",
+}
+"""Options of group servers → the only value there is without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchical(RemoteStrategy):
+    """Trains groups of trainers, each with one copy of the dense parameters; see ``RemoteStrategy``.
+
+    Each net's gradients are those of the mean loss over its own batch: a trainer's share of ``data.batch_size`` examples.
+
+    Attributes:
+        groups: copies of the dense parameters. trainers_per_group: that train on each of them.
+        servers_per_group: group servers that hold a copy; 0: its trainer does.
+        nets: batches that a trainer trains on at once, each by a thread, without locks.
+        dense_servers: processes that average the copies; none start where there is one.
+        averaging: the algorithm. elastic_rate: how far a copy moves to the centre, or the average, in a round, of the whole
+            way; None takes 0.9 / ``groups`` for "easgd", else 1.
+        average_every_steps: steps of a trainer from one round to the next.
+        split_fc, tagging, wire_activations, wire_dense_gradients: of group servers.
+    """
+
+    name: ClassVar[str] = "hierarchical"
+    in_step: ClassVar[bool] = False
+    cuts_from: ClassVar[tuple[str, ...]] = ()
+    waits_for_dense: ClassVar[bool] = False
+    groups: Processes = 1
+    trainers_per_group: Processes = 1
+    servers_per_group: Annotated[int, Bounds(0, 1024)] = 0
+    nets: Annotated[int, Bounds(1, 1024)] = 1
+    dense_servers: Processes = 1
+    averaging: Literal["easgd", "ma", "bmuf"] = "easgd"
+    elastic_rate: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
+    average_every_steps: Annotated[int, Bounds(1, 1 << 40)] = 10
+    split_fc: Literal["auto"] | bool = "auto"
+    tagging: Literal["refined", "rules", "none"] = "refined"
+    wire_activations: Literal["float32", "bfloat16", "int8", "auto"] = "float32"
+    wire_dense_gradients: Literal["float32", "bfloat16", "topk", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        RemoteStrategy.__post_init__(self)  # a class with slots has no bare super()
+        if self.servers_per_group:
+            raise ConfigError(
+                f"strategy: servers_per_group = {self.servers_per_group}: group servers are not built yet; set it to 0"
+            )
+        if self.trainers_per_group > 1:
+            raise ConfigError(
+                f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
+                f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
+            )
+        for name, only in LATER.items():
+            if getattr(self, name) != only:
+                raise ConfigError(
+                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, which are not built yet;"
+                    f" drop it, or set it to {only!r}"
+                )
+
+    @property
+    def trainers(self) -> int:
+        """Processes that train."""
+        return self.groups * self.trainers_per_group
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """Processes beside the trainers."""
+        averaging: dict[str, int] = {DENSE: self.dense_servers} if self.groups > 1 else {}
+        return {**self.sparse_roles, **averaging}
+
+    def plan(self, facts: Facts) -> Plan:
+        """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
+        if facts.device != "cpu":
+            raise ConfigError("strategy 'hierarchical' computes on CPUs only; set train.device = 'cpu'")
+        if facts.num_trainers != self.trainers:
+            raise ConfigError(
+                f"strategy: groups = {self.groups}, trainers_per_group = {self.trainers_per_group}: expected"
+                f" {self.trainers} trainers, {facts.num_trainers} were started; make them agree"
+            )
+        if facts.global_batch_norm and self.trainers * self.nets > 1:
+            raise ConfigError(
+                "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
+                " drop train.global_batch_norm, or use 'hybrid'"
+            )
+        return RemoteStrategy.plan(self, facts)
+
+    def build(self, plan: Plan, context: RunContext) -> Session:
+        """The way to the embedding workers, and this trainer's copy of the dense half, with the way to dense servers."""
+        from girih.comm.peers import connect_all
+        from girih.dense.halves.hogwild import HogwildReplica
+        from girih.training.concurrent import Concurrent
+
+        context.ranks.step_apart()
+        processes = context.processes
+        addresses = self._start_dense_servers(plan, context)
+        nets = plan.schedule["nets"]
+        dense = HogwildReplica(
+            context.dense,
+            context.ranks,
+            nets=nets,
+            servers=connect_all(DENSE, addresses, secret=processes.secret, registry=processes.registry),
+            average_every_steps=self.average_every_steps,
+        )
+        return self.session(plan, context, dense, Concurrent(nets))
+
+    def _schedule(self) -> dict[str, Any]:
+        return {"name": "concurrent", "nets": self.nets}
+
+    def _dense_bytes(self, facts: Facts, sent: float) -> float:
+        """A round takes the parameters to dense servers and what is added to them back."""
+        num_bytes = 2.0 * facts.model.num_parameters * FLOAT_BYTES / self.average_every_steps
+        return num_bytes if self.groups > 1 else 0.0
+
+    def _start_dense_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
+        if DENSE not in plan.roles:
+            return ()
+        from girih.dense.service.dense_server import DenseServer
+
+        secret = context.processes.secret
+
+        def server(index: int, address: str) -> DenseServer:
+            return DenseServer(index, self.groups, self.averaging, self.elastic_rate, address, secret)
+
+        return self._start(plan, context, DENSE, plan.roles[DENSE], server)
