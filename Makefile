@@ -1,7 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes.
 PYTHON ?= python3
 BIN := .venv/bin
-PROCESSES ?= 2
+PROCESSES ?= 4
 INSTALLED := .venv/installed
 
 .PHONY: setup lint test test-gpu test-all gpu bench bench-peers claims demo docs clean
@@ -19,8 +19,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# PROCESSES files at a time, each in one process: most tests use one core. Idle threads sleep at once: spinning, they would
-# take the cores from the other file's (four times as long for tests of whole models).
+# PROCESSES files at a time, each in one process. Two for each of two cores: a third of the time with one for each is waiting
+# for processes that start, and for each other. Idle threads sleep at once: spinning, they would take the cores from the other
+# file's (four times as long for tests of whole models).
 # Bytecode is kept: each process that a test starts would compile girih anew otherwise.
 PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 25
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py

@@ -4,7 +4,8 @@
     girih bench gpu --quick             a few hundred keys: shows that it runs, also where kernels are interpreted
 
 Beside it, with the same ids: ``nn.EmbeddingBag`` under ``torch.compile``, and FBGEMM's TBE where it is installed. The second table has
-dedup and the finding of keys alone, the third whole models beside their dense halves alone.
+dedup and the finding of keys alone, the third whole models beside their dense halves alone, as they
+are and compiled by torch (``train.compile``).
 
 ``bytes`` are those that a step cannot do without (docs/gpu.md says which), ``of copies`` is their rate beside that of a copy of
 1 GB on the device, measured in the same run. Times are medians, by events of the device, which is kept busy before each part, so that
@@ -238,16 +239,27 @@ def main() -> None:
         tiered.row(hot_tier(500 if arguments.quick else 1_000_000, share, 2 if arguments.quick else 20))
     models = report.table(
         "whole models, samples/s",
-        {"model": "{}", "batch": "{:,}", "step": "{:,.0f}", "dense half alone": "{:,.0f}", "of it": "{:.2f}"},
+        {"model": "{}", "dense half": "{}", "batch": "{:,}", "step": "{:,.0f}"}
+        | {"dense half alone": "{:,.0f}", "of it": "{:.2f}"},
     )
     rng = np.random.default_rng(1)
     size, ranks = (64, 500) if arguments.quick else (65_536, 1_000_000)
+    steps = 2 if arguments.quick else 50
     given = gpu_models.batches(size, 4, lambda count: zipf(rng, 1.05, ranks, count))
     for name in gpu_models.MODELS:
-        whole, alone = gpu_models.samples_per_s(name, given, 2 if arguments.quick else 50)
-        models.row(
-            {"model": name, "batch": size, "step": whole, "dense half alone": alone, "of it": whole / alone}
-        )
+        for compile in (False, True):
+            arm = {"model": name, "dense half": "compiled" if compile else "plain", "batch": size}
+            if compile and jit.INTERPRETED:
+                report.skip(f"{name}, compiled", "it is compiled for the GPU")
+                continue
+            try:
+                whole, alone = gpu_models.samples_per_s(name, given, steps, compile=compile)
+            except (girih.ConfigError, RuntimeError) as error:
+                if not compile:
+                    raise
+                report.skip(f"{name}, {arm['dense half']}", " ".join(str(error).split())[:200])
+                continue
+            models.row(arm | {"step": whole, "dense half alone": alone, "of it": whole / alone})
     report.finish()
 
 

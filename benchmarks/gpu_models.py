@@ -50,10 +50,17 @@ def batches(examples: int, count: int, ids_of: object) -> list[Batch]:
     ]
 
 
-def samples_per_s(name: str, given: Sequence[Batch], steps: int) -> tuple[float, float]:
-    """Samples/s of whole steps, ids of the next batch prepared beside; and of the dense half, embeddings given."""
+def samples_per_s(
+    name: str, given: Sequence[Batch], steps: int, *, compile: bool = False
+) -> tuple[float, float]:
+    """Samples/s of whole steps, ids of the next batch prepared beside; and of the dense half, embeddings given.
+
+    Args:
+        compile: whether torch compiles the dense half of both, in steps that are not timed.
+    """
     description = schema()
-    options = girih.TrainOptions(device="cpu" if jit.INTERPRETED else "cuda", on_nonfinite="stop")
+    device = "cpu" if jit.INTERPRETED else "cuda"
+    options = girih.TrainOptions(device=device, on_nonfinite="stop", compile=compile)
     columns = {feature.name: [0] for feature in description.features} | {"click": [1.0]}
     with tempfile.TemporaryDirectory() as folder, girih.Trainer(
         MODELS[name](description), options=options, store=StoreOptions(tiers=("gpu",)),

@@ -142,6 +142,7 @@ def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
         assert row["config s"] > 0 < row["begin s"]
 
 
+@pytest.mark.heavy
 def test_steps_are_timed_while_saves_are_under_way(tmp_path):
     words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2"]
     done = ran(bench.FOLDER / "checkpoint.py", *words, "--json", "found.json", cwd=tmp_path)

@@ -100,6 +100,7 @@ def test_keys_are_counted_as_the_servers_of_a_run_count_them(tmp_path):
     assert most["shuffled"] < 1.1 < most["tables, t mod N"]
 
 
+@pytest.mark.heavy
 def test_a_measured_run_tells_when_it_reached_each_auc(tmp_path):
     """With evaluations between its windows: their time is left out, and trainers come to them together."""
     import fleet

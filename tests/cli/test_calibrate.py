@@ -9,7 +9,9 @@ import time
 import pytest
 
 from girih import cli
-from girih.planner.calibration import LINKS, Calibration, Link
+from girih.comm.codecs import BFloat16, TopK
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
+from girih.runs.codec_speeds import measure_codec
 
 TWO = ("--set", "strategy.trainers=2")
 
@@ -50,6 +52,28 @@ def test_a_plan_says_what_its_bytes_take_and_where_that_is_from(calibrated, stra
 def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):
     assert run("plan", calibrated.parent / "config.toml", "--calibration", calibrated) == 0
     assert "no communication time is predicted for local" in capsys.readouterr().err
+
+
+def test_files_from_before_codecs_were_measured_are_read(calibrated):
+    old = json.loads(calibrated.read_text())
+    del old["codecs"]
+    calibrated.write_text(json.dumps(old))
+    assert Calibration.read(calibrated).codecs == {}
+    found = Calibration(
+        trainers=3,
+        machine={},
+        links=Calibration.read(calibrated).links,
+        codecs={"int8": CodecSpeed(1e-10, 2e-10)},
+    )
+    calibrated.write_text(json.dumps(found.to_dict()))
+    assert Calibration.read(calibrated).codecs == found.codecs
+
+
+@pytest.mark.parametrize("codec", [BFloat16(), TopK()], ids=str)
+def test_a_codec_costs_time_per_byte(codec):
+    speed = measure_codec(codec, rounds=3)
+    assert 1e-12 < speed.pack_s_per_byte < 1e-6
+    assert 1e-12 < speed.unpack_s_per_byte < 1e-6
 
 
 def test_mistakes_are_one_line(log_directory, calibrated, capsys):
@@ -102,7 +126,10 @@ def test_calibrate_writes_what_plan_reads(log_directory, capsys):
     assert done.returncode == 0, done.stderr
     found = Calibration.read(out)
     assert found.trainers == 2
+    assert set(found.codecs) == {"float32", "bfloat16", "int8", "topk"}
+    assert found.codecs["bfloat16"].pack_s_per_byte > found.codecs["float32"].pack_s_per_byte
     assert "8.00 MiB" in done.stdout
+    assert "topk" in done.stdout
     assert f"next: girih plan CONFIG.toml --calibration {out}" in done.stdout
     words = (log_directory / "config.toml", "--strategy", "synchronous", *TWO)
     assert run("plan", *words, "--calibration", out) == 0

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import girih
 from companions import together
+from girih.comm.pinned import FromDevice, ToDevice
 from girih.data import Batch
 from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
 from girih.dense.halves.replica import Replica
@@ -22,6 +24,7 @@ from girih.runs.stats import Stats
 SECRET = b"of this run"
 STEPS = 40
 STALENESS = 2
+CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
@@ -82,7 +85,7 @@ class TestDenseServer:
         optimizer = adamw(plain.parameters())
         first, behind = 0, flat_of(plain)
         assert server.newest()[1] == first
-        np.testing.assert_array_equal(server.newest()[0], behind)
+        np.testing.assert_array_equal(server.newest()[0].numpy(), behind)
         gradient = np.arange(len(behind), dtype=np.float32)
         for version in range(3):
             plain.aside.grad = None  # no gradient is not a gradient of 0: weight decay leaves it
@@ -92,15 +95,15 @@ class TestDenseServer:
                 at += parameter.numel()
             torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
             optimizer.step()
-            flat, now = server.step(gradient, np.array([0, 1, 1], np.uint8), version)
+            flat, now = server.step(torch.from_numpy(gradient), np.array([0, 1, 1], np.uint8), version)
             assert now == version + 1
-            np.testing.assert_array_equal(flat, flat_of(plain))
+            np.testing.assert_array_equal(flat.numpy(), flat_of(plain))
         assert plain.aside.tolist() == [1, 1]
         assert server.staleness_max == 0
 
     def test_steps_between_a_gradient_and_its_parameters_are_counted(self):
         server = DenseServer(DenseSpec(module=Net(), optimizer=sgd))
-        gradient, given = np.zeros(6, np.float32), np.ones(3, np.uint8)
+        gradient, given = torch.zeros(6), np.ones(3, np.uint8)
         for version in (0, 1, 1, 0, 4):
             server.step(gradient, given, version)
         assert server.staleness_max == 3
@@ -112,7 +115,7 @@ class TestDenseServer:
 
         def push():
             for _ in range(50):
-                versions.append(server.step(np.full(6, 2.0, np.float32), np.ones(3, np.uint8), 0)[1])
+                versions.append(server.step(torch.full((6,), 2.0), np.ones(3, np.uint8), 0)[1])
 
         threads = [threading.Thread(target=push) for _ in range(4)]
         for thread in threads:
@@ -159,12 +162,18 @@ def test_a_trainer_alone_moves_as_a_replica_bit_for_bit():
     again.close()
 
 
-def test_it_computes_on_cpus_only():
+def test_it_may_compute_on_gpus_with_rows_in_the_hosts_memory():
     schema = girih.Schema([girih.Categorical(name="user", dim=2)], labels="click")
     model = ModelFacts(name="Net", num_parameters=6)
-    facts = Facts(schema=schema, model=model, groups=(), num_trainers=2, seed=0, device="meta")
-    with pytest.raises(ConfigError, match="on CPUs only"):
-        girih.Asynchronous().plan(facts)
+    facts = Facts(schema=schema, model=model, groups=(), num_trainers=2, seed=0, device="cuda")
+    assert girih.Asynchronous().plan(facts).strategy == "asynchronous"
+    with pytest.raises(ConfigError, match="'asynchronous' keeps no rows in GPU memory"):
+        girih.Asynchronous().plan(replace(facts, rows_on="gpu"))
+
+
+def by_lanes(parcels):
+    """Has an array go the way to a GPU and back, without one."""
+    parcels._to, parcels._back = ToDevice(CPU), FromDevice(CPU)
 
 
 def two(ranks):
@@ -179,6 +188,10 @@ def two(ranks):
             address="tcp://127.0.0.1:*",
             secret=SECRET,
         )
+        if name == "sgd":
+            by_lanes(replica._parcels)
+            if replica._server is not None:
+                by_lanes(replica._server._parcels)
         told[f"start-{name}"] = flat_of(replica.module).tolist()
         ranks.barrier()
         most = 0

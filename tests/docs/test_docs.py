@@ -80,6 +80,14 @@ def blocks(page, language):
     return [code for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
+NINE_PROCESSES = {"strategies.md": [pytest.mark.heavy]}
+CONSOLE = [
+    pytest.param(page, id=page.name, marks=NINE_PROCESSES.get(page.name, []))
+    for page in PAGES
+    if blocks(page, "console")
+]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_have_a_language_that_is_tested(page):
     kinds = {kind for kind, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
@@ -110,7 +118,7 @@ def test_toml_is_a_valid_config_or_a_part_of_one(page, workplace):
             settings.model()
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CONSOLE)
 def test_console_lines_run(page, workplace, capsys):
     for code in blocks(page, "console"):
         lines = code.splitlines()

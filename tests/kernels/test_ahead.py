@@ -113,7 +113,8 @@ def test_types_are_those_of_annotations():
 def test_of_optimizers_only_those_of_the_run_are_compiled(rows, applying):
     names = ahead.training(rows)
     assert {name for name in names if name.startswith("update.apply_")} == applying
-    assert not set(names) & {*ahead.packing(), *ahead.on_disk()}
+    assert not set(names) & {*ahead.packing(), *ahead.packing_tensors(), *ahead.on_disk()}
+    assert "tensor_codecs.keep_largest" in ahead.packing_tensors()
     assert "disk_reads.read_at_once" in ahead.on_disk()
 
 

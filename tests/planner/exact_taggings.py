@@ -90,8 +90,8 @@ def by_enumeration(graph, group, known_s=math.inf):
     """
     index = Index(graph)
     num_devices = len(group.devices)
-    order = sorted(range(len(index.units)), key=lambda unit: -index.units[unit].parameter_bytes)
-    ledger = Ledger(index, group, [0 if not unit.movable else 1 for unit in index.units])
+    order = sorted(range(len(index.bundles)), key=lambda bundle: -index.bundles[bundle].parameter_bytes)
+    ledger = Ledger(index, group, [0 if not bundle.movable else 1 for bundle in index.bundles])
     compute = [0.0] * num_devices
     cores = [group.trainer.cores * group.trainers] + [server.cores for server in group.servers]
     best = known_s
@@ -103,12 +103,12 @@ def by_enumeration(graph, group, known_s=math.inf):
                 best = min(best, max(load.busy_s for load in exact_loads(index, group, ledger)))
             return
         number = order[depth]
-        unit = index.units[number]
+        bundle = index.bundles[number]
         choices = (
-            range(1 if unit.parameter_bytes else 0, min(num_devices, used + 2)) if unit.movable else (0,)
+            range(1 if bundle.parameter_bytes else 0, min(num_devices, used + 2)) if bundle.movable else (0,)
         )
         for device in choices:
-            took = ledger.unit_s[device][number] / cores[device]
+            took = ledger.bundle_s[device][number] / cores[device]
             if compute[device] + took < best:
                 compute[device] += took
                 if ledger.placed[number] != device:
@@ -123,27 +123,27 @@ def by_enumeration(graph, group, known_s=math.inf):
 def by_milp(graph, group, *, limit_s=20.0):
     """A lower bound of :func:`busiest_s` of any placement: that of a mixed integer programme in which no component is ever cut.
 
-    Variables: z, seconds of the busiest device; x[u, d], whether unit u is on device d; t[p, s], whether the output of operator p
+    Variables: z, seconds of the busiest device; x[u, d], whether bundle u is on device d; t[p, s], whether the output of operator p
     goes to server s; f[p, s], whether it leaves server s. Codecs and what averaging sends are in the programme, memory is not.
 
     Returns:
-        The bound, and the device of each unit in the solver's best placement.
+        The bound, and the device of each bundle in the solver's best placement.
     """
     index = Index(graph)
-    ledger = Ledger(index, group, [0] * len(index.units))
-    num_units, num_servers, num_ops = len(index.units), len(group.servers), len(index.operators)
+    ledger = Ledger(index, group, [0] * len(index.bundles))
+    num_bundles, num_servers, num_ops = len(index.bundles), len(group.servers), len(index.operators)
     num_devices = num_servers + 1
 
-    def x(unit, device):
-        return 1 + unit * num_devices + device
+    def x(bundle, device):
+        return 1 + bundle * num_devices + device
 
     def t(producer, server):
-        return 1 + num_units * num_devices + producer * num_servers + server - 1
+        return 1 + num_bundles * num_devices + producer * num_servers + server - 1
 
     def f(producer, server):
         return t(num_ops + producer, server)
 
-    size = 1 + num_units * num_devices + 2 * num_ops * num_servers
+    size = 1 + num_bundles * num_devices + 2 * num_ops * num_servers
     rows, low, high = [], [], []
 
     def row(entries, least, most):
@@ -156,18 +156,18 @@ def by_milp(graph, group, *, limit_s=20.0):
 
     lowest, highest = np.zeros(size), np.ones(size)
     highest[0] = np.inf
-    for number, unit in enumerate(index.units):
+    for number, bundle in enumerate(index.bundles):
         row([(x(number, device), 1.0) for device in range(num_devices)], 1, 1)
-        if not unit.movable:
+        if not bundle.movable:
             lowest[x(number, 0)] = 1
-        elif unit.parameter_bytes:
+        elif bundle.parameter_bytes:
             highest[x(number, 0)] = 0
     sizes = [operator.output_bytes_per_example for operator in index.operators]
     for producer, readers in enumerate(index.consumers):
-        home = index.unit_of[producer]
+        home = index.bundle_of[producer]
         for server in range(1, num_devices):
             for consumer in readers:
-                there = index.unit_of[consumer]
+                there = index.bundle_of[consumer]
                 row([(t(producer, server), 1.0), (x(there, server), -1.0), (x(home, server), 1.0)], 0, np.inf)
                 row([(f(producer, server), 1.0), (x(home, server), -1.0), (x(there, server), 1.0)], 0, np.inf)
             if not readers:
@@ -184,8 +184,11 @@ def by_milp(graph, group, *, limit_s=20.0):
         at_receiver = forward.decode_s_per_byte + backward.encode_s_per_byte
         sent, returned = (at_sender, at_receiver) if device == 0 else (at_receiver, at_sender)
         cpu = [
-            (x(unit, device), ledger.unit_s[device][unit] + index.units[unit].parameter_bytes * update)
-            for unit in range(num_units)
+            (
+                x(bundle, device),
+                ledger.bundle_s[device][bundle] + index.bundles[bundle].parameter_bytes * update,
+            )
+            for bundle in range(num_bundles)
         ]
         cpu += [(t(p, s), sizes[p] * sent) for p, s in own] + [(f(p, s), sizes[p] * returned) for p, s in own]
         weight = scale / facts.cores / share
@@ -204,7 +207,7 @@ def by_milp(graph, group, *, limit_s=20.0):
                 moved += [(f(p, s), sizes[p] * other * weight) for p, s in own]
                 row([(0, -1.0), *moved], -np.inf, -extra * weight if device == 0 else 0)
     integral = np.zeros(size)
-    integral[1 : 1 + num_units * num_devices] = 1
+    integral[1 : 1 + num_bundles * num_devices] = 1
     found = milp(
         c=np.eye(size)[0],
         constraints=LinearConstraint(np.array(rows), low, high),
@@ -215,6 +218,7 @@ def by_milp(graph, group, *, limit_s=20.0):
     placed = None
     if found.x is not None:
         placed = [
-            max(range(num_devices), key=lambda device: found.x[x(unit, device)]) for unit in range(num_units)
+            max(range(num_devices), key=lambda device: found.x[x(bundle, device)])
+            for bundle in range(num_bundles)
         ]
     return found.mip_dual_bound / scale, placed

@@ -1,6 +1,8 @@
 """Tagging: the rules on a net like DLRM, loads by hand, and refinement against the best that any placement can do."""
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import Codec, Device, Group, Wire
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.refine import refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
-from girih.planner.tagging.tag import tag
+from girih.planner.tagging.tag import AHEAD, tag
 from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
 from girih.planner.tagging.wires import choose_wire
 
@@ -100,6 +103,84 @@ def test_the_rules_keep_the_interaction_of_a_dlrm_on_trainers():
     assert set(tagged.reasons) == set(tagged.tagging) == {operator.name for operator in DLRM.operators}
 
 
+def test_halves_of_a_fully_connected_layer_are_computed_side_by_side():
+    whole = ["x>a0", "x>a1", "a0>cat", "a1>cat", "cat>relu", "relu>b0", "relu>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("cat", 400)),
+        *(plain("relu", 400), linear("b0", 400, 50), linear("b1", 400, 50), plain("sum", 100)),
+    ]
+    graph = graph_of(operators, *whole)
+    tagged, none = tag(graph, PAIR, how="rules"), tag(graph, PAIR, how="none")
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("a0",),
+        ("a1",),
+        ("b0",),
+        ("b1",),
+    ]
+    assert tagged.tagging["a0"] != tagged.tagging["a1"]
+    assert tagged.tagging["b0"] != tagged.tagging["b1"]
+    assert tagged.reasons["cat"] == "gathers: it puts together what servers can compute side by side"
+    assert tagged.tagging["relu"] == TRAINER
+    assert tagged.examples_per_s > none.examples_per_s
+
+
+def test_two_layers_that_are_split_together_do_not_come_back_in_between():
+    edges = ["x>a0", "x>a1", "a0>r0", "a1>r1", "r0>b0", "r1>b1", "b0>sum", "b1>sum"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a0", 100, 200), linear("a1", 100, 200), plain("r0", 200)),
+        *(plain("r1", 200), linear("b0", 200, 50), linear("b1", 200, 50), plain("sum", 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    tagged = tag(graph, PAIR, how="rules")
+    parts = components(graph, tagged.tagging)
+    assert [part.operators for part in parts] == [("a0", "r0", "b0"), ("a1", "r1", "b1")]
+    assert {part.server for part in parts} == {0, 1}
+
+
+def test_a_shortcut_around_a_layer_does_not_take_its_component_apart():
+    edges = ["x>a", "a>relu", "relu>b", "relu>add", "b>add", "add>c"]
+    operators = [
+        *(plain("x", 100, movable=False), linear("a", 100, 200), plain("relu", 200), linear("b", 200, 200)),
+        *(plain("add", 200), linear("c", 200, 50)),
+    ]
+    graph = graph_of(operators, *edges)
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "relu", "b", "add", "c")
+
+
+def test_what_reads_mostly_from_servers_is_not_kept_from_them():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("cat", 410), linear("b", 410, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "x>cat", "a>cat", "cat>b")
+    (part,) = components(graph, tag(graph, PAIR, how="rules").tagging)
+    assert part.operators == ("a", "cat", "b")
+
+
+def test_towers_on_one_output_are_computed_side_by_side():
+    operators = [
+        *(plain("x", 10, movable=False), linear("a", 10, 400), plain("relu", 400)),
+        *(linear("click", 400, 50), linear("buy", 400, 50)),
+    ]
+    graph = graph_of(operators, "x>a", "a>relu", "relu>click", "relu>buy")
+    tagged = tag(graph, PAIR, how="rules")
+    assert tagged.reasons["relu"] == "hands out: servers can compute side by side what is made of it"
+    assert [part.operators for part in components(graph, tagged.tagging)] == [("a",), ("click",), ("buy",)]
+    assert tagged.tagging["click"] != tagged.tagging["buy"]
+
+
+def test_components_that_share_a_module_are_on_one_server():
+    sides = ("user", "item")
+    operators = [
+        *(plain("x", 50, movable=False), *(linear(f"first_{side}", 50, 50) for side in sides)),
+        *(replace(linear(side, 50, 50), module="tower") for side in sides),
+        *(linear(f"top_{side}", 50, 9) for side in sides),
+    ]
+    edges = [edge for s in sides for edge in (f"x>first_{s}", f"first_{s}>{s}", f"{s}>top_{s}")]
+    tagging = tag(graph_of(operators, *edges), PAIR, how="rules").tagging
+    assert len({tagging[operator.name] for operator in operators[1:]}) == 1
+
+
 def test_another_rule_is_one_more_in_the_list():
     narrow = Rule("narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000)
     tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
@@ -122,6 +203,37 @@ def test_refinement_spreads_a_tower_that_is_one_component():
     assert speeds[-1][1] == refined.examples_per_s
     assert refined.start == "rules"
     assert max(max(u.cpu, u.network) for u in refined.utilization.values()) == pytest.approx(1.0)
+
+
+def test_a_chain_parts_where_it_is_narrow():
+    widths = [100, 1000, 1000, 4, 1000, 1000, 1]
+    layers = [linear(f"l{n}", one, other) for n, (one, other) in enumerate(pairwise(widths))]
+    names = ["x", *(layer.name for layer in layers)]
+    graph = graph_of(
+        [plain("x", 100, movable=False), *layers], *(f"{one}>{other}" for one, other in pairwise(names))
+    )
+    slow = replace(DEVICE, bytes_per_s=1e5)
+    tagged = tag(graph, replace(PAIR, trainer=slow, servers=(slow, slow)))
+    assert [part.operators for part in components(graph, tagged.tagging)] == [
+        ("l0", "l1", "l2"),
+        ("l3", "l4", "l5"),
+    ]
+    assert len(tagged.moves) == 1  # no layer by itself would have been worth the way
+
+
+def test_another_start_is_taken_where_it_comes_out_ahead():
+    rng = np.random.default_rng(20)
+    graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
+    index, tagged = Index(graph), tag(graph, group)
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, until=math.inf)
+    assert tagged.start != "rules"
+    assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
+
+
+def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
+    tagged = tag(DLRM, PAIR, limit_s=0.0)
+    assert not tagged.moves
+    assert tagged.tagging == tag(DLRM, PAIR, how="rules").tagging
 
 
 def test_without_rules_operators_are_dealt_in_turn():
@@ -230,9 +342,9 @@ def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
     rng = np.random.default_rng(seed)
     graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=Wire())
     index = Index(graph)
-    ledger = Ledger(index, group, [0] * len(index.units))
+    ledger = Ledger(index, group, [0] * len(index.bundles))
     for _ in range(60):
-        ledger.move(int(rng.integers(len(index.units))), int(rng.integers(4)))
+        ledger.move(int(rng.integers(len(index.bundles))), int(rng.integers(4)))
     fresh = Ledger(index, group, ledger.placed)
     exact = exact_loads(index, group, ledger)
     for one, other, bound in zip(
@@ -254,8 +366,8 @@ def test_refinement_is_near_the_best_placement_of_a_small_graph(seed):
     assert refined.examples_per_s >= rules.examples_per_s * (1 - 1e-9)
     best_s = by_enumeration(graph, group, known_s=1 / refined.examples_per_s)
     assert 1 / refined.examples_per_s <= 1.25 * best_s
-    for unit, facts in enumerate(index.units):
-        places = {refined.tagging[name] for name in index.names(unit)}
+    for bundle, facts in enumerate(index.bundles):
+        places = {refined.tagging[name] for name in index.names(bundle)}
         assert len(places) == 1
         assert (TRAINER in places) <= (not facts.parameter_bytes)
         assert facts.movable or places == {TRAINER}
@@ -288,6 +400,13 @@ def test_the_longest_components_come_first_and_bytes_balance():
     start = ruled(Index(graph), PAIR, RULES)
     shares = [sum(s for s, place in zip(sizes, start.placed[1:], strict=True) if place == d) for d in (1, 2)]
     assert sorted(shares) == [42, 44]  # 30, 9, 3 and 25, 12, 7
+
+
+def test_a_component_goes_where_there_is_memory_for_it():
+    graph = graph_of([plain("x", 4, movable=False), linear("a", 4, 30), linear("b", 4, 7)], "x>a", "x>b")
+    small = replace(DEVICE, memory_bytes=4 * 4 * 10)
+    start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)), RULES)
+    assert start.placed[1:] == [2, 1]
 
 
 def test_operators_of_one_module_are_on_one_server():
@@ -341,7 +460,7 @@ def test_what_does_not_fit_is_refused_by_name(graph, group, message):
 def test_what_refinement_finds_no_place_for_is_refused_by_name():
     group = replace(PAIR, trainer=replace(DEVICE, memory_bytes=1e5))
     with pytest.raises(
-        ConfigError, match="operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
+        ConfigError, match=r"operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
     ):
         tag(DLRM, group)
 
@@ -358,7 +477,8 @@ def test_refinement_mends_a_placement_that_is_out_of_memory():
     wide = replace(operators[2], output_bytes_per_example=4000.0)
     graph = graph_of([operators[0], operators[1], wide, operators[3]], "x>a", "x>b", "x>c")
     group = replace(memory(700_000), batch_size=128)
-    group = replace(group, servers=(group.servers[0], replace(DEVICE, memory_bytes=100_000)))
+    slow = replace(group.servers[0], flops_per_s=1e6)  # a move to it is for memory alone
+    group = replace(group, servers=(slow, replace(DEVICE, memory_bytes=100_000)))
     with pytest.raises(ConfigError, match=r"server 1 would take .*: operator 'b' .* set tagging = 'refined'"):
         tag(graph, group, how="rules")
     tagged = tag(graph, group)
@@ -385,6 +505,17 @@ def test_compression_is_on_where_the_link_is_slow_and_off_where_cores_are(bytes_
     assert ("does not pay" in chosen.why) == (expected == "float32")
     off = chosen.examples_per_s["float32", "float32"]
     assert max(chosen.examples_per_s.values()) / off > 1.5 or expected == "float32"
+
+
+@pytest.mark.parametrize(("network", "compressed"), [(1.01, False), (1.05, True)])
+def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
+    graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
+    cpu_s = 6e4 / 1e9
+    device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
+    free = Codec(name="bfloat16", factor=0.5)
+    group = replace(PAIR, servers=(device,))
+    chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
+    assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed
 
 
 def test_a_codec_that_takes_more_cycles_than_it_saves_bytes_is_left_off():

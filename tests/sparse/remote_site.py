@@ -91,7 +91,9 @@ class Alone:
 class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""
 
-    def __init__(self, stack, spec, num_servers=1, together=1, num_trainers=1, prefetch=False, **packets):
+    def __init__(
+        self, stack, spec, num_servers=1, together=1, num_trainers=1, prefetch=False, staging=None, **packets
+    ):
         self.spec, self.packets = spec, Codec.of(spec.schema, spec.needs, **packets)
         self.servers = tuple(
             stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
@@ -114,6 +116,7 @@ class Site:
                 servers=self.servers,
                 secret=SECRET,
                 stats=stats,
+                staging=None if staging is None else staging(),
             )
             for rank, stats in enumerate(self.stats)
         ]

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from remote_site import site
 
 from companions import together
@@ -14,6 +15,7 @@ from girih.planner.placement import Placement
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.feature_parallel import FeatureParallelSparse
 from girih.sparse.halves.local import LocalSparse
+from girih.sparse.halves.staging import Staging
 from girih.testing import cases
 from girih.testing.fakes import FakeSparse
 from girih.testing.sparse_suite import SparseHalfSuite
@@ -83,6 +85,7 @@ class TestFeatureParallel(SparseHalfSuite):
 
 class TestRemote(SparseHalfSuite):
     num_servers = 1
+    staging = None
 
     @pytest.fixture(autouse=True)
     def _sites(self):
@@ -91,7 +94,9 @@ class TestRemote(SparseHalfSuite):
             yield
 
     def make(self):
-        here = self.stack.enter_context(site(cases.spec(), num_servers=self.num_servers))
+        here = self.stack.enter_context(
+            site(cases.spec(), num_servers=self.num_servers, staging=self.staging)
+        )
         (trainer,) = here.trainers
         self.sites[id(trainer)] = here
         return trainer
@@ -104,6 +109,13 @@ class TestRemoteOfTwoServers(TestRemote):
     num_servers = 2
     # each server refuses its own part; a step that both would not refuse is refused by the dense half, before
     test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing = None
+
+
+class TestRemoteStaged(TestRemote):
+    """By the way to a device and back, as where the dense half is on a GPU."""
+
+    def staging(self):
+        return Staging(torch.device("cpu"))
 
 
 class OfTwo(SparseHalfSuite):

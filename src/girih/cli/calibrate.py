@@ -27,7 +27,7 @@ from girih.errors import ConfigError
 )  # fmt: skip
 @click.pass_obj
 def calibrate(typed: list[str], trainers: int, out: Path) -> int:
-    """Measure this machine's links and collectives by message size, for girih plan --calibration FILE."""
+    """Measure this machine's links and collectives by message size, and its codecs, for girih plan --calibration FILE."""
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: expected a file in a directory that exists")
     if "RANK" not in os.environ:
@@ -40,14 +40,16 @@ def calibrate(typed: list[str], trainers: int, out: Path) -> int:
 def _measure(trainers: int, out: Path) -> None:
     """One trainer's part; the first one's writes and shows what was found."""
     from girih.cli.info import processor
-    from girih.cli.show import links_table
+    from girih.cli.show import codecs_table, links_table
     from girih.cluster.cluster import Cluster
     from girih.planner.calibration import Calibration
     from girih.runs.calibration import measure_links
+    from girih.runs.codec_speeds import measure_codecs
     from girih.runs.files import write_whole
 
     with Cluster.join(trainers).running() as cluster:
         ranks = cluster.ranks
+        codecs = measure_codecs(ranks)
         links = measure_links(ranks, host=cluster.host(RoleName.TRAINER, ranks.rank), secret=cluster.secret)
     if links is None:
         return
@@ -57,9 +59,10 @@ def _measure(trainers: int, out: Path) -> None:
         "cores": cores,
         **{name: version(name) for name in ("girih", "torch")},
     }
-    found = Calibration(trainers=trainers, machine=machine, links=links)
+    found = Calibration(trainers=trainers, machine=machine, links=links, codecs=codecs)
     write_whole(out, json.dumps(found.to_dict(), indent=1) + "\n")
     links_table(found)
+    codecs_table(found)
     if trainers > cores:
         click.echo(
             f"{trainers} trainers shared {cores} cores: times include waiting for a core, which trainers with cores of"

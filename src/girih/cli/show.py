@@ -33,7 +33,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
         metrics_table(summary["by_label"], title, ("auc", "logloss", "calibration"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
-    compiling = f", {summary['compile_s']:.1f} s of them compiling kernels" if summary["compile_s"] else ""
+    compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
@@ -85,6 +85,15 @@ def links_table(calibration: Calibration) -> None:
     console = Console(highlight=False)
     console.print(f"{num_trainers} trainers on {cores} cores, {calibration.backend}", soft_wrap=True)
     console.print(table)
+
+
+def codecs_table(calibration: Calibration) -> None:
+    """Prints how fast codecs pack and unpack."""
+    table = Table("codec", "pack, MiB/s", "unpack, MiB/s")
+    for name, speed in calibration.codecs.items():
+        times = (speed.pack_s_per_byte, speed.unpack_s_per_byte)
+        table.add_row(name, *(short(1 / seconds / (1 << 20)) for seconds in times))
+    Console(highlight=False).print(table)
 
 
 def _misfit(name: str, link: Link, num_trainers: int) -> str:

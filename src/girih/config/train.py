@@ -37,9 +37,12 @@ class TrainOptions(Options):
         max_steps: ends the run after so many steps, whatever the epoch; None for no such end.
         seed: of initial rows, of the shuffling and of the model's own initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
+        dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
+            whole backward pass, stay float32 (HT §5.1, see :mod:`girih.dense.accel.int8`).
         device: of the dense half: "cpu", "cuda" or "auto" (CUDA where there is one).
         clip_norm: largest norm of all dense gradients together; rows' gradients are not clipped.
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
+        compile: ``torch.compile`` for training steps of the dense half; evaluations are computed as they are.
         on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient, "skip" refuses that step
             whole (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
@@ -53,9 +56,11 @@ class TrainOptions(Options):
     max_steps: Count | None = None
     seed: Annotated[int, Bounds(0, (1 << 63) - 1)] = 0
     precision: Literal["float32", "bfloat16"] = "float32"
+    dense_forward: Literal["float32", "int8"] = "float32"
     device: str = "auto"
     clip_norm: Positive | None = None
     global_batch_norm: bool = False
+    compile: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None
@@ -66,6 +71,20 @@ class TrainOptions(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        if self.dense_forward == "int8" and self.precision != "float32":
+            raise ConfigError(
+                f"dense_forward = 'int8' with precision = {self.precision!r}: expected precision = 'float32', in which the"
+                " rest of the network is computed; or leave dense_forward out"
+            )
+        if self.dense_forward == "int8" and self.compile:
+            raise ConfigError(
+                "dense_forward = 'int8' with compile = true: what is compiled has products of its own; drop one of the two"
+            )
+        if self.compile and self.global_batch_norm:
+            raise ConfigError(
+                "train: compile = true: global_batch_norm has trainers send each other moments within the forward pass,"
+                " which is not compiled; drop one of the two"
+            )
         watching = {
             "early_stopping": self.early_stopping and self.early_stopping.metric,
             "lr_schedule": self.lr_schedule and self.lr_schedule.get("metric"),

@@ -21,18 +21,22 @@ class DenseSpec:
         optimizer: makes the optimizer of the module's parameters; a module without any has none.
         precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients
             and the optimizer stay float32.
+        forward: "int8" computes the forward pass of linear layers with 8-bit integers, training and evaluating, on CPUs.
         on_nonfinite: "skip" has trainers agree on every step before one of them moves anything; where the run ends
             at a refused step ("stop"), a half may have them learn of it later.
         clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
+        compile: torch compiles forward and backward passes of training steps.
         stats: where spans and bytes sent are counted.
     """
 
     module: nn.Module
     optimizer: OptimizerFactory
     precision: str = "float32"
+    forward: Literal["float32", "int8"] = "float32"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     on_nonfinite: Literal["stop", "skip"] = "skip"
     clip_norm: float | None = None
     global_batch_norm: bool = False
+    compile: bool = False
     stats: Stats = field(default_factory=Stats)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -89,6 +89,14 @@ class Embeddings:
     blocks: tuple[Block, ...] = ()
     sequences: Mapping[str, Jagged] = field(default_factory=dict)
     first_order: tuple[Block, ...] = ()
+    _names: tuple[Names, ...] = field(init=False, repr=False, compare=False)
+    _places: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # not when they are first asked for: torch's compiler does not follow the lock of a cached_property
+        names = tuple(block.features for block in self.blocks)
+        object.__setattr__(self, "_names", names)
+        object.__setattr__(self, "_places", _places_of(names))
 
     def __getitem__(self, feature: str) -> Tensor:
         """One feature's pooled embeddings, float32[B, D].
@@ -113,7 +121,7 @@ class Embeddings:
         """
         plan = self._plan(features)
         widths = {self._widths[block] for block in plan.blocks}
-        if plan.num_slices > MOST_SLICES and len(widths) == 1:
+        if plan.takes_many_slices and len(widths) == 1:
             return [self._gathered(plan).view(-1, len(features), *widths)]
         return [self._view(run) for run in plan.runs]
 
@@ -124,7 +132,7 @@ class Embeddings:
             KeyError: the model did not ask for one of them.
         """
         plan = self._plan(features)
-        if plan.num_slices > MOST_SLICES:
+        if plan.takes_many_slices:
             return [self._gathered(plan)]
         return [self._view(run).flatten(1) for run in plan.runs]
 
@@ -146,6 +154,11 @@ class Embeddings:
         )
         sequences = {name: of_sequence(sequence) for name, sequence in self.sequences.items()}
         return Embeddings(blocks, sequences, first_order)
+
+    def tensors(self) -> list[Tensor]:
+        """All of them: of blocks, of first-order weights, values and offsets of sequences."""
+        packed = [block.values for block in (*self.blocks, *self.first_order)]
+        return packed + [tensor for sequence in self.sequences.values() for tensor in sequence]
 
     def stacked(self, features: Sequence[str] | None = None) -> Tensor:
         """Bags of equal width as float32[B, F, D]: those of ``features``, else all in block order.
@@ -198,20 +211,14 @@ class Embeddings:
     def _parts(self, features: Sequence[str] | None) -> list[Tensor]:
         return [block.values for block in self.blocks] if features is None else self.views(features)
 
-    @cached_property
-    def _names(self) -> tuple[Names, ...]:
-        return tuple(block.features for block in self.blocks)
-
-    @cached_property
+    @property
     def _widths(self) -> tuple[int, ...]:
         return tuple(block.values.shape[2] for block in self.blocks)
 
-    @cached_property
-    def _places(self) -> Mapping[str, tuple[int, int]]:
-        return _places_of(self._names)
-
     def _plan(self, features: Sequence[str]) -> _Plan:
         try:
+            if torch.compiler.is_compiling():  # which traces it once, and passes by caches
+                return _new_plan(self._places, self._names, tuple(features))
             return _plan_of(self._names, tuple(features))
         except KeyError as error:
             raise self._missing(error.args[0]) from None
@@ -256,6 +263,11 @@ class _Plan:
     blocks: tuple[int, ...]
     num_slices: int
 
+    @property
+    def takes_many_slices(self) -> bool:
+        """Whether one copy is cheaper; not where slices are compiled, which makes one operation of them all."""
+        return self.num_slices > MOST_SLICES and not torch.compiler.is_compiling()
+
 
 @lru_cache(maxsize=256)
 def _places_of(blocks: tuple[Names, ...]) -> Mapping[str, tuple[int, int]]:
@@ -265,8 +277,12 @@ def _places_of(blocks: tuple[Names, ...]) -> Mapping[str, tuple[int, int]]:
 
 @lru_cache(maxsize=256)
 def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Plan:
+    """The plan of some features, made once."""
+    return _new_plan(_places_of(blocks), blocks, features)
+
+
+def _new_plan(places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names) -> _Plan:
     """Raises a KeyError of the feature that no block has."""
-    places = _places_of(blocks)
     runs: list[_Run] = []
     for name in features:
         block, place = places[name]

@@ -24,7 +24,7 @@ from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group, pack
 from girih.sparse.halves.local import open_group
 from girih.sparse.options import StoreOptions
-from girih.store import SnapshotFile, Store, shard_of
+from girih.store import LiveSnapshot, SnapshotFile, Store, shard_of
 from girih.tables import Table
 
 NO_LABEL = ""
@@ -188,7 +188,7 @@ class GrowingTables:
         """Copies the rows of a group's shards to other shards, of any number."""
         with contextlib.ExitStack() as stack:
             with self.used():
-                taken = [stack.enter_context(store.snapshot()) for store in own]
+                taken: list[LiveSnapshot] = [stack.enter_context(store.snapshot()) for store in own]
             for store in new:
                 store.restore(taken)
 

@@ -1,12 +1,13 @@
-"""Links as ``girih calibrate`` measured them: latency and bandwidth of each. Frozen, JSON both ways.
+"""Links and codecs as ``girih calibrate`` measured them: latency and bandwidth, seconds per byte. Frozen, JSON both ways.
 
-A link is what messages go over: a collective of trainers, or a transport between two processes.
+A link is what messages go over: a collective of trainers, or a transport between two processes. A codec makes messages
+smaller before that, and as large as they were behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,15 +49,28 @@ Links = Mapping[str, Link]
 """Name, of ``LINKS`` → link."""
 
 
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """The time of one core for a codec of activations or gradients, per byte of the float32 message.
+
+    Attributes:
+        pack_s_per_byte, unpack_s_per_byte: of a message of 1 MiB; of error feedback its sums too.
+    """
+
+    pack_s_per_byte: Positive
+    unpack_s_per_byte: Positive
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The links of one machine.
+    """The links of one machine, and how fast it packs and unpacks.
 
     Attributes:
         trainers: how many measured the collectives together.
         backend: of collectives.
         machine: ``cores`` and whatever else tells it from others.
         links: all of ``LINKS``.
+        codecs: by name, as in configs; none in files from before they were measured.
         version: of this layout.
     """
 
@@ -64,6 +78,7 @@ class Calibration:
     backend: Literal["gloo"] = "gloo"
     machine: Mapping[str, Any]
     links: Mapping[str, Link]
+    codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
 repeats within a step."""
 PACED_KEYS = "paced_keys"
 """Counter, the same on all trainers: over steps, the most keys that any trainer was asked for, times the number of trainers."""
+COMPILE = "compile"
+"""The phase in which torch compiles the dense half: of steps, but counted in no rate."""
 EXCHANGE_NS = "exchange_ns"
 """Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
 

@@ -14,6 +14,7 @@ from girih.metrics import Metrics
 from girih.runs.state import RunState
 from girih.runs.stats import (
     ASKED_KEYS,
+    COMPILE,
     DENSE_STALENESS,
     EXCHANGE_NS,
     PACED_KEYS,
@@ -88,7 +89,9 @@ def summarize(
         "refused_steps": state.refused,
         "store": dict(sparse.store),
         **hit_ratio(sparse.store),
-        "phases_s": {name: round(seconds, 3) for name, seconds in own.spans.totals_s.items()},
+        "phases_s": {
+            name: round(seconds, 3) for name, seconds in own.spans.totals_s.items() if name != COMPILE
+        },
         "by_label": {} if metrics is None else metrics.as_dict(),
     }
 

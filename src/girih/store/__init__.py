@@ -2,6 +2,7 @@
 
 from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.route import shard_of
+from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.file import SnapshotFile, write_rows
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
@@ -13,6 +14,7 @@ __all__ = [
     "File",
     "GroupSpec",
     "Heap",
+    "LiveSnapshot",
     "Segment",
     "Shared",
     "Snapshot",

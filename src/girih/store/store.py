@@ -25,6 +25,7 @@ from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.rows.row_table import ONCE
+from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
 from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
@@ -197,7 +198,7 @@ class Store:
 
     def snapshot(
         self, directory: str | os.PathLike[str] | None = None, *, since: int | None = None
-    ) -> Snapshot:
+    ) -> LiveSnapshot:
         """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
 
         Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
@@ -210,7 +211,10 @@ class Store:
         Raises:
             ConfigError: one was taken and not closed.
         """
-        return Snapshot(self.state.at_rest(), directory, since)
+        found = self.state.at_rest()
+        if isinstance(found, ShardState):
+            return Snapshot(found, directory, since)
+        return ArrivingSnapshot(found, directory, since)
 
     def restore(
         self,

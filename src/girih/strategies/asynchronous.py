@@ -26,7 +26,7 @@ class Asynchronous(PipelinedStrategy):
     """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``PipelinedStrategy``.
 
     Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` bounds each
-    trainer's dense gradients under way as well. The dense server is a thread of the first trainer.
+    trainer's dense gradients under way as well. The dense server is a thread of the first trainer, on its device.
     """
 
     name: ClassVar[str] = "asynchronous"
@@ -34,8 +34,6 @@ class Asynchronous(PipelinedStrategy):
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data."""
-        if facts.device != "cpu":
-            raise ConfigError("strategy 'asynchronous' computes on CPUs only; set train.device = 'cpu'")
         if facts.global_batch_norm and facts.num_trainers > 1:
             raise ConfigError(
                 "strategy 'asynchronous': trainers share no step, so batch norm sees each one's own examples;"

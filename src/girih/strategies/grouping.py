@@ -109,14 +109,15 @@ def _start(
     def servers() -> list[GroupServer]:
         return [
             GroupServer(
-                parts_on(partitioned, index % num_servers),
-                index,
-                recipe,
-                num_nets,
-                address_of(plan, processes.host(GROUP, index)),
-                processes.secret,
-                context.dense.precision,
-                averaging(index),
+                parts=parts_on(partitioned, index % num_servers),
+                index=index,
+                recipe=recipe,
+                num_nets=num_nets,
+                address=address_of(plan, processes.host(GROUP, index)),
+                secret=processes.secret,
+                precision=context.dense.precision,
+                forward=context.dense.forward,
+                averaging=averaging(index),
             )
             for index in range(plan.roles[GROUP])
         ]

@@ -105,6 +105,11 @@ class Hierarchical(RemoteStrategy):
         """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
         if facts.device != "cpu":
             raise ConfigError("strategy 'hierarchical' computes on CPUs only; set train.device = 'cpu'")
+        if facts.compile:
+            raise ConfigError(
+                "strategy 'hierarchical': nets share parameters that move while they compute, which is not compiled; set"
+                " train.compile = false, or use 'hybrid'"
+            )
         if facts.num_trainers != self.trainers:
             raise ConfigError(
                 f"strategy: groups = {self.groups}, trainers_per_group = {self.trainers_per_group}: expected"

@@ -125,6 +125,7 @@ class RemoteStrategy(StrategyOptions):
     def session(self, plan: Plan, context: RunContext, dense: Optimized, schedule: Schedule) -> Session:
         """Starts servers and workers; the session has the way to them, a dense half and a schedule."""
         from girih.sparse.halves.remote import RemoteSparse
+        from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
         from girih.training.session import Session
@@ -148,6 +149,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
+            staging=None if dense.device.type == "cpu" else Staging(dense.device),
         )
         feed = LoaderFeed(
             context.ranks,

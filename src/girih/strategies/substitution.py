@@ -60,6 +60,11 @@ class Substitution(StrategyOptions):
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""
         _refuse(facts.model)
+        if facts.compile:
+            raise ConfigError(
+                "strategy: substitution: partial results are exchanged within the forward pass, which is not compiled; set"
+                " train.compile = false, or use strategy 'synchronous'"
+            )
         placement = self._place(facts)
         split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
         return base_plan(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from girih.kernels.cpu import index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, SGD, Adam, SparseOptimizer
-from girih.store import GroupSpec, Segment, Snapshot, SnapshotFile, Store, TableSpec, shard_of, write_rows
+from girih.store import GroupSpec, LiveSnapshot, Segment, SnapshotFile, Store, TableSpec, shard_of, write_rows
 from girih.store.snapshot.columns import Chunk
 from girih.store.state import ShardState
 from girih.tables import Dtype, Normal, Zeros
@@ -111,7 +111,7 @@ def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) ->
         return store.state.rows.drop(np.unique(rows))
 
 
-def write_snapshot(source: Store | Snapshot, path: Path) -> dict[str, Any]:
+def write_snapshot(source: Store | LiveSnapshot, path: Path) -> dict[str, Any]:
     """Writes a store, or a snapshot of one, to a file; returns what :func:`write_rows` does."""
     if isinstance(source, Store):
         with source.snapshot(path.parent) as snapshot:

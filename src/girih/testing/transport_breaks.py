@@ -93,7 +93,7 @@ class BreakSuite(TransportEnds):
             Faults(broken=0.1, refused=0.3),
             Faults(delay_s=0.01),
             Faults(corrupt=0.2),
-            Faults(broken=0.05, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.05),
+            Faults(broken=0.05, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.15),
         ],
         ids=["broken", "refused", "delay", "corrupt", "all"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.data.shares import cut
+from girih.dense.accel.int8 import Int8Linear
 from girih.dense.halves.replica import to_device
 from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
@@ -103,7 +104,9 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
     )
 
 
-def _arithmetic(dense: DenseSpec) -> torch.autocast:
+def _arithmetic(dense: DenseSpec) -> AbstractContextManager[object]:
+    if dense.forward == "int8":
+        return Int8Linear()
     return torch.autocast(dense.device.type, torch.bfloat16, enabled=dense.precision == "bfloat16")
 
 

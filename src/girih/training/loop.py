@@ -17,7 +17,7 @@ from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks
 from girih.runs.log import RunLog
 from girih.runs.state import RunState
-from girih.runs.stats import Spans
+from girih.runs.stats import COMPILE, Spans
 from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
 from girih.training.notes import Notes
@@ -117,11 +117,12 @@ class Loop:
         )
         with closing(schedule) as steps:
             while True:
-                start = time.perf_counter()
+                start, before = time.perf_counter(), self.spans.totals_s.get(COMPILE, 0.0)
                 step = next(steps, None)
                 if step is None:
                     return
-                self.state.train_s += time.perf_counter() - start
+                compiling = self.spans.totals_s.get(COMPILE, 0.0) - before
+                self.state.train_s += time.perf_counter() - start - compiling
                 yield step
 
     def _account(self, step: Step[Position]) -> None:

@@ -53,6 +53,7 @@ def facts_of(
         device=dense.device.type,
         rows_on=sparse.store.device,
         global_batch_norm=dense.global_batch_norm,
+        compile=dense.compile,
         schedule=schedule or ScheduleOptions(),
     )
 

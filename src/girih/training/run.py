@@ -30,7 +30,7 @@ from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
-from girih.runs.stats import Spans
+from girih.runs.stats import COMPILE, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.strategies.strategy import Strategy
@@ -55,7 +55,7 @@ class TrainingRun:
         session: None until it opens.
         normalization: mean and deviation of standardized features, once they are known.
         resumed: whether it goes on from a checkpoint.
-        compile_s: seconds that kernels took to compile, before the first step.
+        compile_s: seconds that kernels took to compile, before the first step, and torch in steps.
         saves: whether it makes checkpoints.
     """
 
@@ -124,6 +124,8 @@ class TrainingRun:
                 self._compile(ahead.packing())
             self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
+            if self.context.dense.compile:
+                self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
             warm_up()  # else the first step takes a third of a second more than others, and counts
         except ConfigError as error:
             if self.where is None:
@@ -206,6 +208,8 @@ class TrainingRun:
             with contextlib.suppress(Exception):
                 session.feed.end_training()
             raise
+        finally:
+            self.compile_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0)
         session.sync()  # what went wrong with the last updates is raised here
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
@@ -338,6 +342,7 @@ class TrainingRun:
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
             "precision": self.options.precision,
+            "dense_forward": self.options.dense_forward,
             "seed": self.options.seed,
             "model": self.facts.model.name,
             "dense_parameters": self.facts.model.num_parameters,

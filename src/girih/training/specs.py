@@ -10,6 +10,7 @@ from torch import nn
 
 from girih.config.train import TrainOptions
 from girih.data import Dataset
+from girih.dense.accel.compiled import require_compiler
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.spec import DenseSpec
@@ -97,21 +98,32 @@ def dense_spec(
     """The model and how it learns.
 
     Raises:
-        ConfigError: a device that torch does not find here, or a schedule that the optimizer cannot follow.
+        ConfigError: a device or a compiler that torch does not find here, or a device on which linear layers have no such
+            forward pass; a schedule that the optimizer cannot follow.
     """
+    device = _device(options.device, rank)
+    if options.dense_forward == "int8" and device.type != "cpu":
+        raise ConfigError(
+            f"dense_forward = 'int8' on {device.type} (device = {options.device!r}): expected device = 'cpu', or dense_forward ="
+            " 'float32'"
+        )
     optimizer = optimizer or optimizer_factory({"name": "adam"})
     if options.lr_schedule is not None:
         LearningRate(
             made_by(optimizer, [p for p in model.parameters() if p.requires_grad]), options.lr_schedule
         )
+    if options.compile:
+        require_compiler(device)
     return DenseSpec(
         module=model,
         optimizer=optimizer,
         precision=options.precision,
-        device=_device(options.device, rank),
+        forward=options.dense_forward,
+        device=device,
         on_nonfinite=options.on_nonfinite,
         clip_norm=options.clip_norm,
         global_batch_norm=options.global_batch_norm,
+        compile=options.compile,
         stats=stats,
     )
 

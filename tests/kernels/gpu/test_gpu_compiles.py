@@ -86,6 +86,11 @@ def launches(optimizer, dtype, eviction=None, admission=None):
         store.lookup(many, of, None, 4, np.empty((600, 4), np.float32))
         store.assign(ids, tables, np.ones((8, 4), np.float32))
         store.peek(ids, tables, np.empty((8, 4), np.float32))
+        save = store.state.at_rest()
+        save._copy_aside(
+            torch.arange(3).int(), torch.empty((3, 1 + store.state.layout.num_words), dtype=torch.int32)
+        )
+        save.close()
     with Store(spec, gpu_tier=GpuTier(hot_rows=0)) as store:
         store.lookup(many, of, None, 1, np.empty((600, 4), np.float32))
         for step in (3, 4):  # rows leave, and come back

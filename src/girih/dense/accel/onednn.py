@@ -76,9 +76,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return input.numel() * weight.shape[0] >= MIN_PRODUCTS and is_plain_linear(input, weight, bias)
+
+
+def is_plain_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether these are float32 matrices on a CPU that fit, and nothing else has a say in how they are multiplied."""
     return (
-        input.numel() * weight.shape[0] >= MIN_PRODUCTS
-        and weight.dim() == 2
+        weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
         and all(t is None or _is_plain(t) for t in (input, weight, bias))
@@ -103,18 +107,41 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
-        gradient = gradient.contiguous()  # it may be some columns of a wider one
         # where someone differentiates the gradient only torch's own operators serve
         product = _differentiable_product if torch.is_grad_enabled() else _product
-        of_input = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_input = product(gradient, weight.mT)
-        if ctx.needs_input_grad[1]:  # twice as fast with the narrower matrix first
-            narrow = gradient.shape[1] <= input.shape[1]
-            of_weight = product(gradient.mT, input.mT) if narrow else product(input.mT, gradient.mT).mT
-        if ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(0)
-        return of_input, of_weight, of_bias
+        return _gradients(ctx.needs_input_grad, gradient, input, weight, product)
+
+
+def gradients(
+    wanted: Sequence[bool], gradient: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias of a linear layer, in float32, the way that is faster here.
+
+    Args:
+        wanted: which of the three; the others are None.
+        gradient: [B, O], of the output; input, weight: [B, I], [O, I].
+    """
+    through = pays() and input.numel() * weight.shape[0] >= MIN_PRODUCTS and not torch.is_grad_enabled()
+    return _gradients(wanted, gradient, input, weight, _product if through else _differentiable_product)
+
+
+def _gradients(
+    wanted: Sequence[bool],
+    gradient: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    gradient = gradient.contiguous()  # it may be some columns of a wider one
+    of_input = of_weight = of_bias = None
+    if wanted[0]:
+        of_input = product(gradient, weight.mT)
+    if wanted[1]:  # twice as fast with the narrower matrix first
+        narrow = gradient.shape[1] <= input.shape[1]
+        of_weight = product(gradient.mT, input.mT) if narrow else product(input.mT, gradient.mT).mT
+    if wanted[2]:
+        of_bias = gradient.sum(0)
+    return of_input, of_weight, of_bias
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from girih.data.batch import Batch
@@ -62,9 +62,9 @@ class AllReducedReplica(SynchronousReplica):
         """Lets go of what refers to the group of trainers."""
         self._parallel = None
 
-    def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
-        module = self.module if self._parallel is None or not train else self._parallel
-        return module(numeric, embeddings)
+    def _module(self, *, train: bool) -> nn.Module:
+        parallel = self._parallel if train else None
+        return super()._module(train=train) if parallel is None else parallel
 
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
         unused = self.ranks.any(self._leaves_some_aside(batch, embeddings))
@@ -72,7 +72,7 @@ class AllReducedReplica(SynchronousReplica):
             # of an option whose successor does not do the same
             warnings.simplefilter("ignore", FutureWarning)
             parallel = DistributedDataParallel(
-                self.module,
+                super()._module(train=True),
                 process_group=self.ranks.process_group,
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_BYTES / (1 << 20),

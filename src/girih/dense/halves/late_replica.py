@@ -166,11 +166,11 @@ class LateReplica(Replica):
     ) -> LateComputed:
         """Launches forward, loss and backward; see :class:`Replica`."""
         buffers = self._begin(onto)
-        with self.stats_of_process.spans("forward"):
+        with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
             mean = self._mean_loss(outputs, targets) if len(outputs) else outputs.new_zeros(())
-        with self.stats_of_process.spans("backward"):
+        with self._phase("backward"):
             if mean.requires_grad:
                 mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
             loss = mean.detach().double() * share

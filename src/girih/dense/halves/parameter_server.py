@@ -1,6 +1,7 @@
 """The dense half of a trainer that waits for no other: a dense server applies each one's gradients as they come.
 
-Persia's asynchronous baseline. The dense server is a thread of rank 0, beside the optimizer that it uses.
+Persia's asynchronous baseline. The dense server is a thread of rank 0, beside the optimizer that it uses, and on its device. Between GPUs
+gradients and parameters go through pinned memory of the host, by streams of their own (:mod:`girih.comm.pinned`).
 
 Shapes: P numbers of all parameters together, n parameters.
 """
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 
 from girih.comm.endpoints import connect, listen
 from girih.comm.group import TrainerGroup
-from girih.comm.rpc import Client, Reply, Request
+from girih.comm.pinned import Parcels
+from girih.comm.rpc import Client, Frame, Reply, Request
 from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
 
@@ -35,17 +37,16 @@ class DenseServer:
 
     def __init__(self, spec: DenseSpec) -> None:
         self.replica = Replica(spec)
+        self._parcels = Parcels(spec.device)
         self.version = 0
         self.staleness_max = 0
         self._lock = threading.Lock()
 
-    def step(
-        self, gradient: NDArray[np.float32], given: NDArray[np.uint8], version: int
-    ) -> tuple[NDArray[np.float32], int]:
+    def step(self, gradient: Tensor, given: NDArray[np.uint8], version: int) -> tuple[Tensor, int]:
         """One optimizer step; returns the parameters after it, float32[P], and their version.
 
         Args:
-            gradient: float32[P]. given: uint8[n], whether each parameter took part in the loss.
+            gradient: float32[P], on the device of the parameters. given: uint8[n], whether each parameter took part in the loss.
             version: of the parameters that it is the gradient of.
         """
         with self._lock:
@@ -55,26 +56,28 @@ class DenseServer:
             self.version += 1
             return self._flat(), self.version
 
-    def newest(self) -> tuple[NDArray[np.float32], int]:
+    def newest(self) -> tuple[Tensor, int]:
         """The parameters, float32[P], and their version."""
         with self._lock:
             return self._flat(), self.version
 
     def answer(self, request: Request) -> None:
-        """Replies with the parameters and their version: after a step, or as they are."""
+        """Replies with the parameters and their version: after a step, or as they are; called by one thread."""
         try:
             if request.frame.kind == STEP:
-                gradient, given = (np.array(array) for array in request.frame.arrays)
-                flat, version = self.step(gradient, given, request.frame.fields[0])
+                gradient, given = request.frame.arrays
+                there = self._parcels.there(gradient)
+                newest, version = self.step(there, np.array(given), request.frame.fields[0])
             else:
-                flat, version = self.newest()
+                newest, version = self.newest()
+            flat = self._parcels.back(newest)
             self.replica.stats_of_process.sent("dense", flat.nbytes)
             request.reply((version,), (flat,))
         except Exception as error:
             request.fail(error)
 
-    def _flat(self) -> NDArray[np.float32]:
-        return torch.cat([p.detach().reshape(-1) for p in self.replica.parameters]).numpy()
+    def _flat(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.replica.parameters])
 
 
 class ParameterServerReplica(Replica):
@@ -97,6 +100,7 @@ class ParameterServerReplica(Replica):
         super().__init__(spec)
         self._ranks, self._staleness = ranks, staleness
         self._version = 0
+        self._parcels = Parcels(spec.device)
         self._under_way: deque[Reply] = deque()
         self._server: DenseServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
@@ -104,7 +108,9 @@ class ParameterServerReplica(Replica):
         if not self.parameters:
             return
         if ranks.first:
-            self._server = server = DenseServer(replace(spec, module=copy.deepcopy(self.module)))
+            self._server = server = DenseServer(
+                replace(spec, module=copy.deepcopy(self.module), compile=False)
+            )
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
                 pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))
@@ -124,10 +130,11 @@ class ParameterServerReplica(Replica):
             return
         given = np.array([gradient is not None for gradient in gradients], np.uint8)
         pairs = zip(self.parameters, gradients, strict=True)
-        flat = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]).numpy()
+        gradient = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
         if self._server is not None:
-            self._take(*self._server.step(flat, given, self._version))
+            self._take(*self._server.step(gradient, given, self._version))
         elif self._client is not None:
+            flat = self._parcels.back(gradient)
             self.stats_of_process.sent("dense", flat.nbytes)
             self._under_way.append(self._client.call(STEP, (self._version,), (flat, given)))
             self._take_arrived(self._staleness)
@@ -157,25 +164,27 @@ class ParameterServerReplica(Replica):
         if self._server is not None:
             self._take(*self._server.newest())
         elif self._client is not None:
-            frame = self._client.call(NEWEST).wait()
-            self._take(frame.arrays[0], frame.fields[0])
+            self._take_frame(self._client.call(NEWEST).wait())
 
     def _take_arrived(self, most_under_way: int) -> None:
         newest = None
         while self._under_way and (self._under_way[0].done() or len(self._under_way) > most_under_way):
             newest = self._under_way.popleft().wait()
         if newest is not None:
-            self._take(newest.arrays[0], newest.fields[0])
+            self._take_frame(newest)
 
-    def _take(self, flat: NDArray[np.float32], version: int) -> None:
-        parts = _parts_of(np.array(flat), self.parameters)
+    def _take_frame(self, frame: Frame) -> None:
+        self._take(self._parcels.there(frame.arrays[0]), frame.fields[0])
+
+    def _take(self, flat: Tensor, version: int) -> None:
+        parts = _parts_of(flat, self.parameters)
         with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part)
         self._version = version
 
 
-def _parts_of(flat: NDArray[np.float32], parameters: list[nn.Parameter]) -> list[Tensor]:
+def _parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """The numbers of each parameter, in its shape, of those of all together, float32[P]."""
-    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
+    parts = flat.split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from girih.config.user_code import blame
 from girih.data.batch import Batch
-from girih.dense.accel import onednn
+from girih.dense.accel.arithmetic import arithmetic
+from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.half import KnownAtOnce
 from girih.dense.options import OptimizerFactory
@@ -86,8 +87,11 @@ class Replica:
         self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
+        self._compiled: CompiledModel | None = None
+        if spec.compile:
+            self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
         self._loss = loss_of(self.module)
-        self._autocast = spec.precision == "bfloat16"
+        self._precision, self._forward = spec.precision, spec.forward
         self._clip_norm = spec.clip_norm
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -101,11 +105,11 @@ class Replica:
     ) -> ReplicaComputed:
         """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
         buffers = self._begin(onto)
-        with self.stats_of_process.spans("forward"):
+        with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
             mean, value, refusal = self._judge(outputs, targets, embeddings)
-        with self.stats_of_process.spans("backward"):
+        with self._phase("backward"):
             self._backward(outputs, mean, share)
             # asked even where the loss is refused: the trainers may talk to each other in it
             found = self._nonfinite_gradient(embeddings)
@@ -191,7 +195,7 @@ class Replica:
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """Logits, float32[B, T], checked."""
         numeric = moved(batch.numeric, self.device)
-        with torch.set_grad_enabled(train), self._arithmetic():
+        with torch.set_grad_enabled(train), self._arithmetic(train=train):
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
         labels = batch.labels.shape[1]  # without labels, columns are not known
@@ -263,18 +267,26 @@ class Replica:
         gradients: Gradients = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        return gradients
+        return gradients if self._compiled is None else self._compiled.kept(gradients)
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
-        return arithmetic(self.device, autocast=self._autocast)
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        """Times a part of a training step."""
+        spans = self.stats_of_process.spans
+        return spans(name) if self._compiled is None else self._compiled.phase(name, spans)
 
-    def _call(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Any:
-        return self.module(numeric, embeddings)
+    def _arithmetic(self, *, train: bool) -> AbstractContextManager[object]:
+        if train and self._compiled is not None and self._precision == "float32":
+            return nullcontext()  # what is compiled has products of its own
+        return arithmetic(self.device, precision=self._precision, forward=self._forward)
+
+    def _module(self, *, train: bool) -> nn.Module:
+        """The model, as this half computes it."""
+        return self._compiled if train and self._compiled is not None else self.module
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         kind = type(self.module)
         try:
-            logits = self._call(numeric, embeddings, train=train)
+            logits = self._module(train=train)(numeric, embeddings)
         except GirihError:
             raise
         except Exception as error:
@@ -301,15 +313,6 @@ class Replica:
 
     def _clip(self, most: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters, most)
-
-
-def arithmetic(device: torch.device, *, autocast: bool) -> AbstractContextManager[object]:
-    """While entered, a forward pass computes as halves do: in bfloat16, or by the faster linear layers."""
-    if autocast:
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    if device.type == "cpu" and onednn.pays():
-        return onednn.OneDNNLinear()
-    return nullcontext()
 
 
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:

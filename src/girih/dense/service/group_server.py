@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,10 +24,10 @@ from girih.comm.peers import connect_all
 from girih.comm.rpc import Request
 from girih.comm.serving import attempt
 from girih.dense.accel import dynamo
+from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
-from girih.dense.halves.replica import arithmetic
 from girih.dense.service.group_protocol import Verb
 from girih.dense.service.live_parts import LiveParts, Net
 from girih.dense.service.recipe import OptimizerRecipe
@@ -65,7 +66,7 @@ class GroupServer:
         index: which of all group servers.
         recipe: of the optimizer of the whole model.
         num_nets: nets of all trainers of the group, which may ask at once.
-        precision: see :class:`girih.dense.spec.DenseSpec`.
+        precision, forward: see :class:`girih.dense.spec.DenseSpec`.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         averaging: None where there is one group.
         patience_s: see ``PATIENCE_S``.
@@ -78,6 +79,7 @@ class GroupServer:
     address: str
     secret: bytes
     precision: str = "float32"
+    forward: str = "float32"
     averaging: AveragedWith | None = None
     patience_s: float = PATIENCE_S
     incarnation: int = 0
@@ -141,7 +143,10 @@ class _Work:
         self._names = [part.name for part in role.parts]
         self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
         self._shadow: Shadow | None = None
-        self._pool, self._autocast = pool, role.precision == "bfloat16"
+        self._pool = pool
+        self._arithmetic = partial(
+            arithmetic, torch.device("cpu"), precision=role.precision, forward=role.forward
+        )
         self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
         self._gone: set[int] = set()
         self._num_writes = 0
@@ -180,7 +185,7 @@ class _Work:
             for given, wanted in zip(inputs, needs.tolist(), strict=True):
                 if given is not None and wanted and batch is not None:
                     given.requires_grad_()
-            with arithmetic(torch.device("cpu"), autocast=self._autocast):
+            with self._arithmetic():
                 outputs = list(modules[part](*inputs))
             arrays = pack(outputs, request.buffer)
         has = np.array([output.requires_grad for output in outputs], np.int8)

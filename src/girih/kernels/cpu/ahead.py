@@ -32,6 +32,7 @@ from girih.kernels.cpu import (
     routing,
     strings,
     take,
+    tensor_codecs,
     tiers,
     transfer,
     update,
@@ -45,8 +46,8 @@ from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 MODULES = (
-    dedup, device_slots, disk_reads, gradients, lookup, pool, routing, strings, take, tiers, transfer, update,
-    wire_codecs,
+    dedup, device_slots, disk_reads, gradients, lookup, pool, routing, strings, take, tensor_codecs, tiers,
+    transfer, update, wire_codecs,
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
+_ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
@@ -71,7 +73,7 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", *_ON_DISK, *_ABOVE_HOST, "wire_codecs."}
+    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", *_ON_DISK, *_ABOVE_HOST, *_ON_THE_WIRE}
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]
@@ -86,6 +88,11 @@ def loading() -> list[str]:
 def packing() -> list[str]:
     """Kernels that make ids and floats smaller on their way between processes."""
     return [name for name in KERNELS if name.startswith("wire_codecs.")]
+
+
+def packing_tensors() -> list[str]:
+    """Kernels that make activations and their gradients smaller on their way between processes."""
+    return [name for name in KERNELS if name.startswith("tensor_codecs.")]
 
 
 def on_disk() -> list[str]:

@@ -1,6 +1,6 @@
-"""Values of rows on their way between slots in GPU memory and one dense array.
+"""Rows on their way between chunks of GPU memory and one dense array.
 
-Shapes: K rows on their way, V 32-bit words of a record, of which all behind its meta travel.
+Shapes: K rows on their way, V 32-bit words of a record; to and from slots all behind its meta travel.
 """
 
 from __future__ import annotations
@@ -41,3 +41,21 @@ def copy_values(
     address = record(chunks, slot, mask, CHUNK_BITS, STRIDE)
     found = tl.load(words_at(address)[:, None] + VALUES + word, mask=inside, other=0)
     tl.store(values + i.to(tl.int64)[:, None] * num_words + word, found, mask=inside)
+
+
+@kernel
+def copy_records(
+    chunks: tl.tensor, rows: tl.tensor, out: tl.tensor, n: tl.tensor, num_words: tl.tensor, CHUNK_BITS: tl.constexpr,
+    STRIDE: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Copies whole records of rows, int32[K], to ``out``, int32[K, 1 + V]: the row's number, then its words."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    word = tl.arange(0, WORDS)[None, :]
+    inside = mask[:, None] & (word < num_words)
+    row = tl.load(rows + i, mask=mask, other=0)
+    address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
+    found = tl.load(words_at(address)[:, None] + word, mask=inside, other=0)
+    place = out + i.to(tl.int64) * (num_words + 1)
+    tl.store(place, row, mask=mask)
+    tl.store(place[:, None] + 1 + word, found, mask=inside)

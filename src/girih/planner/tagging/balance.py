@@ -6,41 +6,41 @@ import math
 from collections.abc import Sequence
 
 from girih.errors import ConfigError
-from girih.planner.tagging.components import cut_up
+from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import Group
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.utilization import Load
 
 
 def balanced(index: Index, on_servers: Sequence[bool], group: Group) -> list[int]:
-    """The device of each unit: the longest component first, each to the server with the fewest bytes of parameters.
+    """The device of each bundle: the longest component first, each to the server with the fewest bytes of parameters.
 
-    A component goes whole to a server that has memory for its parameters; where none has, its units go one by one.
+    A component goes whole to a server that has memory for its parameters; where none has, its bundles go one by one.
 
     Args:
         on_servers: of each operator.
     """
-    placed = [0] * len(index.units)
+    placed = [0] * len(index.bundles)
     total = [0] * len(group.devices)
 
     def room(device: int, size: int) -> bool:
         limit = group.devices[device].memory_bytes
         return limit is None or (total[device] + size) * group.parameter_copies <= limit
 
-    def place(units: Sequence[int]) -> None:
-        size = sum(index.units[unit].parameter_bytes for unit in units)
+    def place(bundles: Sequence[int]) -> None:
+        size = sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
         servers = range(1, len(total))
         least = min(servers, key=lambda device: (not room(device, size), total[device], device))
-        if len(units) > 1 and not room(least, size):
-            for single in _longest_first(index, [[unit] for unit in units]):
+        if len(bundles) > 1 and not room(least, size):
+            for single in _longest_first(index, [[bundle] for bundle in bundles]):
                 place(single)
             return
         total[least] += size
-        for unit in units:
-            placed[unit] = least
+        for bundle in bundles:
+            placed[bundle] = least
 
-    for units in _longest_first(index, _pieces(index, on_servers)):
-        place(units)
+    for bundles in _longest_first(index, _pieces(index, on_servers)):
+        place(bundles)
     return placed
 
 
@@ -55,22 +55,22 @@ def check_parameters(index: Index, group: Group) -> None:
         return
     limits = [server.memory_bytes for server in group.servers]
     largest = max(math.inf if limit is None else limit for limit in limits)
-    for unit in index.units:
-        operator = max((index.operators[n] for n in unit.operators), key=lambda each: each.parameter_bytes)
-        if unit.parameter_bytes and not unit.movable and group.trainers > 1:
+    for bundle in index.bundles:
+        operator = max((index.operators[n] for n in bundle.operators), key=lambda each: each.parameter_bytes)
+        if bundle.parameter_bytes and not bundle.movable and group.trainers > 1:
             raise ConfigError(
                 f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) has parameters but must stay on trainers,"
                 f" and each of {group.trainers} would have a copy; expected one copy for a group: set trainers_per_group = 1,"
                 " or servers_per_group = 0"
             )
-        taken = unit.parameter_bytes * group.parameter_copies
-        if unit.movable and taken > largest:
+        taken = bundle.parameter_bytes * group.parameter_copies
+        if bundle.movable and taken > largest:
             raise ConfigError(
                 f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) fits nowhere: its parameters take"
                 f" {_gigabytes(taken)} with gradient and optimizer state, a group server has {_gigabytes(largest)};"
                 " set split_fc = true, which cuts fully connected layers, or give servers more memory"
             )
-    total = sum(unit.parameter_bytes for unit in index.units if unit.movable) * group.parameter_copies
+    total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * group.parameter_copies
     room = sum(math.inf if limit is None else limit for limit in limits)
     if total > room:
         raise ConfigError(
@@ -98,10 +98,10 @@ def check_memory(
     in_flight = group.nets * group.batch_size * (group.trainers if fullest else 1)
 
     def taken(number: int) -> float:
-        unit, operator = index.units[index.unit_of[number]], index.operators[number]
-        return unit.parameter_bytes * group.parameter_copies + operator.output_bytes_per_example * in_flight
+        bundle, operator = index.bundles[index.bundle_of[number]], index.operators[number]
+        return bundle.parameter_bytes * group.parameter_copies + operator.output_bytes_per_example * in_flight
 
-    there = [number for number, unit in enumerate(index.unit_of) if placed[unit] == fullest]
+    there = [number for number, bundle in enumerate(index.bundle_of) if placed[bundle] == fullest]
     largest = max(there, key=taken)
     found_it = "" if searched else "tagging = 'refined', which looks for another place, or "
     mend = (
@@ -118,12 +118,12 @@ def check_memory(
 
 
 def _pieces(index: Index, on_servers: Sequence[bool]) -> list[list[int]]:
-    """The units of each component, components that share one as one piece."""
-    part = cut_up(index, [int(there) for there in on_servers]).part
+    """The bundles of each component, components that share one as one piece."""
+    part = divide(index, [int(there) for there in on_servers]).part
     piece_of: dict[int, int] = {}  # component → its piece
     pieces: dict[int, list[int]] = {}
-    for number, unit in enumerate(index.units):
-        parts = {part[operator] for operator in unit.operators} - {0}
+    for number, bundle in enumerate(index.bundles):
+        parts = {part[operator] for operator in bundle.operators} - {0}
         if not parts:
             continue
         joined = sorted({piece_of.get(each, each) for each in parts})
@@ -132,11 +132,13 @@ def _pieces(index: Index, on_servers: Sequence[bool]) -> list[list[int]]:
         piece_of = {each: joined[0] if piece in joined else piece for each, piece in piece_of.items()}
         piece_of |= dict.fromkeys(parts, joined[0])
         pieces.setdefault(joined[0], []).append(number)
-    return [sorted(units) for units in pieces.values()]
+    return [sorted(bundles) for bundles in pieces.values()]
 
 
 def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    return sorted(pieces, key=lambda units: -sum(index.units[unit].parameter_bytes for unit in units))
+    return sorted(
+        pieces, key=lambda bundles: -sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
+    )
 
 
 def _gigabytes(size: float) -> str:

@@ -1,7 +1,7 @@
 """Components: operators of one server that run in one go, from inputs of a trainer to outputs for it (HT §3.1.1, §3.2.1).
 
 A component is connected and convex: no path leaves it and comes back through a trainer or another server. What would not be
-convex is cut in two, and what goes over the cut passes through the trainer.
+convex is divided, and what goes from one part to the other passes through the trainer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A placement cut into components.
+class Division:
+    """A placement divided into components.
 
     Attributes:
         part: of each operator, the number of its component, from 1; 0 on trainers.
@@ -45,15 +45,15 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
     """The components of a tagged graph, by stage, then in the graph's order."""
     index = Index(graph)
     devices = index.devices(tagging)
-    cut = cut_up(index, devices)
+    division = divide(index, devices)
     members: dict[int, list[int]] = {}
-    for number, part in enumerate(cut.part):
+    for number, part in enumerate(division.part):
         if part:
             members.setdefault(part, []).append(number)
     found = [
         Component(
             server=devices[numbers[0]] - 1,
-            stage=cut.stages[part],
+            stage=division.stages[part],
             operators=tuple(graph.operators[number].name for number in numbers),
         )
         for part, numbers in members.items()
@@ -61,7 +61,7 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
     return tuple(sorted(found, key=lambda component: component.stage))
 
 
-def cut_up(index: Index, devices: Sequence[int]) -> Cut:
+def divide(index: Index, devices: Sequence[int]) -> Division:
     """Connected operators of one server and one stage are a component; two of one server are joined where they stay convex.
 
     Args:
@@ -69,26 +69,26 @@ def cut_up(index: Index, devices: Sequence[int]) -> Cut:
     """
     levels = _levels(index, devices)
     roots = list(range(len(devices)))
-    cuts = []
+    crossing = []
     for producer, readers in enumerate(index.consumers):
         for consumer in readers:
             if devices[producer] and devices[producer] == devices[consumer]:
                 if levels[producer] == levels[consumer]:
                     roots[_root(roots, consumer)] = _root(roots, producer)
                 else:
-                    cuts.append((producer, consumer))
-    joined = bool(cuts) and _join(index, devices, roots, cuts)
+                    crossing.append((producer, consumer))
+    joined = bool(crossing) and _join(index, roots, crossing)
     numbers: dict[int, int] = {}
     part = [
         numbers.setdefault(_root(roots, number), 1 + len(numbers)) if device else 0
         for number, device in enumerate(devices)
     ]
     if joined:
-        return Cut(part, _stages(index, part, len(numbers)))
+        return Division(part, _stages(index, part, len(numbers)))
     stages = [0] * (1 + len(numbers))
     for number, level in zip(part, levels, strict=True):
         stages[number] = level
-    return Cut(part, [0, *stages[1:]])
+    return Division(part, [0, *stages[1:]])
 
 
 def _levels(index: Index, devices: Sequence[int]) -> list[int]:
@@ -103,13 +103,13 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
     return levels
 
 
-def _join(index: Index, devices: Sequence[int], roots: list[int], cuts: Sequence[tuple[int, int]]) -> bool:
-    """Joins the components on both sides of a cut where no path leads around it; whether any were."""
+def _join(index: Index, roots: list[int], crossing: Sequence[tuple[int, int]]) -> bool:
+    """Joins the two components of an edge between stages where no other path leads from one to the other; whether any were."""
     members: dict[int, list[int]] = {}
-    for number in range(len(devices)):
+    for number in range(len(roots)):
         members.setdefault(_root(roots, number), []).append(number)
     joined = False
-    for producer, consumer in cuts:
+    for producer, consumer in crossing:
         upper, lower = _root(roots, producer), _root(roots, consumer)
         if upper != lower and not _detour(index, roots, members, upper, lower):
             roots[lower] = upper

@@ -12,7 +12,7 @@ from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Bundle:
     """What is placed as a whole: the operators of one module, or one operator without a module.
 
     Attributes:
@@ -32,7 +32,7 @@ class Index:
     Attributes:
         consumers: of each operator, consumer → bytes of the tensor per example.
         producers: of each operator, in order.
-        units: in the order of their first operators. unit_of: number of each operator's unit.
+        bundles: in the order of their first operators. bundle_of: number of each operator's bundle.
     """
 
     def __init__(self, graph: OperatorGraph) -> None:
@@ -47,34 +47,45 @@ class Index:
         for producer, readers in enumerate(self.consumers):
             for consumer in readers:
                 self.producers[consumer].append(producer)
+        self._before: list[int] = []  # of each operator, a bit for each one that it needs
+        for needed in self.producers:
+            before = 0
+            for producer in needed:
+                before |= self._before[producer] | 1 << producer
+            self._before.append(before)
         members: dict[str, list[int]] = {}
         for number, operator in enumerate(graph.operators):
             members.setdefault(f"module {operator.module}" if operator.module else f"{number}", []).append(
                 number
             )
-        self.units = tuple(self._unit(numbers) for numbers in members.values())
-        self.unit_of = [0] * len(graph.operators)
-        for unit, each in enumerate(self.units):
+        self.bundles = tuple(self._bundle(numbers) for numbers in members.values())
+        self.bundle_of = [0] * len(graph.operators)
+        for bundle, each in enumerate(self.bundles):
             for number in each.operators:
-                self.unit_of[number] = unit
+                self.bundle_of[number] = bundle
 
-    def _unit(self, numbers: Sequence[int]) -> Unit:
+    def _bundle(self, numbers: Sequence[int]) -> Bundle:
         operators = [self.operators[number] for number in numbers]
-        return Unit(
+        return Bundle(
             operators=tuple(numbers),
             parameter_bytes=max(operator.parameter_bytes for operator in operators),
             movable=all(operator.movable for operator in operators),
         )
 
-    def names(self, unit: int) -> tuple[str, ...]:
-        """The operators of a unit, by name."""
-        return tuple(self.operators[number].name for number in self.units[unit].operators)
+    def independent(self, numbers: Sequence[int]) -> bool:
+        """Whether these are several operators, none of which needs another's output."""
+        together = sum(1 << number for number in numbers)
+        return len(numbers) > 1 and not any(self._before[number] & together for number in numbers)
+
+    def names(self, bundle: int) -> tuple[str, ...]:
+        """The operators of a bundle, by name."""
+        return tuple(self.operators[number].name for number in self.bundles[bundle].operators)
 
     def tagging(self, placed: Sequence[int]) -> dict[str, str]:
-        """Operator → device, from the device of each unit."""
+        """Operator → device, from the device of each bundle."""
         return {
-            operator.name: device_name(placed[unit])
-            for operator, unit in zip(self.operators, self.unit_of, strict=True)
+            operator.name: device_name(placed[bundle])
+            for operator, bundle in zip(self.operators, self.bundle_of, strict=True)
         }
 
     def devices(self, tagging: Tagging) -> list[int]:

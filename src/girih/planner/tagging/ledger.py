@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from girih.planner.tagging.components import Cut
+from girih.planner.tagging.components import Division
 from girih.planner.tagging.group import Group
 from girih.planner.tagging.index import Index
 
@@ -16,7 +16,7 @@ from girih.planner.tagging.index import Index
 class Ledger:
     """Sums per device; 0 is the trainers.
 
-    A server counts as one component here, whatever path leads back to it: what a cut adds is not in the books of
+    A server counts as one component here, whatever path leads back to it: what a division adds is not in the books of
     :meth:`move`, and is in those of :meth:`exact`. So the first are never above the second.
 
     Attributes:
@@ -29,30 +29,30 @@ class Ledger:
     def __init__(self, index: Index, group: Group, placed: Sequence[int]) -> None:
         self._index = index
         self.placed = list(placed)
-        self.devices = [self.placed[unit] for unit in index.unit_of]
+        self.devices = [self.placed[bundle] for bundle in index.bundle_of]
         num = len(group.devices)
         self.compute_s = [0.0] * num
         self.parameter_bytes = [0] * num
         self.output_bytes = [0.0] * num
         self.to_bytes, self.from_bytes = [0.0] * num, [0.0] * num
         self.members = [0] * num
-        self.unit_s = [
+        self.bundle_s = [
             [
-                sum(_seconds(index, number, device.flops_per_s) for number in unit.operators)
-                for unit in index.units
+                sum(_seconds(index, number, device.flops_per_s) for number in bundle.operators)
+                for bundle in index.bundles
             ]
             for device in group.devices
         ]
-        self._unit_output = [
-            sum(index.operators[number].output_bytes_per_example for number in unit.operators)
-            for unit in index.units
+        self._bundle_output = [
+            sum(index.operators[number].output_bytes_per_example for number in bundle.operators)
+            for bundle in index.bundles
         ]
         self._touched = [
-            sorted({*unit.operators, *(p for number in unit.operators for p in index.producers[number])})
-            for unit in index.units
+            sorted({*bundle.operators, *(p for number in bundle.operators for p in index.producers[number])})
+            for bundle in index.bundles
         ]
-        for unit, device in enumerate(self.placed):
-            self._place(unit, device, 1)
+        for bundle, device in enumerate(self.placed):
+            self._place(bundle, device, 1)
         for producer in range(len(self.devices)):
             self._flow(producer, 1)
 
@@ -61,27 +61,27 @@ class Ledger:
         """One exchange with each server that has anything to do."""
         return [0, *(1 if count else 0 for count in self.members[1:])]
 
-    def move(self, unit: int, device: int) -> None:
-        """Places a unit on another device."""
-        touched = self._touched[unit]
+    def move(self, bundle: int, device: int) -> None:
+        """Places a bundle on another device."""
+        touched = self._touched[bundle]
         for producer in touched:
             self._flow(producer, -1)
-        self._place(unit, self.placed[unit], -1)
-        self.placed[unit] = device
-        for number in self._index.units[unit].operators:
+        self._place(bundle, self.placed[bundle], -1)
+        self.placed[bundle] = device
+        for number in self._index.bundles[bundle].operators:
             self.devices[number] = device
-        self._place(unit, device, 1)
+        self._place(bundle, device, 1)
         for producer in touched:
             self._flow(producer, 1)
 
-    def exact(self, cut: Cut) -> tuple[list[float], list[float], list[int]]:
+    def exact(self, division: Division) -> tuple[list[float], list[float], list[int]]:
         """``to_bytes``, ``from_bytes`` and ``requests`` where components are what they are."""
-        exchange = [0] * len(cut.part)
+        exchange = [0] * len(division.part)
         servers = [0]
         known: dict[tuple[int, int], int] = {}
-        for number, part in enumerate(cut.part):
+        for number, part in enumerate(division.part):
             if part:
-                key = (self.devices[number], cut.stages[part])
+                key = (self.devices[number], division.stages[part])
                 exchange[number] = known.setdefault(key, len(servers))
                 if len(servers) == exchange[number]:
                     servers.append(key[0])
@@ -90,16 +90,16 @@ class Ledger:
         for server in servers[1:]:
             requests[server] += 1
         for producer, device in enumerate(self.devices):
-            up, down = flow(self._index, producer, cut.part, exchange)
+            up, down = flow(self._index, producer, division.part, exchange)
             from_bytes[device] += up
             for each, size in down.items():
                 to_bytes[servers[each]] += size
         return to_bytes, from_bytes, requests
 
-    def _place(self, unit: int, device: int, sign: int) -> None:
-        self.compute_s[device] += sign * self.unit_s[device][unit]
-        self.parameter_bytes[device] += sign * self._index.units[unit].parameter_bytes
-        self.output_bytes[device] += sign * self._unit_output[unit]
+    def _place(self, bundle: int, device: int, sign: int) -> None:
+        self.compute_s[device] += sign * self.bundle_s[device][bundle]
+        self.parameter_bytes[device] += sign * self._index.bundles[bundle].parameter_bytes
+        self.output_bytes[device] += sign * self._bundle_output[bundle]
         self.members[device] += sign
 
     def _flow(self, producer: int, sign: int) -> None:

@@ -1,7 +1,7 @@
 """Greedy refinement: what is on the busiest device moves off it, while that helps (HT §3.2.1).
 
-A step moves one unit. Where none helps, as where a chain has to be cut in the middle and not at its end, a step is a run: units that are
-connected on one device, from one end of their component on.
+A step moves one bundle: the operators of a module, or one that has none. Where no such step helps, as where a chain is to part in the middle, a
+step moves a stretch: bundles that are connected on one device, from one end of their component on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from girih.planner.tagging.utilization import (
 _TOLERANCE = 1e-9
 """Relative differences below which two loads are the same: sums of floats that were added up in another order."""
 
-Rank = tuple[float, ...]
-"""A placement's rank; the lower the better: memory beyond what there is, of each device, then busy seconds, both in falling order."""
+Burden = tuple[float, ...]
+"""A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds, both in falling order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +52,27 @@ class Move:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Offer:
-    """Units that may move, with the rank that the placement then has at least."""
+    """Bundles that may move, with the burden that the placement then has at least."""
 
-    least: Rank
-    units: tuple[int, ...]
+    least: Burden
+    bundles: tuple[int, ...]
     target: int
 
 
 def refine(
     index: Index, group: Group, placed: Sequence[int], *, until: float
 ) -> tuple[list[int], tuple[Move, ...]]:
-    """Moves units until no move lowers the rank of the placement, or time is up.
+    """Moves bundles until no move lowers the burden of the placement, or time is up.
 
-    Units with parameters move between servers only.
+    Bundles with parameters move between servers only.
 
     Args:
-        placed: device of each unit.
+        placed: device of each bundle.
         until: when time is up, by :func:`time.monotonic`.
     """
     search = _Search(index, group, placed, until)
     moves: list[Move] = []
-    while search.step(search.single_moves()) or search.step(search.runs()):
+    while search.step(search.single_moves()) or search.step(search.stretches()):
         moves.append(search.last)
     return search.ledger.placed, tuple(moves)
 
@@ -87,14 +87,14 @@ def bottleneck(found: Sequence[Load]) -> tuple[int, str]:
     return busiest, CPU if load.cpu_s >= load.network_s else NETWORK
 
 
-def rank(found: Sequence[Load]) -> Rank:
-    """The rank of a placement: all devices count, so that two that are equally busy can be relieved one after the other."""
+def burden(found: Sequence[Load]) -> Burden:
+    """The burden of a placement: all devices count, so that two that are equally busy can be relieved one after the other."""
     beyond = sorted((max(0.0, load.memory - 1) for load in found), reverse=True)
     return (*beyond, *sorted((load.busy_s for load in found), reverse=True))
 
 
-def lower(one: Rank, other: Rank) -> bool:
-    """Whether a rank is below another, in the first place where they differ."""
+def lower(one: Burden, other: Burden) -> bool:
+    """Whether a burden is below another, in the first place where they differ."""
     for a, b in zip(one, other, strict=True):
         if abs(a - b) > _TOLERANCE * max(a, b):
             return a < b
@@ -116,80 +116,86 @@ class _Search:
         self._found = exact_loads(index, group, self.ledger)
 
     def step(self, offers: Iterator[_Offer]) -> bool:
-        """Takes the offer with the lowest rank, if it lowers the placement's; tried in the order of the rank that they have at least."""
-        current = rank(self._found)
+        """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
+        current = burden(self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
-            source = self.ledger.placed[offer.units[0]]
-            self._move(offer.units, offer.target)
+            if time.monotonic() > self._until:
+                break
+            source = self.ledger.placed[offer.bundles[0]]
+            self._move(offer.bundles, offer.target)
             after = exact_loads(self._index, self._group, self.ledger)
-            if lower(rank(after), current):
+            if lower(burden(after), current):
                 self._note(offer, source, after)
                 return True
-            self._move(offer.units, source)
+            self._move(offer.bundles, source)
         return False
 
     def single_moves(self) -> Iterator[_Offer]:
-        """Each unit of the busiest device to each other device."""
+        """Each bundle of the busiest device to each other device."""
         busiest, resource = bottleneck(self._found)
         most_s = math.inf if resource == MEMORY else self._found[busiest].busy_s
-        for unit, device in enumerate(self.ledger.placed):
+        for bundle, device in enumerate(self.ledger.placed):
             if device == busiest:
-                for target in self._targets(unit):
-                    if self._compute_s(target, unit) < most_s:
-                        yield from self._run([unit], target)
+                for target in self._targets(bundle):
+                    if self._compute_s(target, bundle) < most_s:
+                        yield from self._stretch([bundle], target)
 
-    def runs(self) -> Iterator[_Offer]:
+    def stretches(self) -> Iterator[_Offer]:
         """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
         busiest, resource = bottleneck(self._found)
         if resource == MEMORY:
             return
-        for units in self._connected():
-            source = self.ledger.placed[units[0]]
+        for bundles in self._connected():
+            source = self.ledger.placed[bundles[0]]
             for target in range(len(self._group.devices)):
                 if target != source and (
                     busiest in (source, target) or (busiest == 0 and resource == NETWORK)
                 ):
-                    can = [unit for unit in units if target in self._targets(unit)]
-                    yield from self._run(can, target)
-                    yield from self._run(can[::-1], target)
+                    can = [bundle for bundle in bundles if target in self._targets(bundle)]
+                    yield from self._stretch(can, target)
+                    yield from self._stretch(can[::-1], target)
 
-    def _run(self, units: Sequence[int], target: int) -> Iterator[_Offer]:
-        """The first unit, the first two, and so on."""
-        if not units or time.monotonic() > self._until:
+    def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_Offer]:
+        """The first bundle, the first two, and so on."""
+        if not bundles or time.monotonic() > self._until:
             return
-        source = self.ledger.placed[units[0]]
-        for number, unit in enumerate(units, start=1):
-            self.ledger.move(unit, target)
-            yield _Offer(rank(least_loads(self._group, self.ledger)), tuple(units[:number]), target)
-        self._move(units, source)
+        source = self.ledger.placed[bundles[0]]
+        for number, bundle in enumerate(bundles, start=1):
+            self.ledger.move(bundle, target)
+            yield _Offer(burden(least_loads(self._group, self.ledger)), tuple(bundles[:number]), target)
+        self._move(bundles, source)
 
-    def _targets(self, unit: int) -> list[int]:
-        facts = self._index.units[unit]
+    def _targets(self, bundle: int) -> list[int]:
+        facts = self._index.bundles[bundle]
         first = 1 if facts.parameter_bytes else 0
         devices = range(first, len(self._group.devices)) if facts.movable else ()
-        return [device for device in devices if device != self.ledger.placed[unit]]
+        return [device for device in devices if device != self.ledger.placed[bundle]]
 
-    def _compute_s(self, device: int, unit: int) -> float:
-        """Seconds per example that a device would compute with one more unit."""
+    def _compute_s(self, device: int, bundle: int) -> float:
+        """Seconds per example that a device would compute with one more bundle."""
         cores = self._group.devices[device].cores * (1 if device else self._group.trainers)
-        return (self.ledger.compute_s[device] + self.ledger.unit_s[device][unit]) / cores
+        return (self.ledger.compute_s[device] + self.ledger.bundle_s[device][bundle]) / cores
 
     def _connected(self) -> list[list[int]]:
-        """The units that can move, those that are connected on one device together, in the graph's order."""
+        """The bundles that can move, those that are connected on one device together, in the graph's order."""
         index, placed = self._index, self.ledger.placed
-        neighbours: list[set[int]] = [set() for _ in index.units]
+        neighbours: list[set[int]] = [set() for _ in index.bundles]
         for producer, readers in enumerate(index.consumers):
             for consumer in readers:
-                one, other = index.unit_of[producer], index.unit_of[consumer]
-                if placed[one] == placed[other] and index.units[one].movable and index.units[other].movable:
+                one, other = index.bundle_of[producer], index.bundle_of[consumer]
+                if (
+                    placed[one] == placed[other]
+                    and index.bundles[one].movable
+                    and index.bundles[other].movable
+                ):
                     neighbours[one].add(other)
                     neighbours[other].add(one)
-        found, seen = [], [not unit.movable for unit in index.units]
-        for unit in range(len(index.units)):
-            if seen[unit]:
+        found, seen = [], [not bundle.movable for bundle in index.bundles]
+        for bundle in range(len(index.bundles)):
+            if seen[bundle]:
                 continue
-            seen[unit] = True
-            component = [unit]
+            seen[bundle] = True
+            component = [bundle]
             for each in component:
                 new = [other for other in neighbours[each] if not seen[other]]
                 for other in new:
@@ -198,14 +204,14 @@ class _Search:
             found.append(sorted(component))
         return found
 
-    def _move(self, units: Sequence[int], target: int) -> None:
-        for unit in units:
-            self.ledger.move(unit, target)
+    def _move(self, bundles: Sequence[int], target: int) -> None:
+        for bundle in bundles:
+            self.ledger.move(bundle, target)
 
     def _note(self, offer: _Offer, source: int, after: list[Load]) -> None:
         busiest, resource = bottleneck(self._found)
         self.last = Move(
-            operators=tuple(name for unit in sorted(offer.units) for name in self._index.names(unit)),
+            operators=tuple(name for bundle in sorted(offer.bundles) for name in self._index.names(bundle)),
             source=device_name(source),
             target=device_name(offer.target),
             bottleneck=device_name(busiest),

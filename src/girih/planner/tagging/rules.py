@@ -18,6 +18,8 @@ class Surroundings:
 
     def __init__(self, index: Index, number: int, on_servers: Sequence[bool]) -> None:
         self._index, self._number, self._on_servers = index, number, on_servers
+        self._read = [producer for producer in index.producers[number] if on_servers[producer]]
+        self._readers = [consumer for consumer in index.consumers[number] if on_servers[consumer]]
 
     @property
     def operator(self) -> Operator:
@@ -35,7 +37,17 @@ class Surroundings:
     @property
     def feeds_servers(self) -> bool:
         """Whether an operator on a server reads from it."""
-        return any(self._on_servers[consumer] for consumer in self._index.consumers[self._number])
+        return bool(self._readers)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it reads from several operators on servers, none of which needs another's output."""
+        return self._index.independent(self._read)
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether several operators on servers read from it, none of which needs another's output."""
+        return self._index.independent(self._readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,16 @@ def _feeds_trainers(around: Surroundings) -> bool:
 
 RULES = (
     Rule(
+        "gathers",
+        "it puts together what servers can compute side by side",
+        lambda around: around.gathers,
+    ),
+    Rule(
+        "hands out",
+        "servers can compute side by side what is made of it",
+        lambda around: around.hands_out,
+    ),
+    Rule(
         "reads from trainers",
         "most of what it reads is on trainers, and it gives out no more than it reads",
         _reads_from_trainers,
@@ -81,25 +103,25 @@ NOT_MOVABLE = "it cannot be moved"
 def by_rules(index: Index, rules: Sequence[Rule] = RULES) -> tuple[list[bool], list[str]]:
     """Whether each operator goes to a server, and why: rules are applied until none applies any more.
 
-    A unit stays on trainers where a rule keeps each of its operators.
+    A bundle stays on trainers where a rule keeps each of its operators.
     """
     on_servers = [True] * len(index.operators)
     reasons = [_BETWEEN] * len(index.operators)
-    open_units = []
-    for number, unit in enumerate(index.units):
-        if not unit.movable:
-            for operator in unit.operators:
+    open_bundles = []
+    for number, bundle in enumerate(index.bundles):
+        if not bundle.movable:
+            for operator in bundle.operators:
                 on_servers[operator], reasons[operator] = False, NOT_MOVABLE
-        elif unit.parameter_bytes:
-            for operator in unit.operators:
+        elif bundle.parameter_bytes:
+            for operator in bundle.operators:
                 reasons[operator] = HAS_PARAMETERS
         else:
-            open_units.append(number)
+            open_bundles.append(number)
     changed = True
     while changed:
         changed = False
-        for number in [*open_units, *reversed(open_units)]:  # along the data, and against it
-            operators = index.units[number].operators
+        for number in [*open_bundles, *reversed(open_bundles)]:  # along the data, and against it
+            operators = index.bundles[number].operators
             kept = [_rule_for(index, operator, on_servers, rules) for operator in operators]
             if on_servers[operators[0]] and all(kept):
                 changed = True

@@ -16,7 +16,7 @@ class Start:
     """A placement before refinement.
 
     Attributes:
-        placed: device of each unit.
+        placed: device of each bundle.
         reasons: of each operator, why it is there.
     """
 
@@ -32,18 +32,18 @@ def ruled(index: Index, group: Group, rules: Sequence[Rule]) -> Start:
 
 
 def dealt(index: Index, group: Group) -> Start:
-    """Units that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
+    """Bundles that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
     placed, turn = [], 0
-    for unit in index.units:
-        placed.append(1 + turn % len(group.servers) if unit.movable else 0)
-        turn += unit.movable
+    for bundle in index.bundles:
+        placed.append(1 + turn % len(group.servers) if bundle.movable else 0)
+        turn += bundle.movable
     return _start("none", index, placed, "dealt to the servers in turn")
 
 
 def others(index: Index) -> list[Start]:
     """All that can be moved on one server; or only what has parameters."""
-    everything = [1 if unit.movable else 0 for unit in index.units]
-    parameters = [1 if unit.movable and unit.parameter_bytes else 0 for unit in index.units]
+    everything = [1 if bundle.movable else 0 for bundle in index.bundles]
+    parameters = [1 if bundle.movable and bundle.parameter_bytes else 0 for bundle in index.bundles]
     return [
         _start("all on one server", index, everything, "refinement began with all on one server"),
         _start(
@@ -53,9 +53,9 @@ def others(index: Index) -> list[Start]:
 
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:
-    units = [index.units[unit] for unit in index.unit_of]
+    bundles = [index.bundles[bundle] for bundle in index.bundle_of]
     told = [
-        (HAS_PARAMETERS if unit.parameter_bytes else reason) if unit.movable else NOT_MOVABLE
-        for unit in units
+        (HAS_PARAMETERS if bundle.parameter_bytes else reason) if bundle.movable else NOT_MOVABLE
+        for bundle in bundles
     ]
     return Start(name, placed, told)

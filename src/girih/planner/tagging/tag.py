@@ -77,7 +77,7 @@ def tag(
     check_parameters(index, group)
     moves: tuple[Move, ...] = ()
     if not group.servers:
-        start = Start("none", [0] * len(index.units), ["the group has no servers"] * len(index.operators))
+        start = Start("none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators))
     elif how == "none":
         start = dealt(index, group)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from girih.planner.operators import OperatorGraph, Tagging
-from girih.planner.tagging.components import cut_up
+from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import Device, Group
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
@@ -55,7 +55,7 @@ def loads(graph: OperatorGraph, tagging: Tagging, group: Group) -> dict[str, Loa
     """Device → what it does per example; the operators of a module must be on one device."""
     index = Index(graph)
     devices = index.devices(tagging)
-    ledger = Ledger(index, group, [devices[unit.operators[0]] for unit in index.units])
+    ledger = Ledger(index, group, [devices[bundle.operators[0]] for bundle in index.bundles])
     return {device_name(number): load for number, load in enumerate(exact_loads(index, group, ledger))}
 
 
@@ -74,12 +74,12 @@ def examples_per_s(found: Sequence[Load]) -> float:
 
 
 def exact_loads(index: Index, group: Group, ledger: Ledger) -> list[Load]:
-    """The load of each device, with what is cut into components as it will be."""
-    return _loads(group, ledger, *ledger.exact(cut_up(index, ledger.devices)))
+    """The load of each device, with components divided as they will be."""
+    return _loads(group, ledger, *ledger.exact(divide(index, ledger.devices)))
 
 
 def least_loads(group: Group, ledger: Ledger) -> list[Load]:
-    """The load of each device, where no component had to be cut: never more than :func:`exact_loads`."""
+    """The load of each device, where no component had to be divided: never more than :func:`exact_loads`."""
     return _loads(group, ledger, ledger.to_bytes, ledger.from_bytes, ledger.requests)
 
 

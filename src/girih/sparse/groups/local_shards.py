@@ -15,7 +15,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
-from girih.store import Snapshot, SnapshotFile, Store, write_rows
+from girih.store import LiveSnapshot, SnapshotFile, Store, write_rows
 
 
 class ShardsSave:
@@ -27,7 +27,7 @@ class ShardsSave:
 
     def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
         self._writer = writer
-        self._parts: list[tuple[str, dict[str, Any], Snapshot]] = []
+        self._parts: list[tuple[str, dict[str, Any], LiveSnapshot]] = []
         try:
             for name, store in files:
                 covers = {

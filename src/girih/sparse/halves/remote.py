@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import Any
@@ -30,6 +31,7 @@ from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
+from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import Codec
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.sparse.spec import SparseSpec
@@ -48,6 +50,7 @@ class RemotePulled:
         self.staleness = 0
         self.called = called
         self._half, self._worker, self._reply, self._train = half, worker, reply, train
+        self._rows = self._receive if half.staging is None else half.staging.bring(self._receive)
         self._leaves: Leaves | None = None
 
     def wait(self, examples: slice | None = None) -> Embeddings:
@@ -55,42 +58,58 @@ class RemotePulled:
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float = 1.0) -> RemotePending:
-        """Sends the gradients that the embeddings collected to the worker they came from."""
+        """Sends the gradients that the embeddings collected to the worker they came from; from a GPU, once they are here."""
         half = self._half
         half.settle()
-        gradients = half.codec.pack_gradients(self._arrived().gradients())
-        half.count_sent("gradients", gradients)
+        gradients = self._arrived().gradients()
         half.last_step = step
         fields = (*self.called, next(half.turns), step, as_integer(lr_scale))
-        return half.send(self._worker, Verb.PUSH, fields, gradients)
+
+        def call(arrays: Sequence[Any]) -> Reply:
+            packed = half.codec.pack_gradients(arrays)
+            half.count_sent("gradients", packed)
+            return self._worker.call(Verb.PUSH, fields, packed)
+
+        return half.sent(call(gradients) if half.staging is None else half.staging.send(gradients, call))
 
     def discard(self, *, refused: bool = True) -> RemotePending:
         """Tells the worker, and the servers, that this batch moves nothing."""
         turn = next(self._half.turns) if refused else NO_TURN
-        return self._half.send(self._worker, Verb.DROP, (*self.called, turn), ())
+        half, call = self._half, partial(self._worker.call, Verb.DROP, (*self.called, turn))
+        return half.sent(call() if half.staging is None else half.staging.drop(call))
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
-            frame, groups = answer(self._reply), self._half.groups
-            self.staleness = frame.fields[0]
-            num_whole = sum(output.whole for group in groups for output in group.outputs)
-            end = len(frame.arrays) - num_whole
-            outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
-            bounds = map(np.array, frame.arrays[end:])
-            self._leaves = Leaves(groups, outputs, bounds, train=self._train)
+            self.staleness, outputs, bounds = self._rows()
+            self._leaves = Leaves(self._half.groups, outputs, bounds, train=self._train)
         return self._leaves
+
+    def _receive(self) -> Received:
+        """Blocks until they are here, in arrays."""
+        frame, groups = answer(self._reply), self._half.groups
+        num_whole = sum(output.whole for group in groups for output in group.outputs)
+        end = len(frame.arrays) - num_whole
+        outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
+        return Received(frame.fields[0], outputs, [np.array(array) for array in frame.arrays[end:]])
 
 
 class RemotePending:
-    """An update, or a drop, on its way."""
+    """An update, or a drop, on its way.
 
-    def __init__(self, reply: Reply, stats: Stats) -> None:
-        self._reply, self._stats = reply, stats
+    Args:
+        asked: the reply, or what gives it once the update was sent.
+    """
+
+    def __init__(self, asked: Reply | Future[Reply], stats: Stats) -> None:
+        self._asked, self._stats = asked, stats
         self._is_counted = False
 
     def done(self) -> bool:
-        """Whether an answer is here."""
-        return self._reply.done()
+        """Whether an answer is here, or none will come."""
+        asked = self._asked
+        if isinstance(asked, Reply) or not asked.done() or asked.exception() is not None:
+            return asked.done()
+        return asked.result().done()
 
     def wait(self) -> None:
         """Blocks until it is applied.
@@ -99,7 +118,7 @@ class RemotePending:
             Lost: a process on the way came back without it; it is counted in ``lost_updates``.
         """
         try:
-            answer(self._reply)
+            answer(self._asked if isinstance(self._asked, Reply) else self._asked.result())
         except Lost:
             if not self._is_counted:  # the schedule and ``sync`` both wait
                 self._stats.counters["lost_updates"] += 1
@@ -136,6 +155,7 @@ class RemoteSparse:
 
     Args:
         workers, servers: where they listen; registry: where one that came back is found.
+        staging: brings rows to the GPU of the dense half, and is closed with this; None where that is on the CPU.
 
     Attributes:
         turns: numbers of batches trained on or refused: the same on all trainers in step.
@@ -152,9 +172,10 @@ class RemoteSparse:
         secret: bytes,
         registry: Registry | None = None,
         stats: Stats | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self.groups = spec.groups()
-        self.codec = codec
+        self.codec, self.staging = codec, staging
         self.last_step = 0
         self.turns = count()
         self._stats = stats or Stats()
@@ -190,11 +211,9 @@ class RemoteSparse:
         reply = worker.call(Verb.PEEK, (batch.num_examples,), arrays)
         return RemotePulled(self, worker, reply, (), train=False)
 
-    def send(
-        self, worker: Client, verb: Verb, fields: tuple[int, ...], arrays: Sequence[Any]
-    ) -> RemotePending:
-        """Sends an update, or word that there is none."""
-        pending = RemotePending(worker.call(verb, fields, arrays), self._stats)
+    def sent(self, asked: Reply | Future[Reply]) -> RemotePending:
+        """Notes an update that was sent, or is to be, or word that there is none."""
+        pending = RemotePending(asked, self._stats)
         self._pending.append(pending)
         return pending
 
@@ -248,6 +267,8 @@ class RemoteSparse:
         """Lets workers and servers go."""
         for client in (*self._workers, *self._servers):
             client.close()
+        if self.staging is not None:
+            self.staging.close()
 
 
 def _writable(array: NDArray[Any]) -> NDArray[Any]:

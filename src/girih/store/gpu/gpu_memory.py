@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from girih.store.arrays import Longs
 from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_chunks import RecordChunks
 from girih.store.rows.record import RowLayout
+
+if TYPE_CHECKING:
+    from girih.store.gpu.gpu_save import GpuSave
 
 _FIRST_SLOTS = 1 << 10
 
@@ -45,11 +48,13 @@ class GpuMemory:
         free: int32[·], free rows; the first ``words[NUM_FREE]`` are.
         calls: how many calls have marked rows as used.
         last_step: the largest step seen.
-        saving: None: a save has a copy of its own.
+        lock: held while rows change.
+        saving: what keeps records as a save needs them; None while there is no save.
     """
 
     def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
-        self.options, self.saving = options, None
+        self.options = options
+        self.saving: GpuSave | None = None
         self.rows = RecordChunks(
             own.num_words, options.chunk_bytes, options.reserve_rows, jit.device(options.device)
         )
@@ -125,6 +130,16 @@ class GpuMemory:
         """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
         return self.rows.upto(rows_ever)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether a save copies records just now, so that whatever writes to some has to :meth:`keep` them before."""
+        return self.saving is not None and self.saving.is_copying
+
+    def keep(self, rows: Tensor) -> None:
+        """To be called, with the lock held, before rows, int32[·], are written to, none where -1; waits for the GPU during a save."""
+        if self.saving is not None:
+            self.saving.keep(rows)
+
     def fill(self, records: NDArray[np.int32], free: Tensor, num_rows: int) -> None:
         """Replaces all rows by records, int32[·, V], and makes the index of them.
 
@@ -186,11 +201,14 @@ class GpuMemory:
             "index": (8 * self.num_slots, 8 * self.num_slots),
             "bloom": (4 * len(self.cells), 4 * len(self.cells)),
             "free_rows": (4 * len(self.free), 4 * len(self.free)),
+            "saving": (0, 0) if self.saving is None else (self.saving.num_bytes,) * 2,
         }
         return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Lets go of the memory; a save that is not done copying ends."""
+        if self.saving is not None:
+            self.saving.close()
         self._closed = True
         self.rows.close()
         self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)

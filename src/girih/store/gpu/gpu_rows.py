@@ -74,6 +74,8 @@ class GpuRows:
         room = memory.make_room(len(keys))
         memory.calls += 1
         moment = to_device(now, memory.device)
+        if memory.is_copied:
+            memory.keep(self.find(keys))
         rows, is_new = self._find(keys, moment, marks=True)
         admitted = is_new
         if not (self._admits_all or forced):
@@ -86,6 +88,7 @@ class GpuRows:
             admitted = admitted * (torch.cumsum(admitted, 0, dtype=torch.int32) <= room)
         self._count_read(keys, is_new, admitted)
         counting.number_rows(admitted, memory.free, memory.words, rows)
+        memory.keep(rows)  # free ones that are used again
         self._launch(
             lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
             keys.counts, keys.num, moment, memory.calls, step, rows, takes=admitted,
@@ -98,8 +101,12 @@ class GpuRows:
 
     def peek(self, keys: Keys) -> tuple[Tensor, Tensor]:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
-        rows, _ = self._find(keys, None, marks=False)
+        rows = self.find(keys)
         return rows, self._kernels.begin(keys, rows, torch.zeros_like(rows))
+
+    def find(self, keys: Keys) -> Tensor:
+        """Where the rows of keys are, int32[n], -1 for none."""
+        return self._find(keys, None, marks=False)[0]
 
     def drop(self, rows: Ints | Tensor) -> int:
         """Removes rows, each named once, none where -1; returns how many there were."""
@@ -240,6 +247,7 @@ class GpuRows:
     def _take_out(self, rows: Tensor, column: int, tables: Tensor) -> None:
         """Takes rows, int32[·], from their keys, and counts them by their tables, int32[·]."""
         memory = self._memory
+        memory.keep(rows)
         index.remove(memory.slots, memory.chunks, rows, memory.chunk_bits, memory.stride)
         gone = torch.bincount(tables, minlength=len(memory.tables))
         memory.tables[:, at.TABLE_ROWS] -= gone

@@ -3,8 +3,8 @@
 Arrays of the host are copied over and back, and waited for; so evaluation by hand, loading and tests do. An embedding group on a
 GPU calls :meth:`GpuState.read` and :meth:`GpuState.move` with tensors, and waits for nothing.
 
-Saving copies all records to the host at once, and writes that copy while training goes on; loading takes the other way.
-So files are the same wherever rows were, and are read by the same code.
+Saving copies all records to the host while verbs go on (:mod:`girih.store.gpu.gpu_save`), and writes that copy; loading takes
+the other way. So files are the same wherever rows were, and are read by the same code.
 
 Shapes: U unique keys, W columns of a row, R rows ever made.
 """
@@ -20,29 +20,19 @@ from torch import Tensor
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu import transfer
 from girih.kernels.cpu.update import Terms as HostTerms
 from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.layout import STAMP
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_rows import GpuRows
+from girih.store.gpu.gpu_save import GpuSave
 from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
 from girih.store.memory.options import Heap
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout
 from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, ShardState, open_state
-
-
-class _HostCopy(ShardState):
-    """A copy on the host that a save reads, and that ends with the save."""
-
-    __slots__ = ()
-
-    def thaw(self) -> None:
-        """Lets go of the copy."""
-        self.memory.close()
 
 
 class GpuState:
@@ -91,6 +81,8 @@ class GpuState:
         """
         memory = self.memory
         with memory.changing(step):
+            if memory.is_copied:
+                memory.keep(self.rows.find(keys))
             moving = torch.full_like(rows, at.NO_ROW)
             self._launch(
                 update.rows_to_move, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
@@ -163,29 +155,20 @@ class GpuState:
         """Counts of what each tier did; empty where there is one."""
         return {}
 
-    def at_rest(self) -> ShardState:
-        """A copy of all records on the host, for a save to read."""
+    def at_rest(self) -> GpuSave:
+        """The shard as it is now, on its way to the host.
+
+        Raises:
+            ConfigError: another save is under way.
+            StorageFullError: no memory for what a save keeps.
+        """
         memory = self.memory
         memory.check_open()
         with memory.lock:
-            rows_ever, num_rows = (int(memory.known()[n]) for n in (counting.ROWS_EVER, counting.NUM_ROWS))
-            opened = self._on_host()
-            host = _HostCopy(opened.spec, opened.layout, opened.memory, opened.rows)
-            host.memory.grow_rows(rows_ever)
-            arrays = host.memory.arrays
-            for first, chunk in memory.records(rows_ever):
-                arrays.meta[first : first + len(chunk)] = chunk[:, : self.layout.num_words].cpu().numpy()
-            arrays.meta[:rows_ever, [at.NEWER, at.OLDER]] = at.NO_ROW
-            arrays.cells[:] = memory.cells[: len(arrays.cells)].clamp(0, 255).cpu().numpy()
-            arrays.tables[:] = memory.tables.cpu().numpy()
-            arrays.state[at.LAST_STEP] = memory.last_step
-            arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = rows_ever, num_rows
-            arrays.tables[:, [at.NEWEST, at.OLDEST]] = at.NO_ROW
-            meta = memory.meta_of(None)
-            for table in np.flatnonzero(self.layout.listed):
-                rows = self.rows.oldest_first(meta, int(table)).to(torch.int32).cpu().numpy()
-                transfer.relink(arrays, int(table), rows)
-        return host
+            if memory.saving is not None:
+                raise ConfigError("GPU memory: is being saved already; wait for that save to end")
+            memory.saving = GpuSave(memory, self._on_host())
+        return memory.saving
 
     def replace(self, fill: Callable[[ShardState], None]) -> None:
         """Replaces all rows by those that ``fill`` puts into an empty shard on the host."""

@@ -22,9 +22,9 @@ from girih.config import checks
 from girih.errors import CheckpointError
 from girih.kernels.cpu import layout
 from girih.store.rows.record import FORMAT_VERSION
+from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.contents import wrong_rows
-from girih.store.snapshot.snapshot import Snapshot
 from girih.store.snapshot.tensorfile import DTYPES, HEADER, TensorHeader, TensorWriter, damaged
 
 _CHUNK_BYTES = 8 << 20
@@ -35,7 +35,7 @@ _FEW_ROWS = 1 << 22  # row numbers below which lists are kept in any file
 
 
 class SnapshotFile:
-    """A snapshot in a file. For attributes see :class:`Snapshot`.
+    """A snapshot in a file. For attributes see :class:`girih.store.Snapshot`.
 
     A file with more row numbers (``rows_ever``) than bytes counts as one without lists.
 
@@ -123,7 +123,7 @@ class SnapshotFile:
 
 
 def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
-    """The description that a shard's file begins with; see :class:`Snapshot`.
+    """The description that a shard's file begins with; see :class:`girih.store.Snapshot`.
 
     Raises:
         CheckpointError: damaged, or not a shard of girih.
@@ -177,7 +177,7 @@ def _check(description: Mapping[str, Any]) -> None:
             checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
-def write_rows(source: Snapshot, file: IO[bytes], where: str) -> dict[str, Any]:
+def write_rows(source: LiveSnapshot, file: IO[bytes], where: str) -> dict[str, Any]:
     """Writes a snapshot to an open file, whose name is ``where`` in errors.
 
     Returns:

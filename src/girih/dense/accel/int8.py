@@ -1,0 +1,127 @@
+"""Linear layers whose forward pass is 8-bit, put on a model from outside (HT §5.1's Model-B).
+
+Activations and weights are rounded to 8 bits, each time anew, and multiplied as integers. The backward pass is the
+float32 layer's: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
+docs/decisions/0039-fewer-bits.md tells why so.
+
+Shapes: B examples (all dimensions before the last), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from girih.dense.accel import onednn
+
+LEAST_STEP = 2.0**-100
+"""Numbers so small that their steps would be smaller are 0."""
+_NUMBERS_OF_A_PART = 1 << 17  # for each thread
+_MOST_EXACT = 1024  # inputs whose products, 7 and 8 bits, float32 adds up exactly
+
+
+class Int8Linear(TorchFunctionMode):
+    """While entered, ``torch.nn.functional.linear`` computes its forward pass with 8-bit integers.
+
+    It reaches what :class:`girih.dense.accel.onednn.OneDNNLinear` reaches, layers of every size, in this thread.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear and not types:
+            return linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear``, its forward pass in 8 bits: [..., I], [O, I] and [O] to [..., O].
+
+    All activations of a call share a step s and a zero point z: x ≈ s (q − z), q = round(x / s + z) from −128 to 127;
+    s = (max(x, 0) − min(x, 0)) / 255. The weights of each output o have a step: w ≈ s_o q, q from −127 to 127. So
+    y = s s_o (Σ q_x q_w − z Σ q_w) + bias, whose sums of integers are exact.
+
+    Where there is nothing to round (no examples, numbers other than float32 on a CPU), where an activation is not
+    finite, and under autocast and transforms of functions, the layer is torch's own.
+    """
+    if not _serves(input, weight, bias):
+        return F.linear(input, weight, bias)
+    low, high = (float(number) for number in torch.aminmax(input.detach()))
+    if not math.isfinite(high - low):  # so that what is refused is what float32 would find
+        return F.linear(input, weight, bias)
+    flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
+    output: Tensor = _Linear.apply(flat, weight, bias, min(low, 0.0), max(high, 0.0))  # type: ignore[no-untyped-call]
+    return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
+
+
+def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return input.numel() > 0 and weight.numel() > 0 and onednn.is_plain_linear(input, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """[B, I], [O, I] and [O] to [B, O]; activations lie between ``low`` ≤ 0 and ``high`` ≥ 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, low: float, high: float
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        step = max((high - low) / 255, LEAST_STEP)
+        zero = -128 - round(low / step)
+        steps = weight.abs().amax(1).div_(127).clamp_(min=LEAST_STEP)
+        weight_codes = torch.empty(weight.shape, dtype=torch.int8).copy_(weight.div(steps[:, None]).round_())
+        steps.mul_(step)
+        offset = weight_codes.sum(1, dtype=torch.int32).mul(steps).mul_(-zero)
+        if bias is not None:
+            offset += bias
+        output = torch.empty(len(input), len(weight))
+        # in parts that stay in a core's cache: memory is passed over once, not once for each operation
+        rows = max(1, _NUMBERS_OF_A_PART * torch.get_num_threads() // input.shape[1])
+        numbers = torch.empty(min(rows, len(input)), input.shape[1])
+        codes = torch.empty(numbers.shape, dtype=torch.int8)
+        for start in range(0, len(input), rows):
+            given, result = input[start : start + rows], output[start : start + rows]
+            part, coded = numbers[: len(given)], codes[: len(given)]
+            torch.mul(given, 1 / step, out=part)
+            coded.copy_(part.add_(zero).round_().clamp_(-128, 127))
+            torch.mul(product(coded, weight_codes), steps, out=result).add_(offset)
+        return output
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        input, weight = ctx.saved_tensors
+        return *onednn.gradients(ctx.needs_input_grad, gradient, input, weight), None, None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ exactly: int8[B, I], int8[O, I] to int32[B, O]; b has no −128."""
+    if (
+        _multiplies_integers() and a.shape[1] > 1
+    ):  # of one input torch's is wrong where there are several outputs
+        found: Tensor = torch._int_mm(a, b.mT)
+        return found
+    total = torch.zeros(len(a), len(b), dtype=torch.int32)
+    for start in range(0, a.shape[1], _MOST_EXACT):
+        some = slice(start, start + _MOST_EXACT)
+        total += (a[:, some].float() @ b[:, some].float().mT).int()
+    return total
+
+
+@lru_cache(maxsize=1)
+def _multiplies_integers() -> bool:
+    """Whether torch multiplies int8 here with instructions made for it; else it does so number by number."""
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())  # type: ignore[no-untyped-call]

@@ -1,0 +1,248 @@
+"""The records of a shard on their way from GPU memory to the host, as they were at one moment, while verbs go on.
+
+    rows 0 … R (pieces of 16 MB)                  copied by a thread, on a stream of its own, in order
+    ├── copied ──┼── not yet ──────────────┤
+                        ▲ a verb writes here: the record as it was is copied aside first, once, in GPU memory
+                        8 pieces of 16 MB ──► the thread puts them over what it copies
+
+A step may change a record while its piece is copied, which is then torn. But whatever changes a record before the host has
+seen its piece arrive keeps it first, and what was kept counts, whichever comes first. So no step waits for a copy, and no copy for
+a step; only a verb that finds all pieces aside in use waits until the thread has emptied one.
+
+GPU memory: a byte per row, a byte per Bloom cell, 128 MB. On the host: the rows once more, a byte for each, 16 MB pinned.
+
+Shapes: R rows ever made, V 32-bit words of a record, K rows of a piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.errors import CheckpointError, StorageFullError
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu import saving, transfer
+from girih.kernels.gpu import counting, jit, records
+from girih.kernels.gpu.layout import STAMP
+from girih.store.gpu.gpu_memory import GpuMemory
+from girih.store.state import ShardState
+
+_PIECE_BYTES = 16 << 20
+_PIECES_ASIDE = 8
+
+
+class _Aside(NamedTuple):
+    """Records that were copied aside: ``rows`` of int32[K, 1 + V], each with its number first; there after the event."""
+
+    records: Tensor
+    rows: int
+    ready: torch.cuda.Event | None
+
+
+class GpuSave:
+    """A shard as it was when this was made, on its way to the host.
+
+    To be made with the lock of the memory held, on the stream on which verbs run.
+
+    Args:
+        host: an empty shard on the host, which is filled in; this save's from here on.
+
+    Attributes:
+        num_bytes: GPU memory that it takes.
+
+    Raises:
+        StorageFullError: there is not as much GPU memory.
+    """
+
+    def __init__(self, memory: GpuMemory, host: ShardState) -> None:
+        self._memory, self._host = memory, host
+        self._device, self._num_words = memory.device, host.layout.num_words
+        words = memory.known()
+        self._rows_ever = int(words[counting.ROWS_EVER])
+        self._records = list(memory.records(self._rows_ever))  # they never move
+        self._most = max(1, _PIECE_BYTES // (4 * memory.stride))
+        num_cells = host.layout.num_cells
+        aside = (self._most, 1 + self._num_words)
+        self.num_bytes = self._rows_ever + num_cells + 4 * _PIECES_ASIDE * aside[0] * aside[1]
+        on_gpu = self._device.type == "cuda"
+        try:
+            self._kept = torch.zeros(self._rows_ever, dtype=torch.bool, device=self._device)
+            self._cells = _as_bytes(memory.cells[:num_cells])
+            pieces = [
+                torch.empty(aside, dtype=torch.int32, device=self._device) for _ in range(_PIECES_ASIDE)
+            ]
+        except torch.OutOfMemoryError:
+            host.close()
+            raise StorageFullError(
+                f"GPU memory: no room for the {self.num_bytes:,} bytes that a save of {self._rows_ever:,} rows takes;"
+                " bound the tables by max_rows"
+            ) from None
+        self._pinned = torch.empty(
+            self._most * max(memory.stride, aside[1]), dtype=torch.int32, pin_memory=on_gpu
+        )
+        self._begin_host(int(words[counting.NUM_ROWS]))
+        self._kept_there = np.zeros(self._rows_ever, np.bool_)
+        self._num_copied = 0  # rows of pieces that have arrived
+        self._room: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+        self._asides: queue.SimpleQueue[_Aside] = queue.SimpleQueue()
+        for piece in pieces:
+            self._room.put(piece)
+        self.is_copying = True
+        self._is_closed = False
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._thread = ThreadPoolExecutor(1, "girih-gpu-save")
+        self._arrived: Future[None] = self._thread.submit(self._copy)
+
+    def keep(self, rows: Tensor) -> None:
+        """Copies aside those of rows, int32[·], none where -1, that may not have been copied; waits for the GPU.
+
+        To be called before they change, with the lock of the memory held, on the stream on which they will.
+        """
+        copied = self._num_copied
+        if not self.is_copying or copied >= self._rows_ever or not len(rows):
+            return
+        if self._stream is not None:
+            self._kept.record_stream(torch.cuda.current_stream(self._device))
+        places = rows.clamp(0, self._rows_ever - 1).long()
+        wanted = (rows >= copied) & (rows < self._rows_ever) & ~self._kept[places]
+        chosen = rows[wanted]
+        self._kept[chosen.long()] = True
+        for start in range(0, len(chosen), self._most):
+            piece = self._room.get()
+            if piece is None:  # all has arrived, or nobody wants it any more
+                self._room.put(None)
+                return
+            self._copy_aside(chosen[start : start + self._most], piece)
+
+    def wait(self) -> ShardState:
+        """Blocks until all rows are on the host.
+
+        Raises:
+            CheckpointError: it was closed before.
+        """
+        self._arrived.result()
+        return self._host
+
+    def close(self) -> None:
+        """Ends the save, and lets go of its memory; not to be called with the lock of the memory held."""
+        self._is_closed = True
+        self._thread.shutdown()
+        if self._memory.saving is self:
+            self._memory.saving = None
+            self._host.close()
+
+    def _begin_host(self, num_rows: int) -> None:
+        """Fills in what does not grow with the rows."""
+        memory, host = self._memory, self._host.memory
+        host.grow_rows(self._rows_ever)
+        arrays = host.arrays
+        arrays.tables[:] = memory.tables.cpu().numpy()
+        arrays.tables[:, [at.NEWEST, at.OLDEST]] = at.NO_ROW
+        arrays.state[at.LAST_STEP] = memory.last_step
+        arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = self._rows_ever, num_rows
+
+    def _copy_aside(self, rows: Tensor, piece: Tensor) -> None:
+        memory, width = self._memory, jit.columns_of(self._num_words)
+        jit.launch(
+            records.copy_records, len(rows), jit.rows_at_once(width), memory.chunks, rows, piece, len(rows), self._num_words,
+            CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, WORDS=width,
+        )  # fmt: skip
+        ready = None
+        if self._stream is not None:
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(self._device))
+        self._asides.put(_Aside(piece, len(rows), ready))
+
+    def _copy(self) -> None:
+        """All that the thread does."""
+        on_stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with on_stream:
+            try:
+                if len(self._cells):
+                    self._host.memory.arrays.cells[:] = self._cells.cpu().numpy()
+                for first, piece in self._pieces():
+                    self._take_piece(first, piece)
+                    self._take_asides()
+            finally:
+                self._end_copying()
+        self._link()
+
+    def _pieces(self) -> Iterator[tuple[int, Tensor]]:
+        for first, chunk in self._records:
+            for start in range(0, len(chunk), self._most):
+                if self._is_closed:
+                    raise CheckpointError(
+                        "snapshot of a store: was closed before it was read to the end; take another one"
+                    )
+                yield first + start, chunk[start : start + self._most]
+
+    def _take_piece(self, first: int, piece: Tensor) -> None:
+        """Copies a piece to the host, but for records of which what was kept is there already."""
+        found = self._staged(piece)[:, : self._num_words]
+        own = self._host.memory.arrays.meta[first : first + len(piece)]
+        self._num_copied = first + len(piece)
+        kept = np.flatnonzero(self._kept_there[first : first + len(piece)])
+        found[kept] = own[kept]
+        own[:] = found
+
+    def _take_asides(self) -> None:
+        """Puts what was kept until now over what was copied, or is to be."""
+        for _ in range(self._asides.qsize()):
+            piece, num_rows, ready = self._asides.get()
+            if self._stream is not None and ready is not None:
+                self._stream.wait_event(ready)
+            found = self._staged(piece[:num_rows])
+            self._room.put(piece)
+            saving.put_spilled(found, 0, self._host.memory.arrays.meta)
+            self._kept_there[found[:, 0]] = True
+
+    def _staged(self, there: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+        """A copy on the host of int32[K, ·]; overwritten by the next one."""
+        staged = self._pinned[: there.numel()].view(there.shape)
+        staged.copy_(there, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return staged.numpy()
+
+    def _end_copying(self) -> None:
+        """Has verbs keep nothing any more; returns when no stream uses the memory of what they have kept."""
+        self.is_copying = False
+        self._room.put(None)
+        with self._memory.lock:
+            pass  # a verb that was about to keep something has done so
+        self._take_asides()
+        self._kept = self._cells = torch.empty(0)
+        self._records, self._room = [], queue.SimpleQueue()
+        self._room.put(None)
+        self.num_bytes = 0
+
+    def _link(self) -> None:
+        """Makes the lists of tables, by the stamps that rows have where lists have neighbours."""
+        arrays, listed = self._host.memory.arrays, np.flatnonzero(self._host.layout.listed)
+        meta = arrays.meta[: self._rows_ever]
+        stamps, tables = arrays.keys[: self._rows_ever, STAMP.value // 2], meta[:, at.TABLE]
+        orders = []
+        for table in listed:
+            rows = np.flatnonzero(tables == table).astype(np.int32)
+            orders.append(rows[np.argsort(stamps[rows], kind="stable")])
+        meta[:, [at.NEWER, at.OLDER]] = at.NO_ROW
+        for table, rows in zip(listed, orders, strict=True):
+            transfer.relink(arrays, int(table), rows)
+
+
+def _as_bytes(cells: Tensor) -> Tensor:
+    """uint8[·], a copy of cells, int32[·], as the host has them; a part at a time, since each takes memory of its own."""
+    found = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
+    for start in range(0, len(cells), _PIECE_BYTES):
+        part = slice(start, start + _PIECE_BYTES)
+        found[part] = cells[part].clamp(0, 255)
+    return found

@@ -1,0 +1,109 @@
+"""Rows and gradients that go between the wire and a device: the same as without, and nothing waits for them but who needs them."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from remote_site import batch_of, give, site, spec_of
+
+import girih
+from girih.errors import RemoteError
+from girih.sparse.halves.staging import Staging
+
+CPU = torch.device("cpu")
+STALENESS = 4
+
+
+def staged():
+    return Staging(CPU)
+
+
+def in_flight(staging, **packets):
+    """Steps of which up to ``STALENESS`` are read ahead; what is read of all keys, and its staleness, in the end."""
+    with site(spec_of(optimizer=girih.optim.Adagrad(lr=0.5)), staging=staging, **packets) as here:
+        (trainer,) = here.trainers
+        batches = [
+            batch_of(*np.random.default_rng(number).integers(0, 30, (2, 5 + number % 3)))
+            for number in range(15)
+        ]
+        ahead, found = [], []
+        for number, batch in enumerate(batches):
+            ahead.append((number, trainer.pull(here.keep(batch))))
+            if len(ahead) > STALENESS:
+                number, pulled = ahead.pop(0)
+                give(pulled, 1 + number)
+                # those pulled later were asked for before, and so read rows that this does not move
+                pending = pulled.discard() if number == 3 else pulled.push(number + 1)
+                pending.wait()
+                assert pending.done()
+                found.append(pulled.staleness)
+        for _, pulled in ahead:
+            pulled.discard(refused=False)
+        trainer.sync()
+        made = (
+            [lane.buffers.num_made for lane in (trainer.staging.to, trainer.staging.back)] if staging else []
+        )
+        return here.peek(batch_of(range(30), range(30))), found, made
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_several_batches_in_flight_are_those_without_staging(half):
+    packets = {"float16_embeddings": half, "float16_gradients": half}
+    plain, staleness, _ = in_flight(None, **packets)
+    found, same, made = in_flight(staged, **packets)
+    np.testing.assert_array_equal(found, plain)
+    assert same == staleness
+    assert made[0] <= 2  # a small one, and what it grew to
+    assert made[1] <= 2
+
+
+class Moment:
+    """Stands for an event of a GPU, which has not come yet."""
+
+    def __init__(self):
+        self.come = threading.Event()
+
+    def query(self):
+        return self.come.is_set()
+
+    def synchronize(self):
+        assert self.come.wait(30)
+
+
+def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monkeypatch):
+    with site(staging=staged) as here:
+        (trainer,) = here.trainers
+        moments = [Moment(), Moment()]
+        queue = iter(moments)
+        monkeypatch.setattr(trainer.staging.back, "recorded", lambda: next(queue))
+        batch = batch_of([1], [1])
+        before = here.peek(batch)
+        pulled = [trainer.pull(here.keep(batch)) for _ in range(3)]
+        for each in pulled:
+            give(each, 1)
+        pending = [pulled[0].push(1), pulled[1].push(2), pulled[2].discard()]
+        moments[1].come.set()  # the later one first
+        assert not any(each.done() for each in pending)
+        np.testing.assert_array_equal(here.peek(batch), before)
+        moments[0].come.set()
+        for each in pending:
+            each.wait()
+        np.testing.assert_allclose(before - here.peek(batch), 2, rtol=1e-6)
+
+
+def test_what_fails_on_the_way_is_raised_where_it_is_waited_for(monkeypatch):
+    with site(staging=staged) as here:
+        (trainer,) = here.trainers
+        pulled = trainer.pull(here.keep(batch_of([1], [1])))
+        give(pulled, 1)
+        monkeypatch.setattr(trainer.staging.to, "send", lambda arrays: 1 / 0)
+        late = trainer.pull(here.keep(batch_of([2], [2])))
+        with pytest.raises(ZeroDivisionError):
+            late.wait()
+        pulled.called = (10_000, *pulled.called[1:])  # a sample that no worker has
+        pending = pulled.push(1)
+        with pytest.raises(RemoteError):
+            pending.wait()
+        assert pending.done()
+        trainer._pending.clear()
