@@ -44,7 +44,14 @@ def test_train_writes_what_the_contract_lists(trained, capsys):
     assert summary["strategy"] == "local"
     assert summary["staleness_max"] == 0
     assert summary["num_examples"] == 6000
-    assert set(summary["wire_bytes"]) == {"ids", "embeddings", "gradients", "partials", "dense"}
+    assert set(summary["wire_bytes"]) == {
+        "ids",
+        "embeddings",
+        "gradients",
+        "partials",
+        "dense",
+        "activations",
+    }
     records = lines_of(trained / "metrics.jsonl")
     training = [r for r in records if "split" not in r]
     assert {"step", "examples", "loss", "samples_per_s"} <= set(training[0])

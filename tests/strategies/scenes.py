@@ -242,7 +242,7 @@ class Threads(Cluster):
     def close(self, *, failed=False):
         if not failed:
             self.ranks.barrier()
-        for name in ("loader", "dense-server", "embedding-worker", "embedding-server"):
+        for name in ("loader", "group-server", "dense-server", "embedding-worker", "embedding-server"):
             self.end(name)
 
 

@@ -58,6 +58,7 @@ KILLED = [
     pytest.param("synchronous", TWO, "trainer", marks=heavy),  # as substitution's, in test_substitution.py
     pytest.param("asynchronous", TWO, "trainer", marks=heavy),
     pytest.param("asynchronous", [], "embedding-server", marks=heavy),
+    pytest.param("hierarchical", ["strategy.servers_per_group=2"], "group-server", marks=heavy),
 ]
 
 

@@ -203,7 +203,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_all_replicas_go_on(dir
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("servers_per_group=2", "servers_per_group = 2: group servers are not built yet"),
+        ("servers_per_group=-1", "servers_per_group = -1"),
         ("trainers_per_group=2", "set trainers_per_group = 1 and groups = 2"),
         ("wire_activations='int8'", "wire_activations = 'int8': it is for group servers"),
         ("split_fc=true", "split_fc = True"),

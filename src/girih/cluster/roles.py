@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class RoleName(StrEnum):
-    """Names of roles, for every process of a run; there is no group server yet."""
+    """Names of roles, for every process of a run; the dense server of ``asynchronous`` is a thread of trainer 0."""
 
     LOADER = "loader"
     EMBEDDING_WORKER = "embedding-worker"
@@ -23,6 +23,7 @@ MODULES = {
     RoleName.LOADER: "girih.cluster.loader",
     RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
     RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
+    RoleName.GROUP_SERVER: "girih.dense.service.group_server",
     RoleName.DENSE_SERVER: "girih.dense.service.dense_server",
 }
 """Modules that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""

@@ -23,6 +23,8 @@ def listen(
     address: str = "tcp://127.0.0.1:*",
     secret: bytes,
     incarnation: int = 0,
+    gone: Callable[[int], None] | None = None,
+    patience_s: float | None = None,
 ) -> Server:
     """Answers requests with ``handler`` until the server is closed.
 
@@ -33,13 +35,15 @@ def listen(
             is named: data travel in the clear; the secret does not travel.
         secret: what clients must know.
         incarnation: how often this process's role and index has been restarted; clients are told.
+        gone: called on the server's thread with the number of a client that left or is forgotten. Be quick.
+        patience_s: a client without a connection for so long is forgotten; by default two minutes.
 
     Raises:
         WireError: the address cannot be listened at.
     """
     endpoint = parse_address(address)
     listener = SocketListener(endpoint, *endpoint.listen())
-    return Server(listener, handler, secret=secret, incarnation=incarnation)
+    return Server(listener, handler, secret=secret, incarnation=incarnation, gone=gone, patience_s=patience_s)
 
 
 def connect(

@@ -187,8 +187,11 @@ class GrowingTables:
     def _copy(self, own: Sequence[Store], new: Sequence[Store]) -> None:
         """Copies the rows of a group's shards to other shards, of any number."""
         with contextlib.ExitStack() as stack:
+            taken: list[LiveSnapshot] = []
             with self.used():
-                taken: list[LiveSnapshot] = [stack.enter_context(store.snapshot()) for store in own]
+                for store in own:
+                    taken.append(store.snapshot())
+                    stack.enter_context(taken[-1])
             for store in new:
                 store.restore(taken)
 

@@ -25,7 +25,7 @@ from girih.runs.stats import (
 )
 from girih.sparse.half import SparseStats
 
-WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense")
+WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
 
 def summarize(

@@ -15,7 +15,12 @@ Events = Sequence[tuple[str, float, float]]
 """Spans: name, start (``time.perf_counter``) and length, both in seconds."""
 
 BESIDE = frozenset(
-    {"allreduce", "average", *(f"exchange {kind}" for kind in ("ids", "embeddings", "gradients", "vote"))}
+    {
+        "allreduce",
+        "average",
+        *(f"part {verb}" for verb in ("forward", "backward", "apply")),
+        *(f"exchange {kind}" for kind in ("ids", "embeddings", "gradients", "vote")),
+    }
 )
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 

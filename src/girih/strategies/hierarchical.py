@@ -1,7 +1,8 @@
 """``hierarchical``: few copies of the dense parameters, each trained by many nets, averaged in the background (HT).
 
 | sparse half                      | schedule        | dense half                      |
-| ``RemoteSparse``, dispatched     | concurrent nets | ``HogwildReplica``, dense servers |
+| ``RemoteSparse``, dispatched     | concurrent nets | ``GroupedReplica``, group servers; or |
+|                                  |                 | ``HogwildReplica``, dense servers |
 
 With one trainer per group and no group servers it is the EASGD-based system that HT begins from (§2.2): every trainer has a
 copy. Trainers share no step, as under ``asynchronous``.
@@ -19,6 +20,7 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.traffic import FLOAT_BYTES
+from girih.strategies.grouping import grouped
 from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Processes
 
@@ -73,19 +75,15 @@ class Hierarchical(RemoteStrategy):
 
     def __post_init__(self) -> None:
         RemoteStrategy.__post_init__(self)  # a class with slots has no bare super()
-        if self.servers_per_group:
-            raise ConfigError(
-                f"strategy: servers_per_group = {self.servers_per_group}: group servers are not built yet; set it to 0"
-            )
-        if self.trainers_per_group > 1:
+        if self.trainers_per_group > 1 and not self.servers_per_group:
             raise ConfigError(
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
                 f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
         for name, only in LATER.items():
-            if getattr(self, name) != only:
+            if getattr(self, name) != only and not (self.servers_per_group and name == "tagging"):
                 raise ConfigError(
-                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, which are not built yet;"
+                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, which do not have it yet;"
                     f" drop it, or set it to {only!r}"
                 )
 
@@ -98,12 +96,20 @@ class Hierarchical(RemoteStrategy):
     def roles(self) -> Mapping[str, int]:
         """Processes beside the trainers."""
         averaging: dict[str, int] = {DENSE: self.dense_servers} if self.groups > 1 else {}
-        return {**self.sparse_roles, **averaging}
+        grouped: dict[str, int] = {}
+        if self.servers_per_group:
+            grouped = {RoleName.GROUP_SERVER: self.groups * self.servers_per_group}
+        return {**self.sparse_roles, **averaging, **grouped}
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
         if facts.device != "cpu":
             raise ConfigError("strategy 'hierarchical' computes on CPUs only; set train.device = 'cpu'")
+        if facts.compile:
+            raise ConfigError(
+                "strategy 'hierarchical': nets share parameters that move while they compute, which is not compiled; set"
+                " train.compile = false, or use 'hybrid'"
+            )
         if facts.num_trainers != self.trainers:
             raise ConfigError(
                 f"strategy: groups = {self.groups}, trainers_per_group = {self.trainers_per_group}: expected"
@@ -117,15 +123,16 @@ class Hierarchical(RemoteStrategy):
         return RemoteStrategy.plan(self, facts)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """The way to the embedding workers, and this trainer's copy of the dense half, with the way to dense servers."""
+        """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""
         from girih.comm.peers import connect_all
         from girih.dense.halves.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
         context.ranks.step_apart()
-        processes = context.processes
+        processes, nets = context.processes, plan.schedule["nets"]
         addresses = self._start_dense_servers(plan, context)
-        nets = plan.schedule["nets"]
+        if self.servers_per_group:
+            return self.session(plan, context, grouped(plan, context, addresses), Concurrent(nets))
         dense = HogwildReplica(
             context.dense,
             context.ranks,

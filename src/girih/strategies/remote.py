@@ -149,7 +149,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
-            staging=None if dense.device.type == "cpu" else Staging(dense.device),
+            staging=None if context.dense.device.type == "cpu" else Staging(context.dense.device),
         )
         feed = LoaderFeed(
             context.ranks,

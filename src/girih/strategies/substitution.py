@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts, ModelFacts
+from girih.planner.optimizers import ELEMENTWISE
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.strategies import synchronous
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from girih.training.context import RunContext
     from girih.training.session import Session
 
-ELEMENTWISE = (
-    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
-)  # fmt: skip
-"""Optimizers that move a part of a parameter as they would move it within the whole."""
 BY_NORMS = ("girih.dense.lamb.Lamb",)
 """Optimizers that need norms of whole parameters, which the dense half gives them."""
 

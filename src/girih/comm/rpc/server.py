@@ -44,10 +44,13 @@ class Server(Poller):
         *,
         secret: bytes,
         incarnation: int,
+        gone: Callable[[int], None] | None = None,
+        patience_s: float | None = None,
     ) -> None:
         super().__init__(listener.address)
         self.incarnation, self.num_refused = incarnation, 0
         self._listener, self._handler, self._secret = listener, handler, secret
+        self._gone, self._patience_s = gone, patience_s
         self._strangers: dict[Stranger, float] = {}  # until when
         self._peers: dict[int, Session] = {}  # by number
         self._ready: deque[Session] = deque()  # may have messages, each by turns
@@ -77,9 +80,10 @@ class Server(Poller):
         now = time.monotonic()
         for stranger in [stranger for stranger, end_s in self._strangers.items() if now > end_s]:
             self._refuse(stranger, "nothing that he said in time")
+        patience_s = _SESSION_S if self._patience_s is None else self._patience_s
         for peer in list(self._peers.values()):
-            if peer.connection is None and now - peer.lost_s > _SESSION_S:
-                del self._peers[peer.number]
+            if peer.connection is None and now - peer.lost_s > patience_s:
+                self._forget(peer)
         if not self._accepting and len(self._strangers) < _MOST_STRANGERS:
             self._accepting = True
             self._selector.register(self._listener, IN, self._accept)
@@ -147,11 +151,16 @@ class Server(Poller):
         with peer.lock:
             is_new = peer.hear(header)
         if header.status == Status.GOODBYE:
-            self._peers.pop(peer.number, None)
             self._detach(peer)
+            self._forget(peer)
         elif header.status == Status.REQUEST and is_new:
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, answer, buffer))
+
+    def _forget(self, peer: Session) -> None:
+        """A client that does not come back."""
+        if self._peers.pop(peer.number, None) is not None and self._gone is not None:
+            self._gone(peer.number)
 
     def _call(self, request: Request) -> None:
         try:

@@ -31,6 +31,7 @@ class Shadow:
         replica: the number of this one among all.
         every_steps: steps of this replica between the beginnings of two rounds; a round that takes longer delays the next.
         stats: where bytes sent and rounds (``averaging_rounds``) are counted.
+        vector: the number of these parameters, where each replica is in several processes.
     """
 
     def __init__(
@@ -40,11 +41,17 @@ class Shadow:
         replica: int,
         every_steps: int,
         stats: Stats,
+        vector: int = 0,
     ) -> None:
         self._live = [
             each.data for each in parameters
         ]  # with versions of their own: autograd watches the others'
-        self._servers, self._replica, self._every_steps, self._stats = servers, replica, every_steps, stats
+        self._servers, self._called, self._every_steps, self._stats = (
+            servers,
+            (replica, vector),
+            every_steps,
+            stats,
+        )
         self._ranges = ranges(sum(each.numel() for each in self._live), len(servers))
         self._changed = threading.Condition()
         self._num_steps = self._num_begun_at = 0
@@ -70,7 +77,7 @@ class Shadow:
     def begin(self) -> None:
         """Has the servers begin with these parameters; while no replica averages, by one of them."""
         flat = self._flat()
-        self._wait([server.call(Verb.BEGIN, (), (part,)) for server, part in self._parts(flat)])
+        self._wait([server.call(Verb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)])
 
     def meet(self) -> NDArray[np.float32]:
         """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
@@ -79,14 +86,12 @@ class Shadow:
         """
         with self._changed:
             self._paused = True
-        self._wait([server.call(Verb.LEAVE, (self._replica,)) for server in self._servers])
+        self._wait([server.call(Verb.LEAVE, self._called) for server in self._servers])
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
             if self._failure is not None:
                 raise self._failure
-        calls = [
-            server.call(Verb.MEET, (self._replica,), (part,)) for server, part in self._parts(self._flat())
-        ]
+        calls = [server.call(Verb.MEET, self._called, (part,)) for server, part in self._parts(self._flat())]
         return np.concatenate(self._wait(calls))
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
@@ -126,7 +131,7 @@ class Shadow:
 
     def _average(self) -> None:
         flat = self._flat()
-        calls = [server.call(Verb.AVERAGE, (self._replica,), (part,)) for server, part in self._parts(flat)]
+        calls = [server.call(Verb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
         correction = torch.from_numpy(np.concatenate(self._wait(calls)))
         sizes = [each.numel() for each in self._live]
         for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]

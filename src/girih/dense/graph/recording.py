@@ -27,30 +27,10 @@ CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Paramet
 PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
 SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride"})
 FACTS = SHAPES | {
-    *(
-        "dim",
-        "ndim",
-        "is_contiguous",
-        "itemsize",
-        "element_size",
-        "dtype",
-        "device",
-        "layout",
-        "requires_grad",
-        "is_leaf",
-    ),
-    *(
-        "is_floating_point",
-        "is_complex",
-        "is_cuda",
-        "is_cpu",
-        "is_sparse",
-        "is_nested",
-        "is_quantized",
-        "is_inference",
-    ),
-    *("is_signed", "get_device", "__hash__", "is_tensor"),
-}
+    "dim", "ndim", "dtype", "device", "layout", "itemsize", "element_size", "get_device", "__hash__",
+    "requires_grad", "is_leaf", "is_tensor", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
+    "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference",
+}  # fmt: skip
 """What is known of a tensor without its data."""
 SHAPED_BY_DATA = frozenset(
     {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}

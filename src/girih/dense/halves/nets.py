@@ -6,7 +6,6 @@ of the one set; its optimizer keeps its state in the memory of the one set's too
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.dense.spec import DenseSpec
+from girih.dense.twins import twin_of
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import DENSE_STALENESS
@@ -32,9 +32,7 @@ class Net(Replica):
     def twin(self, spec: DenseSpec) -> Net:
         """Another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
         self._set_mode(True)  # it may have predicted last, and the copy is to train
-        held: dict[int, Any] = {id(parameter): _over(parameter) for parameter in self.module.parameters()}
-        held |= {id(buffer): buffer.data for buffer in self.module.buffers()}
-        twin = Net(replace(spec, module=copy.deepcopy(self.module, held)))
+        twin = Net(replace(spec, module=twin_of(self.module)))
         twin.take_state(self)
         return twin
 
@@ -184,8 +182,3 @@ class NetComputed:
     def discard(self) -> None:
         """Drops the gradients, and puts back the buffers as they were when the net began to read."""
         self.nets.discard(self)
-
-
-def _over(parameter: nn.Parameter) -> nn.Parameter:
-    """A Parameter of its own over the same memory: ``.data`` begins a count of versions of its own."""
-    return nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)

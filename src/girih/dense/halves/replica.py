@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from girih.config.user_code import blame
 from girih.data.batch import Batch
-from girih.dense.accel import int8, onednn
+from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.half import KnownAtOnce
@@ -91,7 +91,7 @@ class Replica:
         if spec.compile:
             self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
         self._loss = loss_of(self.module)
-        self._autocast, self._int8 = spec.precision == "bfloat16", spec.forward == "int8"
+        self._precision, self._forward = spec.precision, spec.forward
         self._clip_norm = spec.clip_norm
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -275,15 +275,9 @@ class Replica:
         return spans(name) if self._compiled is None else self._compiled.phase(name, spans)
 
     def _arithmetic(self, *, train: bool) -> AbstractContextManager[object]:
-        if self._autocast:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        if train and self._compiled is not None:
+        if train and self._compiled is not None and self._precision == "float32":
             return nullcontext()  # what is compiled has products of its own
-        if self._int8:
-            return int8.Int8Linear()
-        if self.device.type == "cpu" and onednn.pays():
-            return onednn.OneDNNLinear()
-        return nullcontext()
+        return arithmetic(self.device, precision=self._precision, forward=self._forward)
 
     def _module(self, *, train: bool) -> nn.Module:
         """The model, as this half computes it."""

@@ -9,8 +9,10 @@ Shapes: P numbers of the range.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -44,57 +46,74 @@ class DenseServer:
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
-        algorithm = BY_NAME[self.averaging](self.num_replicas, self.rate)
-        _Work(algorithm, self.num_replicas).serve(self, ready, stop)
+        make = partial(BY_NAME[self.averaging], self.num_replicas, self.rate)
+        _Work(make, self.num_replicas).serve(self, ready, stop)
+
+
+class _Vector:
+    """A range of parameters that are averaged together: what waits for its rounds and meetings.
+
+    Attributes:
+        waiting: for the round under way, by replica. met: for the meeting under way. left: rounds do not wait for these.
+    """
+
+    def __init__(self, algorithm: Averaging) -> None:
+        self.algorithm = algorithm
+        self.waiting: dict[int, Request] = {}
+        self.left: set[int] = set()
+        self.met: dict[int, Request] = {}
 
 
 class _Work(Service):
     """The work of a server, request by request."""
 
-    def __init__(self, algorithm: Averaging, num_replicas: int) -> None:
+    def __init__(self, make: Callable[[], Averaging], num_replicas: int) -> None:
         super().__init__({
             Verb.BEGIN: self._begin, Verb.AVERAGE: self._take_part, Verb.LEAVE: self._leave, Verb.MEET: self._meet,
             Verb.STATS: self._read_stats,
         })  # fmt: skip
-        self._algorithm, self._num_replicas = algorithm, num_replicas
-        self._waiting: dict[int, Request] = {}  # for the round under way, by replica
-        self._left: set[int] = set()
-        self._met: dict[int, Request] = {}
+        self._num_replicas = num_replicas
+        self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))
         self._stats = Stats()
 
     def _begin(self, request: Request) -> None:
-        self._algorithm.begin(np.array(request.frame.arrays[0]))
+        (vector,) = request.frame.fields
+        self._vectors[vector].algorithm.begin(np.array(request.frame.arrays[0]))
         request.reply()
 
     def _take_part(self, request: Request) -> None:
-        self._waiting[request.frame.fields[0]] = request
-        self._average_if_all_are_there()
+        replica, vector = request.frame.fields
+        self._vectors[vector].waiting[replica] = request
+        self._average_if_all_are_there(self._vectors[vector])
 
     def _leave(self, request: Request) -> None:
-        self._left.add(request.frame.fields[0])
-        self._average_if_all_are_there()
+        replica, vector = request.frame.fields
+        self._vectors[vector].left.add(replica)
+        self._average_if_all_are_there(self._vectors[vector])
         request.reply()
 
-    def _average_if_all_are_there(self) -> None:
-        missing = self._num_replicas - len(self._waiting.keys() | self._left)
-        if not self._waiting or (self._algorithm.together and missing):
+    def _average_if_all_are_there(self, vector: _Vector) -> None:
+        missing = self._num_replicas - len(vector.waiting.keys() | vector.left)
+        if not vector.waiting or (vector.algorithm.together and missing):
             return
-        requests = [self._waiting[replica] for replica in sorted(self._waiting)]
-        self._waiting = {}
+        requests = [vector.waiting[replica] for replica in sorted(vector.waiting)]
+        vector.waiting = {}
         with self._stats.spans("average"):
-            corrections = self._algorithm.round(np.stack([each.frame.arrays[0] for each in requests]))
+            corrections = vector.algorithm.round(np.stack([each.frame.arrays[0] for each in requests]))
         self._stats.counters["rounds"] += 1
         for request, correction in zip(requests, corrections, strict=True):
             self._stats.sent("dense", correction.nbytes)
             request.reply((), (correction,))
 
     def _meet(self, request: Request) -> None:
-        self._met[request.frame.fields[0]] = request
-        if len(self._met) < self._num_replicas:
+        replica, number = request.frame.fields
+        vector = self._vectors[number]
+        vector.met[replica] = request
+        if len(vector.met) < self._num_replicas:
             return
-        requests = [self._met[replica] for replica in sorted(self._met)]
-        self._met, self._left = {}, set()
-        model = self._algorithm.model(np.stack([each.frame.arrays[0] for each in requests]))
+        requests = [vector.met[replica] for replica in sorted(vector.met)]
+        vector.met, vector.left = {}, set()
+        model = vector.algorithm.model(np.stack([each.frame.arrays[0] for each in requests]))
         for each in requests:
             self._stats.sent("dense", model.nbytes)
             each.reply((), (model,))

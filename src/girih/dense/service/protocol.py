@@ -1,6 +1,7 @@
 """Requests of replicas to dense servers, each of which has a range of the flat parameters.
 
-P numbers of a server's range. A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`.
+P numbers of a server's range; where several servers of a group have parameters, those of each are a vector of their own, averaged
+with the same server's of other groups. A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from itertools import pairwise
 class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
 
-    BEGIN: (); float32[P], the parameters of all replicas → ().
-    AVERAGE: (replica,); float32[P], its parameters → (); float32[P], what it is to add to them.
-    LEAVE: (replica,): rounds do not wait for it, until all replicas have met → ().
-    MEET: (replica,); float32[P], its parameters → (), once all replicas have met; float32[P], the model to evaluate and save.
+    BEGIN: (vector,); float32[P], the parameters of all replicas → ().
+    AVERAGE: (replica, vector); float32[P], its parameters → (); float32[P], what it is to add to them.
+    LEAVE: (replica, vector): rounds do not wait for it, until all replicas have met → ().
+    MEET: (replica, vector); float32[P], its parameters → (), once all replicas have met; float32[P], the model to evaluate and save.
     STATS: (with spans) → text.
     """
 

@@ -29,11 +29,14 @@ class Source(Protocol):
 
     Attributes:
         where: for errors.
-        description: see :class:`Snapshot`.
     """
 
     where: str
-    description: dict[str, Any]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """See :class:`Snapshot`."""
+        ...
 
     def verify(self) -> None:
         """Raises :class:`CheckpointError` where the source is damaged."""

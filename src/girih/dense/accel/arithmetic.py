@@ -1,0 +1,24 @@
+"""The arithmetic of forward passes, as options and the processor have it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from girih.dense.accel import int8, onednn
+
+
+def arithmetic(device: torch.device, *, precision: str, forward: str) -> AbstractContextManager[object]:
+    """While entered, this thread's forward passes compute in bfloat16, with 8-bit layers, or by the faster float32 ones.
+
+    Args:
+        precision, forward: see :class:`girih.dense.spec.DenseSpec`.
+    """
+    if precision == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if forward == "int8":
+        return int8.Int8Linear()
+    if device.type == "cpu" and onednn.pays():
+        return onednn.OneDNNLinear()
+    return nullcontext()

@@ -1,0 +1,311 @@
+"""The dense half of a trainer in a group: its parameters are on the servers of the group, which run parts of the net (HT §3.1).
+
+The trainer drives the loop. It keeps operators without parameters, and sends the others' inputs to their servers,
+forward and backward; several nets of it may be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from girih.data.batch import Batch
+from girih.dense.graph import Part, Partitioned
+from girih.dense.half import KnownAtOnce
+from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
+from girih.dense.halves.stage import BatchOnServers, Stage
+from girih.dense.service.group import Group
+from girih.dense.service.recipe import OptimizerRecipe, options_of
+from girih.dense.service.splits import Entry, Splits
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, GirihError, NonFiniteError
+from girih.models.embeddings import Embeddings
+from girih.runs.stats import DENSE_STALENESS
+
+
+class Ranks(Protocol):
+    """The trainers, as this half needs them."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of them."""
+        ...
+
+    def barrier(self) -> None:
+        """Returns when all are here."""
+
+
+@dataclass(eq=False)
+class GroupedComputed(KnownAtOnce):
+    """Loss of a batch whose gradients are on the servers; see :class:`girih.dense.half.Computed`."""
+
+    half: GroupedReplica
+    net: _Net
+    own: ReplicaComputed
+
+    def apply(self) -> None:
+        """Moves the parameters on the servers; returns once they have."""
+        self.own.apply()
+        self.half.give_back(self.net)
+
+    def discard(self) -> None:
+        """Drops what is on the servers."""
+        self.own.discard()
+        self.net.on_servers.discard()
+        self.half.give_back(self.net)
+
+
+class GroupedReplica:
+    """The trainer's partition of the net, and the way to the servers that have the rest.
+
+    Methods but ``sync`` and ``restore``, which all trainers call together, may be called from several threads.
+
+    Args:
+        whole: the model and its optimizer, of which the parameters here are those of the last ``sync``, for the user.
+        partitioned: the same net, cut into parts.
+        group: the servers that hold them.
+        leads: whether it is for this trainer, alone of its group, to restore the servers, and to tell what they count.
+        averaged: whether there are other groups: then what is evaluated and saved is the model of all of them as it was at the
+            last ``sync``.
+
+    Attributes:
+        optimizer: carries the learning rate schedule; its state is on the servers.
+
+    Raises:
+        ConfigError: a parameter is in no part, or gradients are to be clipped.
+    """
+
+    def __init__(
+        self,
+        whole: Replica,
+        spec: DenseSpec,
+        partitioned: Partitioned,
+        group: Group,
+        ranks: Ranks,
+        *,
+        leads: bool = True,
+        averaged: bool = False,
+    ) -> None:
+        if spec.clip_norm is not None:
+            raise ConfigError(
+                f"clip_norm = {spec.clip_norm}: the norm of all dense gradients is known on no one machine where group servers"
+                " have them; drop it, or set servers_per_group = 0"
+            )
+        self.whole, self.optimizer = whole, whole.optimizer
+        self.module = whole.module
+        self._spec, self._partitioned, self._group, self._ranks = spec, partitioned, group, ranks
+        self._leads, self._averaged = leads, averaged
+        self._numbers = count()
+        self._free: list[_Net] = []
+        self._splits = Splits(partitioned.traced.splits, _sizes(partitioned))
+        self.give_back(self._new())
+        self._forget_state()
+        self._begin_averaging()
+
+    def compute(
+        self,
+        batch: Batch,
+        embeddings: Embeddings,
+        onto: GroupedComputed | None = None,
+        *,
+        last: bool = True,
+    ) -> GroupedComputed:
+        """Forward, loss, backward; gradients of parameters stay on the servers."""
+        net = self._borrow() if onto is None else onto.net
+        try:
+            own = net.compute(batch, embeddings, None if onto is None else onto.own, last=last)
+        except GirihError:
+            net.abandon()
+            raise
+        return GroupedComputed(own.value, own.refusal, self, net, own)
+
+    def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """Logits, float32[B, T], of the live parameters."""
+        net = self._borrow()
+        try:
+            return net.predict(batch, embeddings)
+        finally:
+            self.give_back(net)
+
+    def sync(self) -> None:
+        """All trainers' steps are applied; the parameters that are evaluated and saved are in the user's module."""
+        self._ranks.barrier()
+        self._meet()
+        self._fetch(with_optimizer=False)
+
+    def stats(self) -> dict[str, int]:
+        """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
+        found = [
+            each["histograms"].get(DENSE_STALENESS, {})
+            for each in self._group.processes(spans=False).values()
+        ]
+        return {"staleness_max": max((int(value) for each in found for value in each), default=0)}
+
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
+        return self._group.processes(spans=spans) if self._leads else {}
+
+    def state(self) -> dict[str, Any]:
+        """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
+        if self._leads:
+            self._fetch(with_optimizer=True)
+        state = self.whole.state()
+        self._forget_state()
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
+        self.whole.restore(state)
+        self._meet()  # so that nothing is added to what is put there
+        if self._leads:
+            self._group.put(
+                self._entries(), [self._names_on(server) for server in range(self._num_servers())]
+            )
+        self._forget_state()
+        self._ranks.barrier()
+        self._begin_averaging()
+
+    def close(self) -> None:
+        """Leaves the servers."""
+        self._group.close()
+
+    def give_back(self, net: _Net) -> None:
+        """Takes back a net whose batch is done."""
+        self._free.append(net)
+
+    def _meet(self) -> None:
+        """Has all groups meet, while none of them trains; all trainers go on together."""
+        if self._averaged:
+            if self._leads:
+                self._group.meet()
+            self._ranks.barrier()
+
+    def _begin_averaging(self) -> None:
+        if self._averaged:
+            if self._ranks.first:
+                self._group.begin()
+            self._ranks.barrier()
+
+    def _borrow(self) -> _Net:
+        try:
+            net = self._free.pop()
+        except IndexError:
+            net = self._new()
+        net.next_batch()
+        return net
+
+    def _new(self) -> _Net:
+        return _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
+
+    def _num_servers(self) -> int:
+        return 1 + max(part.server for part in self._partitioned.parts)
+
+    def _names_on(self, server: int) -> frozenset[str]:
+        held = [part.module for part in self._partitioned.parts if part.server == server]
+        named = [name for module in held for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return frozenset(named)
+
+    def _fetch(self, *, with_optimizer: bool) -> None:
+        """Takes parameters, buffers and optimizer state from the servers."""
+        named = dict(self.module.named_parameters())
+        model = self.module.state_dict()
+        for name, key, value in self._splits.joined(self._group.entries(with_optimizer=with_optimizer)):
+            if key is not None and self.optimizer is not None:
+                self.optimizer.state[named[name]][key] = value
+            elif key is None and name in model:  # a graph has buffers that no checkpoint has
+                model[name].copy_(value)
+
+    def _entries(self) -> list[Entry]:
+        """What :meth:`_fetch` takes, as it is here."""
+        found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
+        if self.optimizer is not None:
+            for name, parameter in self.module.named_parameters():
+                found += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
+        return self._splits.cut(found)
+
+    def _forget_state(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+
+
+class _Net(Replica):
+    """One of several nets of a trainer: its partition, and its batch on the servers."""
+
+    checks_embeddings = True
+
+    def __init__(
+        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: Group, number: int
+    ) -> None:
+        def exchange(stage: Stage) -> list[list[Tensor]]:
+            return self.on_servers.exchange(stage)
+
+        super().__init__(replace(spec, module=partitioned.trainer(exchange)))
+        check_moved(self.module)
+        self._half, self._group, self._number = half, group, number
+        self._batches = count()
+        self.next_batch()
+
+    def next_batch(self) -> None:
+        """From here on, what is sent is of another batch."""
+        self.on_servers = BatchOnServers(self._group, self._number, next(self._batches))
+
+    def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """See :class:`Replica`; what the nets share is in training mode again when it is done."""
+        try:
+            return super().predict(batch, embeddings)
+        finally:
+            self._set_mode(True)
+
+    def move(self, gradients: Gradients) -> None:
+        """Has the servers do their step."""
+        optimizer = self._half.optimizer
+        self.on_servers.apply(options_of(optimizer))
+        if optimizer is not None:
+            optimizer.step()  # of no gradients: a schedule wants to see one
+
+    def abandon(self) -> None:
+        """Drops a batch that failed; what cannot be told the servers now, they find out."""
+        try:
+            self.on_servers.discard()
+        except GirihError:
+            return
+
+    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
+        return self.on_servers.refusal or super()._nonfinite_gradient(embeddings)
+
+
+def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
+    """What group servers make their optimizers of; see :meth:`OptimizerRecipe.of`."""
+    return OptimizerRecipe.of(
+        whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.traced.splits}
+    )
+
+
+def check_moved(partition: nn.Module) -> None:
+    """Refuses a net of which trainers would keep parameters.
+
+    Raises:
+        ConfigError: names the operator.
+    """
+    for name, _ in partition.named_parameters():
+        operator = name.rpartition(".")[0] or "the model"
+        raise ConfigError(
+            f"operator {operator!r} has a parameter, {name!r}, and stays on the trainers: expected all operators that have"
+            " parameters on group servers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
+        )
+
+
+def _sizes(partitioned: Partitioned) -> dict[str, int]:
+    """Name of a part of a parameter → its length along the dimension that was cut."""
+    dims = {name: split.dim for split in partitioned.traced.splits for name in split.parts}
+    held = [named for part in partitioned.parts for named in part.module.named_parameters()]
+    return {name: parameter.shape[dims[name]] for name, parameter in held if name in dims}
+
+
+def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:
+    """The parts of one server, in the order in which :class:`Group` numbers them."""
+    return [part for part in partitioned.parts if part.server == server]

@@ -1,0 +1,226 @@
+"""The servers of one group, as a trainer calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.cluster.roles import RoleName, title
+from girih.comm.endpoints import connect
+from girih.comm.messages import as_text, from_text
+from girih.comm.registry import Registry, resolver
+from girih.comm.rpc import Frame, Reply
+from girih.dense.graph import Part
+from girih.dense.service.group_protocol import Verb
+from girih.dense.service.recipe import Options
+from girih.dense.service.splits import Entry
+from girih.dense.service.tensors import num_bytes, pack, unpack
+from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
+from girih.runs.stats import Stats
+
+MOST_ENTRIES = 100
+MOST_ENTRY_BYTES = 64 << 20
+Waiting = Callable[[], Any]
+
+
+class Group:
+    """Calls the servers of a group; from any thread.
+
+    Args:
+        parts: of all of them.
+        addresses: where they listen.
+        first: the number of the first of them among all group servers.
+        registry: where one that came back is found.
+        stats: where bytes sent are counted.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        addresses: Sequence[str],
+        *,
+        secret: bytes,
+        first: int = 0,
+        registry: Registry | None = None,
+        stats: Stats,
+    ) -> None:
+        self._stats = stats
+        self._titles = [title(RoleName.GROUP_SERVER, first + index) for index in range(len(addresses))]
+        self._clients = [
+            connect(
+                address,
+                secret=secret,
+                resolve=None
+                if registry is None
+                else resolver(registry, RoleName.GROUP_SERVER, first + index),
+            )
+            for index, address in enumerate(addresses)
+        ]
+        self._every = range(len(addresses))
+        counts = [0] * len(addresses)
+        self._places: dict[str, tuple[int, int]] = {}  # part → its server, and its number there
+        for part in parts:
+            self._places[part.name] = part.server, counts[part.server]
+            counts[part.server] += 1
+
+    def server_of(self, part: str) -> int:
+        """The server that holds a part."""
+        return self._places[part][0]
+
+    def forward(
+        self,
+        called: tuple[int, int, int],
+        part: str,
+        inputs: Sequence[Tensor],
+        needs: Sequence[bool],
+        *,
+        train: bool,
+    ) -> Callable[[], tuple[list[Tensor], list[bool]]]:
+        """Has a part run; the outputs, and which of them have gradients, once they are waited for.
+
+        Args:
+            called: net, batch, and number of the forward pass in it.
+            needs: which inputs want gradients.
+        """
+        server, number = self._places[part]
+        arrays = pack(inputs, self._clients[server].buffer)
+        self._stats.sent("activations", num_bytes(arrays))
+        reply = self._call(
+            server, Verb.FORWARD, (*called, number, int(train)), [np.array(needs, np.int8), *arrays]
+        )
+
+        def outputs() -> tuple[list[Tensor], list[bool]]:
+            has, *packed = self._answer(server, reply).arrays
+            return [_tensor(each) for each in unpack(packed)], [bool(each) for each in has.tolist()]
+
+        return outputs
+
+    def backward(
+        self, called: tuple[int, int, int], part: str, gradients: Sequence[Tensor | None]
+    ) -> Callable[[], tuple[list[Tensor | None], str | None]]:
+        """Has a part run backward; the gradients of its inputs, and a parameter whose gradient is not finite, if any."""
+        server, _ = self._places[part]
+        arrays = pack(gradients, self._clients[server].buffer)
+        self._stats.sent("dense", num_bytes(arrays))
+        reply = self._call(server, Verb.BACKWARD, called, arrays)
+
+        def found() -> tuple[list[Tensor | None], str | None]:
+            name, *packed = self._answer(server, reply).arrays
+            return unpack(packed), from_text(name)
+
+        return found
+
+    def apply(self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options]) -> None:
+        """Has what a batch left on servers moved in; returns once it is."""
+        text = as_text(options)
+        self._all(servers, Verb.APPLY, (net, batch), [text])
+
+    def discard(self, servers: Iterable[int], net: int, batch: int) -> None:
+        """Has it dropped; returns once it is."""
+        self._all(servers, Verb.DISCARD, (net, batch), [])
+
+    def entries(self, *, with_optimizer: bool) -> Iterable[Entry]:
+        """Parameters and buffers of all parts, and optimizer state."""
+        for server in self._every:
+            first, end = 0, 1
+            while first < end:
+                frame = self._answer(server, self._call(server, Verb.STATE, (first, int(with_optimizer)), []))
+                told, *packed = frame.arrays
+                tensors = iter(unpack(packed))
+                first, end = frame.fields
+                for name, key, is_tensor, value in from_text(told):
+                    yield name, key, _tensor(next(tensors)) if is_tensor else value
+
+    def put(self, entries: Sequence[Entry], names: Sequence[frozenset[str]]) -> None:
+        """Sets parameters, buffers and optimizer state.
+
+        Args:
+            names: of each server, those that it holds.
+        """
+        for server, held in enumerate(names):
+            is_first = True
+            for frame in _frames([entry for entry in entries if entry[0] in held]):
+                told = [
+                    (n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in frame
+                ]
+                tensors = [value for _, _, value in frame if isinstance(value, Tensor)]
+                arrays = [as_text(told), *pack(tensors, self._clients[server].buffer)]
+                self._stats.sent("dense", num_bytes(arrays))
+                self._answer(server, self._call(server, Verb.RESTORE, (int(is_first),), arrays))
+                is_first = False
+
+    def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
+        """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
+        found: dict[str, dict[str, Any]] = {}
+        frames = self._all(self._every, Verb.STATS, (int(spans),), [])
+        for server, frame in zip(self._every, frames, strict=True):
+            found[self._titles[server]], beside = from_text(frame.arrays[0])
+            found |= beside
+        return found
+
+    def begin(self) -> None:
+        """Has the averaging of groups begin with the parameters of this one."""
+        self._all(self._every, Verb.BEGIN, (), [])
+
+    def meet(self) -> None:
+        """Has the servers take the model of all groups to evaluate and save; returns once all groups have met."""
+        self._all(self._every, Verb.MEET, (), [])
+
+    def close(self) -> None:
+        """Leaves the servers, which forget what this trainer left there."""
+        for client in self._clients:
+            client.close()
+
+    def _call(self, server: int, verb: Verb, fields: Sequence[int], arrays: Sequence[Any]) -> Reply:
+        return self._clients[server].call(verb, fields, arrays)
+
+    def _all(
+        self, servers: Iterable[int], verb: Verb, fields: Sequence[int], arrays: Sequence[Any]
+    ) -> list[Frame]:
+        replies = [(server, self._call(server, verb, fields, arrays)) for server in servers]
+        return settled([lambda s=s, r=r: self._answer(s, r) for s, r in replies])  # type: ignore[misc]
+
+    def _answer(self, server: int, reply: Reply) -> Frame:
+        try:
+            return reply.wait()
+        except RemoteError as error:
+            raise named(str(error)) or RemoteError(f"{self._titles[server]}: {error}") from None
+        except (WireError, WireTimeout) as error:
+            raise type(error)(f"{self._titles[server]}: {error}") from None
+
+
+def settled(waiting: Sequence[Waiting]) -> list[Any]:
+    """What all of them give; where some fail, the first error, once none is under way any more."""
+    found, failed = [], None
+    for wait in waiting:
+        try:
+            found.append(wait())
+        except GirihError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return found
+
+
+def _tensor(found: Tensor | None) -> Tensor:
+    if found is None:
+        raise WireError("a message that lacks a tensor")
+    return found
+
+
+def _frames(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
+    """Entries, as many together as a frame may have; one frame at least."""
+    frame: list[Entry] = []
+    size = 0
+    for entry in entries:
+        more = entry[2].nbytes if isinstance(entry[2], torch.Tensor) else 0
+        if len(frame) == MOST_ENTRIES or (frame and size + more > MOST_ENTRY_BYTES):
+            yield frame
+            frame, size = [], 0
+        frame.append(entry)
+        size += more
+    yield frame

@@ -1,0 +1,40 @@
+"""Requests of trainers to the group servers of their group: the frames of hierarchical training (HT §3.1.1).
+
+    trainer ─FORWARD──►  server   input tensors of a part; answers its outputs
+    trainer ─BACKWARD──► server   gradients of the outputs; answers those of the inputs, and keeps the parameters'
+    trainer ─APPLY──►    server   moves the live parameters by what the net's batch left here; DISCARD drops it
+    trainer ─STATE, RESTORE──►    parameters and optimizer state, by their names in the whole model
+
+A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. Tensors are packed by :mod:`girih.dense.service.tensors`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Verb(IntEnum):
+    """Requests, with the integers and arrays of each:
+
+    FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed outputs. ``part`` is
+        the number of one among the server's, ``call`` counts the forward passes of the batch; ``needs`` and ``has`` say which
+        tensors have gradients.
+    BACKWARD: (net, batch, call); packed gradients of the outputs → (all finite,); text of a parameter whose gradient is not,
+        packed gradients of the inputs.
+    APPLY: (net, batch); text of the optimizer's options now → (staleness,). DISCARD: (net, batch) → ().
+    STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
+        tensors → ().
+    STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
+    BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
+        answered to STATE is the model of all groups from here on, until the next meeting.
+    """
+
+    FORWARD = 1
+    BACKWARD = 2
+    APPLY = 3
+    DISCARD = 4
+    STATE = 5
+    RESTORE = 6
+    STATS = 7
+    BEGIN = 8
+    MEET = 9

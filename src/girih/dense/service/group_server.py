@@ -1,0 +1,299 @@
+"""A group server: parts of the dense net, which the nets of all trainers of a group run and move (HT §3.1).
+
+Requests are done side by side, by as many threads as there are nets: torch's operators leave the interpreter to others
+while they compute. So the servers of a group work on different batches at once (pipeline parallelism, HT §3.1.2).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.cluster.roles import RoleName
+from girih.comm.endpoints import listen
+from girih.comm.messages import as_text, from_text
+from girih.comm.peers import connect_all
+from girih.comm.rpc import Request
+from girih.comm.serving import attempt
+from girih.dense.accel import dynamo
+from girih.dense.accel.arithmetic import arithmetic
+from girih.dense.accel.malloc import keep_freed_memory
+from girih.dense.averaging.shadow import Shadow
+from girih.dense.graph import Part
+from girih.dense.service.group_protocol import Verb
+from girih.dense.service.live_parts import LiveParts, Net
+from girih.dense.service.recipe import OptimizerRecipe
+from girih.dense.service.tensors import num_bytes, pack, unpack
+from girih.errors import GirihError
+from girih.runs.stats import DENSE_STALENESS, Stats
+
+MOST_ENTRIES = 100
+MOST_ENTRY_BYTES = 64 << 20  # of a frame, unless a single tensor has more
+PATIENCE_S = 40.0
+"""How long what a trainer left is kept while there is no connection to it: as long as it tries to connect again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragedWith:
+    """The averaging of a server's parameters with those that the same server of other groups has.
+
+    Attributes:
+        servers: where the dense servers listen.
+        group: the number of this server's. place: the server's number in it.
+        every_steps: writes of all nets from one round to the next.
+    """
+
+    servers: Sequence[str]
+    group: int
+    place: int
+    every_steps: int
+
+
+@dataclass
+class GroupServer:
+    """One server of a group.
+
+    Attributes:
+        parts: those that it holds, with their initial weights.
+        index: which of all group servers.
+        recipe: of the optimizer of the whole model.
+        num_nets: nets of all trainers of the group, which may ask at once.
+        precision, forward: see :class:`girih.dense.spec.DenseSpec`.
+        address: where to listen; see :func:`girih.comm.endpoints.listen`.
+        averaging: None where there is one group.
+        patience_s: see ``PATIENCE_S``.
+    """
+
+    parts: Sequence[Part]
+    index: int
+    recipe: OptimizerRecipe | None
+    num_nets: int
+    address: str
+    secret: bytes
+    precision: str = "float32"
+    forward: str = "float32"
+    averaging: AveragedWith | None = None
+    patience_s: float = PATIENCE_S
+    incarnation: int = 0
+    name: str = RoleName.GROUP_SERVER
+
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set."""
+        dynamo.load_late()
+        keep_freed_memory()
+        with ThreadPoolExecutor(max(2, self.num_nets), "girih-net") as pool:
+            work = _Work(self, pool)
+            with (
+                closing(work),
+                listen(
+                    work.handle,
+                    address=self.address,
+                    secret=self.secret,
+                    incarnation=self.incarnation,
+                    gone=work.forget,
+                    patience_s=self.patience_s,
+                ) as server,
+            ):
+                ready(server.address)
+                stop.wait()
+
+
+@dataclass(eq=False)
+class _Call:
+    """A forward pass that waits for the gradients of its outputs."""
+
+    part: int
+    inputs: Sequence[Tensor | None]
+    outputs: Sequence[Tensor]
+
+
+@dataclass(eq=False)
+class _Batch:
+    """What a net has here of a batch: a net of ours, the graphs of its forward passes, and gradients of parameters.
+
+    Attributes:
+        read_at: writes of all nets before its first forward pass.
+        before: copies of the live buffers, as they were then.
+    """
+
+    net: Net
+    read_at: int
+    before: list[Tensor]
+    calls: dict[int, _Call] = field(default_factory=dict)
+
+
+class _Work:
+    """The work of a server, by the threads of a pool."""
+
+    def __init__(self, role: GroupServer, pool: ThreadPoolExecutor) -> None:
+        self._verbs = {
+            Verb.FORWARD: self._forward, Verb.BACKWARD: self._backward, Verb.APPLY: self._apply,
+            Verb.DISCARD: self._discard, Verb.STATE: self._state, Verb.RESTORE: self._restore, Verb.STATS: self._tell,
+            Verb.BEGIN: self._begin, Verb.MEET: self._meet,
+        }  # fmt: skip
+        self._is_first = role.index == 0
+        self._names = [part.name for part in role.parts]
+        self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
+        self._shadow: Shadow | None = None
+        self._pool = pool
+        self._arithmetic = partial(
+            arithmetic, torch.device("cpu"), precision=role.precision, forward=role.forward
+        )
+        self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
+        self._gone: set[int] = set()
+        self._num_writes = 0
+        self._lock = threading.Lock()  # of the three above
+        self._stats = Stats()
+        if role.averaging is not None:
+            its = role.averaging
+            servers = connect_all(RoleName.DENSE_SERVER, its.servers, secret=role.secret)
+            self._shadow = Shadow(
+                self._live.moving(), servers, its.group, its.every_steps, self._stats, its.place
+            )
+
+    def close(self) -> None:
+        """Ends the averaging."""
+        if self._shadow is not None:
+            self._shadow.close()
+
+    def handle(self, request: Request) -> None:
+        """Takes a request in."""
+        self._pool.submit(attempt, request, lambda: self._verbs[Verb(request.frame.kind)](request))
+
+    def forget(self, client: int) -> None:
+        """Drops what a client left that does not come back."""
+        with self._lock:
+            self._gone.add(client)
+            for key in [key for key in self._batches if key[0] == client]:
+                del self._batches[key]  # with its net, which a thread may be computing with
+
+    def _forward(self, request: Request) -> None:
+        net, number, call, part, train = request.frame.fields
+        needs, *packed = request.frame.arrays
+        inputs = unpack(packed)
+        batch = self._begun((request.client, net, number)) if train else None
+        modules = self._live.evaluated if batch is None else batch.net.modules
+        with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
+            for given, wanted in zip(inputs, needs.tolist(), strict=True):
+                if given is not None and wanted and batch is not None:
+                    given.requires_grad_()
+            with self._arithmetic():
+                outputs = list(modules[part](*inputs))
+            arrays = pack(outputs, request.buffer)
+        has = np.array([output.requires_grad for output in outputs], np.int8)
+        if batch is not None:
+            batch.calls[call] = _Call(part, inputs, outputs)
+        self._stats.sent("activations", num_bytes(arrays))
+        request.reply((), (has, *arrays))
+
+    def _backward(self, request: Request) -> None:
+        net, number, call = request.frame.fields
+        batch = self._known((request.client, net, number))
+        found = batch.calls.pop(call)
+        with self._stats.spans("part backward"):
+            pairs = zip(found.outputs, unpack(request.frame.arrays), strict=True)
+            given = [(output, gradient) for output, gradient in pairs if gradient is not None]
+            torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
+            name = batch.net.nonfinite()
+            gradients = [each.grad if each is not None else None for each in found.inputs]
+            arrays = pack(gradients, request.buffer)
+        self._stats.sent("dense", num_bytes(arrays))
+        request.reply((int(name is None),), (as_text(name), *arrays))
+
+    def _apply(self, request: Request) -> None:
+        net, number = request.frame.fields
+        batch = self._known((request.client, net, number), last=True)
+        with self._lock:
+            staleness = self._num_writes - batch.read_at
+            self._num_writes += 1
+            self._stats.histograms[DENSE_STALENESS][staleness] += 1
+        with self._stats.spans("part apply"):
+            self._live.move(batch.net, from_text(request.frame.arrays[0]))
+        self._live.give_back(batch.net)
+        if self._shadow is not None:
+            self._shadow.stepped()
+        request.reply((staleness,))
+
+    def _discard(self, request: Request) -> None:
+        net, number = request.frame.fields
+        with self._lock:
+            batch = self._batches.pop((request.client, net, number), None)
+        if batch is not None:
+            for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
+                buffer.copy_(before)
+            self._live.give_back(batch.net)
+        request.reply()
+
+    def _state(self, request: Request) -> None:
+        """Answers as many entries as a frame may have."""
+        first, with_optimizer = request.frame.fields
+        entries = self._live.entries(with_optimizer=bool(with_optimizer))
+        told, tensors, size = [], list[Tensor](), 0
+        for name, key, value in entries[first : first + MOST_ENTRIES]:
+            is_tensor = isinstance(value, Tensor)
+            if is_tensor and tensors and size + value.nbytes > MOST_ENTRY_BYTES:
+                break
+            told.append((name, key, is_tensor, None if is_tensor else value))
+            if is_tensor:
+                tensors.append(value)
+                size += value.nbytes
+        arrays = pack(tensors, request.buffer)
+        self._stats.sent("dense", num_bytes(arrays))
+        request.reply((first + len(told), len(entries)), (as_text(told), *arrays))
+
+    def _restore(self, request: Request) -> None:
+        told, *packed = request.frame.arrays
+        tensors = iter(unpack(packed))
+        if request.frame.fields[0]:
+            self._live.forget_optimizer_state()
+        self._live.put(
+            (name, key, next(tensors) if is_tensor else value)
+            for name, key, is_tensor, value in from_text(told)
+        )
+        request.reply()
+
+    def _tell(self, request: Request) -> None:
+        spans = bool(request.frame.fields[0])
+        with self._lock:
+            self._stats.gauges["batches"] = len(self._batches)
+            snapshot = self._stats.snapshot(spans=spans)
+        snapshot["parts"] = self._names
+        beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._is_first else {}
+        request.reply((), (as_text((snapshot, beside)),))
+
+    def _begin(self, request: Request) -> None:
+        if self._shadow is not None:
+            self._shadow.begin()
+        request.reply()
+
+    def _meet(self, request: Request) -> None:
+        if self._shadow is not None:
+            self._live.publish(torch.from_numpy(self._shadow.meet()))
+        request.reply()
+
+    def _begun(self, key: tuple[int, int, int]) -> _Batch:
+        """What a net has of a batch, from its first forward pass on."""
+        with self._lock:
+            if key[0] in self._gone:
+                raise GirihError("this trainer left")
+            batch = self._batches.get(key)
+            if batch is None:
+                before = [buffer.clone() for buffer in self._live.buffers()]
+                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_writes, before)
+            return batch
+
+    def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:
+        """The same, later; the ``last`` time it is forgotten here."""
+        with self._lock:
+            batch = self._batches.pop(key, None) if last else self._batches.get(key)
+        if batch is None:
+            raise GirihError(f"net {key[1]} has no batch {key[2]} here; its connection was gone for too long")
+        return batch

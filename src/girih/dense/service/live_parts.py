@@ -1,0 +1,182 @@
+"""The parts that a group server holds: one set of live parameters, and as many nets on it as compute at once.
+
+Nets move the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each has Parameters of its own over the
+same memory: autograd refuses a backward pass through a Parameter that moved since the forward pass, and here it has.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.dense.graph import Part
+from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
+from girih.dense.service.splits import Entry
+from girih.dense.twins import twin_of
+from girih.errors import ConfigError
+
+
+class Net:
+    """A copy of all parts over the live memory.
+
+    Attributes:
+        modules: as the parts are numbered.
+        named: name in the whole model → parameter.
+        optimizer: its state is that of all nets.
+    """
+
+    def __init__(
+        self,
+        modules: nn.ModuleList,
+        named: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.modules, self.named, self.optimizer = modules, named, optimizer
+
+    def nonfinite(self) -> str | None:
+        """The name of a parameter whose gradient holds a NaN or an infinity, if there is one."""
+        gradients = [each.grad for each in self.named.values() if each.grad is not None]
+        if not gradients or torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
+            return None
+        found = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
+        return next(found, None)
+
+    def forget(self) -> None:
+        """Drops the gradients."""
+        for parameter in self.named.values():
+            parameter.grad = None
+
+
+class LiveParts:
+    """Live parameters, buffers and optimizer state; methods may be called from any thread.
+
+    Args:
+        recipe: of the optimizer; None where nothing moves.
+        averaged: whether what is evaluated and saved is what :meth:`publish` was given last, and not the live parameters.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], recipe: OptimizerRecipe | None, *, averaged: bool = False
+    ) -> None:
+        self.modules = nn.ModuleList(part.module for part in parts)
+        self.named = _whole_names(self.modules)
+        self._optimizer = None if recipe is None else recipe.made(self.named)
+        self._recipe = recipe
+        self._free: list[Net] = []
+        self._settled: set[str] = set()  # parameters whose optimizer state is complete
+        self._settling = threading.Lock()
+        self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
+        """The parts in evaluation mode, for any number of threads that want no gradients."""
+        self.evaluated.eval()
+
+    def borrow(self) -> Net:
+        """A net that nobody else has."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._net()
+
+    def give_back(self, net: Net) -> None:
+        """Takes a net back; its gradients are dropped."""
+        net.forget()
+        self._free.append(net)
+
+    def moving(self) -> list[Tensor]:
+        """The live parameters that learn, float32."""
+        return [parameter.data for parameter in self.named.values() if parameter.requires_grad]
+
+    def publish(self, flat: Tensor) -> None:
+        """Takes other parameters, float32[P] as :meth:`moving` has them, to evaluate and save, and the live buffers."""
+        published = [each.data for each in _whole_names(self.evaluated).values() if each.requires_grad]
+        sizes = [each.numel() for each in published]
+        for parameter, part in zip(published, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+            parameter.copy_(part.view_as(parameter))
+        for buffer, live in zip(self.evaluated.buffers(), self.modules.buffers(), strict=True):
+            buffer.copy_(live)
+
+    def move(self, net: Net, options: Sequence[Options]) -> None:
+        """Moves the live parameters by the gradients of a net, beside others that do the same.
+
+        Args:
+            options: of each group of the optimizer, now.
+        """
+        if net.optimizer is None:
+            return
+        take_options(net.optimizer, options)
+        moved = {name for name, parameter in net.named.items() if parameter.grad is not None}
+        if moved <= self._settled:
+            net.optimizer.step()
+            return
+        with self._settling:  # the first step of a parameter makes its state, which two must not do
+            net.optimizer.step()
+            self._settled |= moved
+
+    def buffers(self) -> list[Tensor]:
+        """The live buffers."""
+        return list(self.modules.buffers())
+
+    def entries(self, *, with_optimizer: bool) -> list[Entry]:
+        """Parameters and buffers as they are evaluated, and live optimizer state; not copies."""
+        evaluated = _tensors(self.evaluated)
+        found: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
+        if with_optimizer and self._optimizer is not None:
+            for name, parameter in self.named.items():
+                found += [(name, key, value) for key, value in self._state_of(parameter).items()]
+        return found
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
+        copies = [_tensors(modules) for modules in (self.modules, self.evaluated)]
+        for name, key, value in entries:
+            if key is None:
+                for each in copies:
+                    each[name].data.copy_(value)  # which refuses another shape
+            elif self._optimizer is not None:
+                self._state_of(self.named[name])[key] = value.clone() if isinstance(value, Tensor) else value
+
+    def forget_optimizer_state(self) -> None:
+        """Empties it, before that of a checkpoint is put."""
+        if self._optimizer is not None:
+            for parameter in self.named.values():
+                self._state_of(parameter).clear()
+        self._settled = set()
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
+        return state
+
+    def _net(self) -> Net:
+        modules = twin_of(self.modules)
+        named = _whole_names(modules)
+        optimizer = None if self._recipe is None else self._recipe.made(named)
+        if optimizer is not None:
+            for name, parameter in named.items():
+                optimizer.state[parameter] = self._state_of(self.named[name])
+        return Net(modules, named, optimizer)
+
+
+def _tensors(modules: nn.ModuleList) -> dict[str, Tensor]:
+    """Parameters and buffers by their names in the whole model."""
+    buffers = (module.named_buffers() for module in modules)
+    return {**_whole_names(modules), **{name: buffer for each in buffers for name, buffer in each}}
+
+
+def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
+    """Name in the whole model → parameter; once each.
+
+    Raises:
+        ConfigError: two parts hold a parameter of one name, each its own.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for number, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            if found.setdefault(name, parameter) is not parameter:
+                raise ConfigError(
+                    f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
+                )
+    return found

@@ -1,0 +1,70 @@
+"""Parameters that servers hold in parts, and as the whole model has them: for checkpoints, which know no splits (HT §4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Entry = tuple[str, str | None, Any]
+"""Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
+
+
+class Split(Protocol):
+    """A parameter that was cut along a dimension into parts with names of their own."""
+
+    @property
+    def parameter(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def parts(self) -> Sequence[str]: ...
+
+
+class Splits:
+    """Cuts what belongs to whole parameters, and joins what belongs to parts.
+
+    Optimizer state of a parameter's shape is cut as the parameter is; other state, as a count of steps, is each part's.
+
+    Args:
+        sizes: name of a part → its length along the dimension that was cut.
+    """
+
+    def __init__(self, splits: Iterable[Split], sizes: Mapping[str, int]) -> None:
+        self._splits = {split.parameter: split for split in splits}
+        self._whole_of = {part: split for split in self._splits.values() for part in split.parts}
+        self._sizes = sizes
+
+    def cut(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Entries of whole parameters as those that servers hold."""
+        found: list[Entry] = []
+        for name, key, value in entries:
+            split = self._splits.get(name)
+            if split is None:
+                found.append((name, key, value))
+                continue
+            sizes = [self._sizes[part] for part in split.parts]
+            values: Sequence[Any] = [value] * len(sizes)
+            if isinstance(value, Tensor) and value.dim() > split.dim and value.shape[split.dim] == sum(sizes):
+                values = value.split(sizes, split.dim)  # type: ignore[no-untyped-call]
+            found += [(part, key, each) for part, each in zip(split.parts, values, strict=True)]
+        return found
+
+    def joined(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+        """The inverse of :meth:`cut`; what parts have each for itself is the first one's."""
+        waiting: dict[tuple[str, str | None], dict[str, Any]] = {}
+        for name, key, value in entries:
+            split = self._whole_of.get(name)
+            if split is None:
+                yield name, key, value
+                continue
+            parts = waiting.setdefault((split.parameter, key), {})
+            parts[name] = value
+            if len(parts) == len(split.parts):
+                values = [parts[part] for part in split.parts]
+                whole = isinstance(value, Tensor) and value.dim() > split.dim
+                yield split.parameter, key, torch.cat(values, split.dim) if whole else values[0]

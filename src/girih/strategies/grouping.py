@@ -1,0 +1,129 @@
+"""The dense half of ``hierarchical`` with group servers: the net is traced, tagged, cut, and its parts are started (HT §3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from girih.cluster.roles import RoleName
+from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.plan import Plan
+from girih.planner.tagging.group import Device, Group
+from girih.planner.tagging.tag import How, tag
+from girih.strategies.remote import address_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from girih.dense.graph import Partitioned
+    from girih.dense.halves.grouped import GroupedReplica
+    from girih.dense.halves.replica import Replica
+    from girih.training.context import RunContext
+
+GROUP = RoleName.GROUP_SERVER
+FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
+"""Of a core, and of a link of 10 Gbit/s: what tagging takes where nothing was calibrated."""
+
+
+def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
+    """Starts the group servers; returns the way of this trainer to those of its group. All trainers call it together.
+
+    Args:
+        dense_servers: where those listen that average the groups; none where there is one group.
+
+    Raises:
+        ConfigError: an operator with parameters cannot be moved, or the optimizer or ``clip_norm`` cannot be had there.
+    """
+    from girih.dense.halves.grouped import GroupedReplica, check_moved
+    from girih.dense.halves.replica import Replica
+    from girih.dense.service.group import Group as Servers
+
+    ranks, processes, options = context.ranks, context.processes, plan.options
+    for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
+        ranks.broadcast_tensor(tensor.detach())
+    whole = Replica(context.dense)
+    partitioned = _cut(plan, context, whole)
+    check_moved(partitioned.trainer(_no_exchange))
+    addresses = _start(plan, context, whole, partitioned, dense_servers)
+    group, place = divmod(ranks.rank, options["trainers_per_group"])
+    first = group * options["servers_per_group"]
+    servers = Servers(
+        partitioned.parts,
+        addresses[first : first + options["servers_per_group"]],
+        secret=processes.secret,
+        first=first,
+        registry=processes.registry,
+        stats=context.stats,
+    )
+    return GroupedReplica(
+        whole, context.dense, partitioned, servers, ranks, leads=place == 0, averaged=bool(dense_servers)
+    )
+
+
+def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
+    """Where the operators of a net run."""
+    options = plan.options
+    device = Device(flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
+    group = Group(
+        trainers=options["trainers_per_group"],
+        nets=options["nets"],
+        batch_size=1,
+        trainer=device,
+        servers=(device,) * options["servers_per_group"],
+    )
+    how: How = options["tagging"]
+    return tag(graph, group, how=how).tagging
+
+
+def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
+    """The net by devices; refinement is bounded in time, so that one trainer tags for all."""
+    import torch
+
+    from girih.dense.graph import partition, trace
+    from girih.training.example import example_of
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
+        traced = trace(whole.module, *example_of(context.sparse))
+    tagging = dict(tagged(traced.graph, plan)) if context.ranks.first else None
+    return partition(traced, context.ranks.broadcast(tagging))
+
+
+def _start(
+    plan: Plan, context: RunContext, whole: Replica, partitioned: Partitioned, dense_servers: Sequence[str]
+) -> tuple[str, ...]:
+    from girih.dense.halves.grouped import parts_on, recipe_of
+    from girih.dense.service.group_server import AveragedWith, GroupServer
+
+    processes, options = context.processes, plan.options
+    recipe, num_servers = recipe_of(whole, partitioned), options["servers_per_group"]
+    num_nets = options["trainers_per_group"] * options["nets"]
+
+    every_steps = options["average_every_steps"] * options["trainers_per_group"]
+
+    def averaging(index: int) -> AveragedWith | None:
+        group, place = divmod(index, num_servers)
+        if not dense_servers:
+            return None
+        return AveragedWith(servers=dense_servers, group=group, place=place, every_steps=every_steps)
+
+    def servers() -> list[GroupServer]:
+        return [
+            GroupServer(
+                parts=parts_on(partitioned, index % num_servers),
+                index=index,
+                recipe=recipe,
+                num_nets=num_nets,
+                address=address_of(plan, processes.host(GROUP, index)),
+                secret=processes.secret,
+                precision=context.dense.precision,
+                forward=context.dense.forward,
+                averaging=averaging(index),
+            )
+            for index in range(plan.roles[GROUP])
+        ]
+
+    return processes.start(GROUP, servers)
+
+
+def _no_exchange(stage: list[tuple[str, list[Tensor]]]) -> list[list[Tensor]]:
+    raise NotImplementedError

@@ -1,0 +1,39 @@
+"""An example batch as a model would get it, before there are data: for tracing (HT §3.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.data.batch import Batch
+from girih.models.embeddings import Embeddings
+from girih.sparse.groups.leaves import Leaves
+from girih.sparse.groups.pack import sequence_bounds
+from girih.sparse.spec import SparseSpec
+
+EXAMPLES = 8
+MOST_IDS = 3
+SCALE = 0.01
+
+
+def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:
+    """Numeric inputs float32[B, X], of zeros, and embeddings at random, packed as those of a run.
+
+    Sequences have one to three ids.
+    """
+    random, schema = np.random.default_rng(0), spec.schema
+    lengths = np.array(
+        [1 + example % MOST_IDS for _ in schema.sparse for example in range(EXAMPLES)], np.int64
+    )
+    batch = Batch(
+        ids=np.zeros(int(lengths.sum()), np.int64),
+        offsets=np.concatenate([[0], lengths.cumsum()]).astype(np.int32),
+        numeric=np.zeros((EXAMPLES, len(schema.numeric)), np.float32),
+        labels=np.zeros((EXAMPLES, len(schema.labels.names)), np.float32),
+    )
+    groups = spec.groups()
+    shapes = [output.shape_in(batch) for group in groups for output in group.outputs]
+    outputs = [random.normal(scale=SCALE, size=shape).astype(np.float32) for shape in shapes]
+    leaves = Leaves(groups, outputs, sequence_bounds(groups, batch), train=True)
+    return torch.from_numpy(batch.numeric), leaves.embeddings()

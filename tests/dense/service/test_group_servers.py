@@ -1,0 +1,355 @@
+"""Group servers as processes, and the dense halves that call them."""
+
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from grouped_site import Cut, InThread, Net, Site, Spoiled, site
+from torch import nn
+
+from girih.dense.halves.grouped import GroupedReplica, recipe_of
+from girih.dense.halves.replica import Replica
+from girih.dense.lamb import Lamb
+from girih.dense.service.recipe import OptimizerRecipe
+from girih.dense.service.splits import Splits
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, RemoteError, WireTimeout
+from girih.testing.dense_suite import DenseHalfSuite, case
+
+STEPS = 60
+LAYERS = ("bottom", "wide", "deep")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adagrad(parameters):
+    return torch.optim.Adagrad(parameters, lr=0.05)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01, fused=True)
+
+
+def two_groups(parameters):
+    """Matrices learn otherwise than vectors."""
+    given = list(parameters)
+    groups = [[p for p in given if (p.dim() > 1) is many] for many in (True, False)]
+    return torch.optim.Adam([{"params": groups[0], "lr": 0.02}, {"params": groups[1], "betas": (0.8, 0.9)}])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the processes of roles."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def step(half, one):
+    """One batch; returns its loss and what the embeddings collected."""
+    embeddings = one.embeddings()
+    computed = half.compute(one.batch, embeddings)
+    assert not computed.refused
+    computed.apply()
+    return computed.loss.item(), [
+        block.values.grad.clone() for block in (*embeddings.blocks, *embeddings.first_order)
+    ]
+
+
+def assert_same(one, two):
+    assert one["optimizer_name"] == two["optimizer_name"]
+    assert one["optimizer"]["param_groups"] == two["optimizer"]["param_groups"]
+    for name, value in two["model"].items():
+        torch.testing.assert_close(one["model"][name], value, rtol=0, atol=0)
+    assert one["optimizer"]["state"].keys() == two["optimizer"]["state"].keys()
+    for number, state in two["optimizer"]["state"].items():
+        found = one["optimizer"]["state"][number]
+        assert found.keys() == state.keys()
+        for key, value in state.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+
+
+class TestEquality:
+    @pytest.mark.parametrize(
+        ("optimizer", "num_servers"),
+        [(adam, 1), (adam, 2), (adam, 3), (adagrad, 2), (sgd, 3), (two_groups, 2)],
+    )
+    def test_one_net_is_a_replica_to_the_last_bit(self, optimizer, num_servers):
+        with site(num_servers, optimizer=optimizer) as group:
+            half, plain = group.trainer(), Replica(group.spec())
+            for each in (half, plain):  # a schedule moves the rate here, the servers follow
+                each.scheduler = torch.optim.lr_scheduler.StepLR(each.optimizer, 10, 0.8)
+            for number in range(STEPS):
+                one = case(number)
+                (loss, given), (expected, wanted) = step(half, one), step(plain, one)
+                assert loss == expected
+                assert all(torch.equal(*pair) for pair in zip(given, wanted, strict=True))
+                half.scheduler.step()
+                plain.scheduler.step()
+            assert_same(half.state(), plain.state())
+            one = case(STEPS)
+            both = [each.predict(one.batch, one.embeddings()) for each in (half, plain)]
+            assert torch.equal(*both)
+            half.sync()
+            assert torch.equal(half.module.deep[0].weight, plain.module.deep[0].weight)
+            assert half.stats()["staleness_max"] == 0
+
+    def test_micro_batches_add_up_as_in_a_replica(self):
+        with site(2, optimizer=adam) as group:
+            half, plain, one = group.trainer(), Replica(group.spec()), case(0)
+            for each in (half, plain):
+                computed = None
+                for examples in (slice(0, 4), slice(4, 6)):
+                    part, last = one.part(examples), examples.stop == 6
+                    computed = each.compute(part, one.embeddings(examples), computed, last=last)
+                computed.apply()
+            assert_same(half.state(), plain.state())
+
+    def test_what_a_replica_saved_goes_on_here_and_back(self):
+        with site(3, optimizer=adam) as group:
+            plain, half, other = Replica(group.spec()), group.trainer(), Replica(group.spec())
+            for number in range(5):
+                step(plain, case(number))
+            half.restore(plain.state())
+            other.restore(half.state())
+            for each in (plain, half, other):
+                step(each, case(9))
+            assert_same(half.state(), plain.state())
+            assert_same(half.state(), other.state())
+
+    def test_another_optimizers_state_is_refused(self):
+        state = Replica(DenseSpec(module=Net(), optimizer=sgd)).state()
+        with site(optimizer=adam, kind=InThread) as group:
+            half = group.trainer()
+            with pytest.raises(ValueError, match="its dense optimizer is SGD, the configuration's is Adam"):
+                half.restore(state)
+
+
+class TestTheSuite(DenseHalfSuite):
+    """The servers are threads here, so that a gradient can be spoiled."""
+
+    @pytest.fixture(autouse=True)
+    def servers(self):
+        with ExitStack() as self.stack:
+            yield
+        Spoiled.scale = 1.0
+
+    def make(self):
+        return Site(self.stack, 2, kind=InThread, net=partial(Net, nn.Identity)).trainer()
+
+    def spoil(self, half):
+        Spoiled.scale = float("inf")
+        return "bottom"
+
+
+def test_a_refused_batch_puts_running_means_back():
+    with site(2, kind=InThread) as group:
+        half, one = group.trainer(), case(0)
+        step(half, one)
+        before = {name: value.clone() for name, value in half.state()["model"].items()}
+        half.compute(one.batch, one.embeddings()).discard()
+        after = half.state()["model"]
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+class TestSeveralNets:
+    def test_no_write_is_lost_and_none_is_counted_twice(self):
+        """Servers count every write; the optimizer's own count, which nets move lock-free, may miss some."""
+        num_trainers, num_nets, num_steps = 2, 3, 20
+        with site(2, optimizer=adam, num_nets=num_trainers * num_nets) as group:
+            halves = [group.trainer() for _ in range(num_trainers)]
+            failed = []
+
+            def train(half, seed):
+                try:
+                    for number in range(num_steps):
+                        step(half, case(seed + number))
+                except Exception as error:
+                    failed.append(error)
+
+            threads = [
+                threading.Thread(target=train, args=(half, 1000 * net))
+                for half in halves
+                for net in range(num_nets)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert not failed
+            every = num_trainers * num_nets * num_steps
+            for snapshot in halves[0].processes().values():
+                found = {
+                    int(value): times for value, times in snapshot["histograms"]["dense staleness"].items()
+                }
+                assert sum(found.values()) == every
+                assert snapshot["gauges"]["batches"] == 0
+            assert 0 < halves[0].stats()["staleness_max"] < every
+            for state in halves[0].state()["optimizer"]["state"].values():
+                assert 0.8 * every < state["step"] <= every  # lock-free: two at once may count as one
+
+    def test_servers_compute_different_batches_at_once(self):
+        """Pipeline parallelism (HT §3.1.2), counted as overlap of the servers' spans."""
+        with site(2, kind=InThread) as group:
+            half = group.trainer()
+            threads = [
+                threading.Thread(target=lambda net=net: [step(half, case(net, 512)) for _ in range(20)])
+                for net in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            one, two = (snapshot["spans"] for snapshot in half.processes(spans=True).values())
+            assert {name for name, *_ in one} == {"part forward", "part backward", "part apply"}
+            assert any(a < d and c < b for _, a, b in ends(one) for _, c, d in ends(two))
+
+    def test_staleness_of_nets_that_take_turns_is_counted_as_by_hand(self):
+        rng, read_at, writes, expected = np.random.default_rng(0), {}, 0, []
+        with site(1) as group:
+            halves = [group.trainer() for _ in range(2)]
+            under_way = {}
+            for number in range(80):
+                net = int(rng.integers(5))
+                if net in under_way:
+                    under_way.pop(net).apply()
+                    expected.append(writes - read_at.pop(net))
+                    writes += 1
+                else:
+                    one = case(number)
+                    under_way[net] = halves[net % 2].compute(one.batch, one.embeddings())
+                    read_at[net] = writes
+            (snapshot,) = halves[0].processes().values()
+            found = snapshot["histograms"]["dense staleness"]
+            assert {int(value): times for value, times in found.items()} == {
+                value: expected.count(value) for value in expected
+            }
+            assert halves[1].stats() == {"staleness_max": max(expected)}
+
+    def test_nets_in_turn_stay_within_trainers_times_nets(self):
+        """HT §3.1.1: at most t × r, here 2 × 3, less one: a net's own write is none of another's."""
+        with site(1) as group:
+            halves, one = [group.trainer() for _ in range(2)], case(0)
+            for _ in range(5):
+                computed = [half.compute(one.batch, one.embeddings()) for half in halves for _ in range(3)]
+                for each in computed:
+                    each.apply()
+            assert halves[0].stats()["staleness_max"] == 2 * 3 - 1
+
+
+class TestFaults:
+    def test_a_killed_server_is_named(self):
+        with site(2) as group:
+            half = group.trainer()
+            step(half, case(0))
+            os.kill(group.servers[1].companion.process.pid, signal.SIGKILL)
+            with pytest.raises(WireTimeout, match=r"group-server 1: .*nobody listens"):
+                step(half, case(1))
+
+    def test_a_client_that_leaves_leaves_nothing(self):
+        with site(2, patience_s=0.3) as group:
+            watching, leaving, vanishing = (group.trainer() for _ in range(3))
+            for half in (leaving, vanishing):
+                half.compute(case(0).batch, case(0).embeddings())
+            assert batches(watching) == [2, 2]
+            leaving.close()
+            wait_until(lambda: batches(watching) == [1, 1])
+            for client in vanishing._group._clients:  # as a process that is killed
+                client._closing = True
+                client._session.connection.stream.close()
+            wait_until(lambda: batches(watching) == [0, 0])
+
+    def test_a_batch_that_fails_on_one_server_leaves_nothing_on_the_others(self):
+        with site(2) as group:
+            half, one = group.trainer(), case(0)
+            broken = one.embeddings()
+            broken.blocks[0].values.data = torch.zeros(6, 3, 3)
+            with pytest.raises(RemoteError, match="group-server 1: RuntimeError"):
+                half.compute(one.batch, broken)
+            assert batches(half) == [0, 0]
+            step(half, one)
+
+
+class TestRefusals:
+    def test_other_optimizers_are_refused_by_name(self):
+        class Mine(torch.optim.SGD):
+            pass
+
+        def mine(parameters):
+            return Mine(parameters, lr=0.1)
+
+        cut = Cut(Net(), 1)
+        for factory in (mine, torch.optim.LBFGS):
+            with pytest.raises(ConfigError, match=r"made a .*(Mine|LBFGS).*servers_per_group = 0"):
+                recipe_of(Replica(DenseSpec(module=Net(), optimizer=factory)), cut)
+        assert recipe_of(Replica(DenseSpec(module=Net(), optimizer=Lamb)), cut).kind is Lamb
+
+    def test_an_operator_that_stays_with_its_parameters_is_named(self):
+        class Kept(Cut):
+            def trainer(self, exchange):
+                partition = super().trainer(exchange)
+                partition.gate = nn.Bilinear(2, 2, 1)
+                return partition
+
+        with site(1, kind=InThread) as group:
+            spec, group.kept = group.spec(), group.trainer()
+            with pytest.raises(ConfigError, match=r"operator 'gate' has a parameter, 'gate\.weight'"):
+                GroupedReplica(Replica(spec), spec, Kept(Net(), 1), group.kept._group, None)
+            with pytest.raises(ConfigError, match=r"clip_norm = 1.0: .*servers_per_group = 0"):
+                group.trainer(clip_norm=1.0)
+
+
+def test_options_that_a_schedule_adds_do_not_travel():
+    net = Net()
+    optimizer = adam(net.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    recipe = OptimizerRecipe.of(optimizer, net)
+    assert "initial_lr" not in recipe.groups[0]
+    assert recipe.made({"deep.0.weight": net.deep[0].weight}).param_groups[0]["betas"] == (0.9, 0.999)
+    assert recipe.made({}) is None
+
+
+def test_what_is_cut_is_joined_again():
+    class Cut:
+        parameter, dim, parts = "deep.weight", 1, ("deep.left", "deep.right")
+
+    splits = Splits([Cut], {"deep.left": 2, "deep.right": 3})
+    whole = [
+        ("deep.weight", None, torch.arange(10.0).view(2, 5)),
+        ("deep.bias", None, torch.ones(2)),
+        ("deep.weight", "exp_avg", torch.arange(10.0).view(2, 5) + 1),
+        ("deep.weight", "step", torch.tensor(7.0)),
+    ]
+    held = splits.cut(whole)
+    found = {(name, key): value for name, key, value in held}
+    assert len(held) == 7
+    assert found["deep.right", None].tolist() == [[2, 3, 4], [7, 8, 9]]
+    assert found["deep.left", "step"] == found["deep.right", "step"] == 7
+    again = {(name, key): value for name, key, value in splits.joined(held)}
+    assert len(again) == 4
+    assert all(torch.equal(again[name, key], value) for name, key, value in whole)
+
+
+def batches(half):
+    """Batches that each server holds."""
+    return [snapshot["gauges"]["batches"] for snapshot in half.processes().values()]
+
+
+def ends(spans):
+    return [(name, start, start + seconds) for name, start, seconds in spans]
+
+
+def wait_until(holds, within_s=10):
+    until = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)

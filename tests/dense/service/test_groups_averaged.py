@@ -1,0 +1,88 @@
+"""Groups of group servers, averaged by dense servers in the background."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+from grouped_site import SECRET, InThread, Net, Site, Together
+
+from girih.dense.halves.replica import Replica
+from girih.dense.service.dense_server import DenseServer
+from girih.dense.service.group_server import AveragedWith
+from girih.dense.spec import DenseSpec
+from girih.testing.dense_suite import case, sgd
+
+GROUPS, SERVERS, STEPS = 2, 2, 12
+
+
+@pytest.fixture
+def halves():
+    """The only trainer of each of two groups; they are made and met by a thread each."""
+    with ExitStack() as stack, ThreadPoolExecutor(GROUPS) as pool:
+        dense = [
+            InThread(stack, DenseServer(index, GROUPS, "easgd", 0.4, "shm://", SECRET)) for index in range(2)
+        ]
+        barrier = threading.Barrier(GROUPS)
+
+        def made(group):
+            def averaging(place):
+                servers = [each.address for each in dense]
+                return AveragedWith(servers=servers, group=group, place=place, every_steps=2)
+
+            site = Site(
+                stack, SERVERS, kind=InThread, net=partial(Net, torch.nn.Identity), averaging=averaging
+            )
+            return site.trainer(Together(group, barrier), averaged=True)
+
+        yield list(pool.map(made, range(GROUPS))), pool
+
+
+def train(half, seed):
+    for number in range(STEPS):
+        one = case(seed + number)
+        half.compute(one.batch, one.embeddings()).apply()
+
+
+def same(one, two):
+    return all(torch.equal(one[name], value) for name, value in two.items())
+
+
+def test_one_model_is_evaluated_and_saved_while_each_group_keeps_its_own(halves):
+    halves, pool = halves
+    list(pool.map(train, halves, (0, 100)))
+    for half in halves:
+        told = half.processes()
+        assert all(
+            told[f"group-server {place}"]["counters"]["averaging_rounds"] > 0 for place in range(SERVERS)
+        )
+    assert {"dense-server 0", "dense-server 1"} < halves[0].processes().keys()
+    list(pool.map(lambda half: half.sync(), halves))
+    models = [half.state()["model"] for half in halves]
+    assert same(*models)
+    one = case(7)
+    outputs = [half.predict(one.batch, one.embeddings()) for half in halves]
+    assert torch.equal(*outputs)
+    plain = Replica(DenseSpec(module=Net(torch.nn.Identity), optimizer=sgd))
+    plain.restore(halves[0].state())
+    assert torch.equal(plain.predict(one.batch, one.embeddings()), outputs[0])
+    given = [one.embeddings() for _ in halves]  # whose gradients are those of the live parameters
+    for half, each in zip(halves, given, strict=True):
+        half.compute(one.batch, each).discard()
+    assert not torch.equal(*(each.blocks[0].values.grad for each in given))
+
+
+def test_a_checkpoint_is_every_groups_and_the_centres(halves):
+    halves, pool = halves
+    list(pool.map(train, halves, (0, 100)))
+    plain = Replica(DenseSpec(module=Net(torch.nn.Identity), optimizer=sgd))
+    list(pool.map(lambda half: half.restore(plain.state()), halves))
+    one, given = case(7), []
+    for half in (plain, *halves):
+        given.append(one.embeddings())
+        half.compute(one.batch, given[-1]).discard()
+    assert all(torch.equal(each.blocks[0].values.grad, given[0].blocks[0].values.grad) for each in given[1:])
+    list(pool.map(lambda half: half.sync(), halves))
+    assert same(halves[1].state()["model"], plain.state()["model"])
