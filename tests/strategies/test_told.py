@@ -171,6 +171,7 @@ def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
         "embeddings": embeddings,
         "gradients": gradients,
         "partials": 0,
+        "activations": 0,
         "dense": dense_bytes(directory, steps),
     }
 
@@ -219,6 +220,7 @@ def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(directory, told, cou
         "embeddings": embeddings,
         "gradients": gradients,
         "partials": 0,
+        "activations": 0,
         "dense": dense + dense_bytes(directory, steps),
     }
 
