@@ -19,6 +19,14 @@ def fill(storage, **contents):
         storage.replace(name, content)
 
 
+def write(sink, num_bytes, pieces):
+    """Writes bytes by their positions."""
+    sink.begin(num_bytes)
+    for position, piece in pieces.items():
+        sink.write_at(memoryview(piece), position)
+    sink.finish()
+
+
 def test_an_empty_place_holds_nothing(root):
     assert not root.exists()
     assert root.names() == []
@@ -33,10 +41,8 @@ def test_an_empty_place_holds_nothing(root):
 def test_what_is_written_is_read(root):
     step = root / "step-1"
     step.make()
-    with step.create("tables/a/shard-0000") as file:
-        file.write(b"....ending")
-        file.seek(0)
-        file.write(b"head")
+    with step.create("tables/a/shard-0000") as sink:
+        write(sink, 10, {4: b"ending", 0: b"head"})
     step.replace("manifest.json", b"first")
     step.replace("manifest.json", b"second one")
     assert step.read("manifest.json") == b"second one"
@@ -56,8 +62,9 @@ def test_a_file_that_fails_leaves_nothing(root):
     root.make()
 
     def write_half():
-        with root.create("shard") as file:
-            file.write(b"half")
+        with root.create("shard") as sink:
+            sink.begin(10)
+            sink.write_at(memoryview(b"half"), 0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -101,8 +108,8 @@ def test_a_shard_goes_anywhere_and_comes_back(root):
     tables, before = np.zeros(500, np.int32), np.empty((500, 3), np.float32)
     store.lookup(ids, tables, None, 1, before)
     root.make()
-    with store.snapshot(root.scratch) as snapshot, root.create("shard") as file:
-        facts = write_rows(snapshot, file, "shard")
+    with store.snapshot(root.scratch) as snapshot, root.create("shard") as sink:
+        facts = write_rows(snapshot, sink, "shard")
     assert root.sizes() == {"shard": facts["bytes"]}
     other, after = Store(spec), np.empty_like(before)
     with root.fetch("shard") as file:

@@ -21,7 +21,9 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from girih.checkpoint.parts_upload import PartsUpload
 from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+from girih.store import DiskFile, Sink
 
 WRITING, DOOMED = ".writing-", ".old-"
 _PIECE = 16 << 20
@@ -135,30 +137,31 @@ class Storage:
             local.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[IO[bytes]]:
-        """A new file to be written at any offset by its descriptor, and there under its name afterwards.
+    def create(self, name: str) -> Iterator[Sink]:
+        """A new file, there under its name once it is finished; where writing fails, none is left.
 
-        One for elsewhere is a temporary file without a name until it is whole, then sent from front to back.
-        Where writing fails, none is left.
+        One for S3 is sent in parts as they fill. One for another store is a temporary file without a name until it is
+        whole, then sent from front to back.
         """
-        if (local := self.local) is None:
-            with tempfile.TemporaryFile() as file:
-                yield file
-                file.seek(0)
-                with self._reaching(name) as (files, path), files.open(path, "wb") as sent:
-                    shutil.copyfileobj(file, sent, _PIECE)
+        if (local := self.local) is not None:
+            with _new_file(local / name) as file:
+                yield DiskFile(file)
             return
-        here = local / name
-        here.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with here.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            with contextlib.suppress(OSError):
-                here.unlink(missing_ok=True)
-            raise
+        with self._reaching(name) as (files, path):
+            in_parts = "s3" in _protocols(files)
+        if in_parts:
+            upload = PartsUpload(files, path, lambda: self._reaching(name))
+            try:
+                yield upload
+            except BaseException:
+                upload.abandon()
+                raise
+            return
+        with tempfile.TemporaryFile() as file:
+            yield DiskFile(file)
+            file.seek(0)
+            with self._reaching(name) as (files, path), files.open(path, "wb") as sent:
+                shutil.copyfileobj(file, sent, _PIECE)
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a file whole or not at all; the one before stays until then."""
@@ -166,7 +169,7 @@ class Storage:
             with self._reaching(name) as (files, path):
                 files.pipe_file(path, content)
             return
-        with self.create(f"{name}.new") as file:
+        with _new_file(local / f"{name}.new") as file:
             file.write(content)
         os.replace(local / f"{name}.new", local / name)
 
@@ -226,6 +229,25 @@ class Storage:
             raise CheckpointError(
                 f"{url}: {_line(error)}; is it there, and may this user go there?"
             ) from error
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is on disk at the end, or removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _protocols(files: AbstractFileSystem) -> tuple[str, ...]:
+    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
 def _line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import POOLING_MODES, Output, by_group
-from girih.store import SnapshotFile, write_rows
+from girih.store import DiskFile, SnapshotFile, write_rows
 
 _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES["sqrtn"]: -0.5}
 
@@ -172,7 +172,7 @@ class GrowingModule(nn.Module):
             with self.tables.used():
                 snapshot = store.snapshot()
             with snapshot, tempfile.TemporaryFile() as file:
-                write_rows(snapshot, file, name)
+                write_rows(snapshot, DiskFile(file), name)
                 shards.append(torch.from_numpy(np.fromfile(file, np.uint8)))
         return {"step": self.tables.step, "shards": shards}
 

@@ -4,6 +4,7 @@ from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_
 from girih.store.route import shard_of
 from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.file import SnapshotFile, write_rows
+from girih.store.snapshot.sinks import DiskFile, Sink
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.store.store import Store
@@ -11,12 +12,14 @@ from girih.store.tiers.options import Tiers
 
 __all__ = [
     "ArenaOptions",
+    "DiskFile",
     "File",
     "GroupSpec",
     "Heap",
     "LiveSnapshot",
     "Segment",
     "Shared",
+    "Sink",
     "Snapshot",
     "SnapshotFile",
     "Store",

@@ -145,8 +145,10 @@ class FakeSave:
 
     def write(self) -> dict[str, Any]:
         """Writes the file."""
-        with self._writer.create("rows.json") as file:
-            file.write(self._text)
+        with self._writer.create("rows.json") as sink:
+            sink.begin(len(self._text))
+            sink.write_at(memoryview(self._text), 0)
+            sink.finish()
         return {"rows.json": {"bytes": len(self._text), "crc32": {"": zlib.crc32(self._text)}}}
 
     def close(self) -> None:

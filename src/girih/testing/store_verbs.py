@@ -13,7 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from girih.kernels.cpu import index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, SGD, Adam, SparseOptimizer
-from girih.store import GroupSpec, LiveSnapshot, Segment, SnapshotFile, Store, TableSpec, shard_of, write_rows
+from girih.store import (
+    DiskFile,
+    GroupSpec,
+    LiveSnapshot,
+    Segment,
+    SnapshotFile,
+    Store,
+    TableSpec,
+    shard_of,
+    write_rows,
+)
 from girih.store.snapshot.columns import Chunk
 from girih.store.state import ShardState
 from girih.tables import Dtype, Normal, Zeros
@@ -117,7 +127,7 @@ def write_snapshot(source: Store | LiveSnapshot, path: Path) -> dict[str, Any]:
         with source.snapshot(path.parent) as snapshot:
             return write_snapshot(snapshot, path)
     with path.open("wb", buffering=0) as file:
-        return write_rows(source, file, str(path))
+        return write_rows(source, DiskFile(file), str(path))
 
 
 def read_snapshot(path: Path, checksums: Mapping[str, int] | None = None) -> SnapshotFile:

@@ -45,8 +45,8 @@ class ShardsSave:
         """Writes every shard's part; each shard is free again as soon as its own is written."""
         parts = {}
         for name, covers, snapshot in self._parts:
-            with snapshot, self._writer.create(name) as file:
-                facts = write_rows(snapshot, file, f"{self._writer}/{name}")
+            with snapshot, self._writer.create(name) as sink:
+                facts = write_rows(snapshot, sink, f"{self._writer}/{name}")
             parts[name] = {"bytes": facts["bytes"], "crc32": facts["crc32"], **covers}
         return parts
 

@@ -25,6 +25,7 @@ from girih.store.rows.record import FORMAT_VERSION
 from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.contents import wrong_rows
+from girih.store.snapshot.sinks import Sink
 from girih.store.snapshot.tensorfile import DTYPES, HEADER, TensorHeader, TensorWriter, damaged
 
 _CHUNK_BYTES = 8 << 20
@@ -177,8 +178,8 @@ def _check(description: Mapping[str, Any]) -> None:
             checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
-def write_rows(source: LiveSnapshot, file: IO[bytes], where: str) -> dict[str, Any]:
-    """Writes a snapshot to an open file, whose name is ``where`` in errors.
+def write_rows(source: LiveSnapshot, sink: Sink, where: str) -> dict[str, Any]:
+    """Writes a snapshot to an empty file, whose name is ``where`` in errors.
 
     Returns:
         ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``; the header's is that of
@@ -188,10 +189,14 @@ def write_rows(source: LiveSnapshot, file: IO[bytes], where: str) -> dict[str, A
         StorageFullError: the disk is full.
     """
     metadata = {"kind": _KIND, "girih": json.dumps(source.description)}
-    with TensorWriter(file, where, source.tensors(), metadata) as writer:
+    try:
+        writer = TensorWriter(sink, where, source.tensors(), metadata)
         for chunk in source.chunks():
             for name, rows in chunk.items():
                 writer.write(name, rows)
         for table, cells in source.blooms():
             writer.write(f"bloom.{table}", cells)
         return {"bytes": writer.num_bytes, "rows": source.num_rows, "crc32": writer.finish()}
+    except BaseException:
+        sink.abandon()
+        raise

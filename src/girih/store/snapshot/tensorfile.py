@@ -12,17 +12,16 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, StorageFullError
+from girih.store.snapshot.sinks import Sink
 
 HEADER = ""
 """The header's name among the checksums."""
@@ -36,7 +35,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
 }
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
-_PIECE = 64 << 20
 
 
 class Tensor(NamedTuple):
@@ -56,7 +54,7 @@ class TensorWriter:
     """Writes declared tensors, each from front to back, side by side.
 
     Args:
-        file: empty; written at any offset, and left open. Whoever opened it removes it where writing fails.
+        sink: an empty file. Whoever opened it removes it where writing fails.
         where: its name in errors.
         tensors: all that will be written.
         metadata: strings for the header.
@@ -66,9 +64,9 @@ class TensorWriter:
     """
 
     def __init__(
-        self, file: IO[bytes], where: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]
+        self, sink: Sink, where: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]
     ) -> None:
-        self._file, self._where = file.fileno(), where
+        self._sink, self._where = sink, where
         # Widest first, so that every tensor is aligned to its own size.
         tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
         bounds = np.cumsum([0, *(t.num_bytes for t in tensors)]).tolist()
@@ -82,9 +80,7 @@ class TensorWriter:
         self._at = {t.name: len(header) + start for t, start in zip(tensors, bounds[:-1], strict=True)}
         self._ends = {t.name: len(header) + end for t, end in zip(tensors, bounds[1:], strict=True)}
         self._crc = {HEADER: zlib.crc32(header), **dict.fromkeys(self._at, 0)}
-        self._flusher = ThreadPoolExecutor(1, "girih-flush")
-        self._flushed: Future[None] | None = None
-        self._unflushed_bytes = 0
+        sink.begin(self.num_bytes)
         self._write(header, 0)
 
     def write(self, name: str, rows: NDArray[Any]) -> None:
@@ -95,7 +91,7 @@ class TensorWriter:
         self._crc[name] = zlib.crc32(data, self._crc[name])
 
     def finish(self) -> dict[str, int]:
-        """Has all of it on disk; returns the CRC-32 of the header and of each tensor.
+        """Has all of it where it stays; returns the CRC-32 of the header and of each tensor.
 
         Raises:
             CheckpointError: fewer or more rows were written than declared.
@@ -105,40 +101,18 @@ class TensorWriter:
             raise CheckpointError(
                 f"{self._where}: tensors {wrong} were not written as declared; the rows changed meanwhile"
             )
-        self._flusher.shutdown()
-        if self._flushed is not None:
-            self._flushed.result()
-        os.fsync(self._file)
+        self._sink.finish()
         return dict(self._crc)
-
-    def __enter__(self) -> TensorWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._flusher.shutdown()
 
     def _write(self, data: bytes | memoryview, position: int) -> None:
         try:
-            view = memoryview(data)
-            while len(view):
-                written = os.pwrite(self._file, view[:_PIECE], position)
-                view, position = view[written:], position + written
-                self._flush_early(written)
+            self._sink.write_at(memoryview(data), position)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageFullError(
                     f"{self._where}: no space left on the disk for {self.num_bytes:,} bytes; free some and try again"
                 ) from None
             raise
-
-    def _flush_early(self, num_bytes: int) -> None:
-        """Has the disk begin with what is written, so that little is left for the end."""
-        self._unflushed_bytes += num_bytes
-        if self._unflushed_bytes >= _PIECE and (self._flushed is None or self._flushed.done()):
-            if self._flushed is not None:
-                self._flushed.result()
-            self._flushed = self._flusher.submit(_sync_data, self._file)
-            self._unflushed_bytes = 0
 
 
 class TensorHeader:
@@ -184,9 +158,6 @@ class TensorHeader:
 def damaged(where: str, what: str) -> CheckpointError:
     """The error that says so."""
     return CheckpointError(f"{where}: damaged: {what}; use another checkpoint")
-
-
-_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
