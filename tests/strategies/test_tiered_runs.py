@@ -31,6 +31,7 @@ FEW = [
 HALF = 10
 EQUAL = {
     "synchronous": ("synchronous", 2, []),
+    "scheduled": ("synchronous", 2, []),
     "replicated": ("substitution", 2, ['dense="replicated"']),
     "split": ("substitution", 2, ['dense="split"']),
     "hybrid": ("hybrid", 2, ["staleness=0", "embedding_servers=2"]),
@@ -39,6 +40,9 @@ EQUAL = {
 FREE = {
     "stale": ("hybrid", 2, ["staleness=3", "embedding_servers=2"]),
     "free": ("asynchronous", 2, ["staleness=3", "embedding_servers=2"]),
+}
+SCHEDULE = {
+    "scheduled": ["schedule.micro_batches=2", "schedule.packing=false", "schedule.interleaving_groups=2"]
 }
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
 FEW_SLOTS = 32
@@ -137,7 +141,7 @@ def directory(tmp_path_factory):
 
 def scenes_of(name, strategy, options):
     """A run in memory, one with tiers, its first half, and its second."""
-    words = ["data.batch_size=16", "model.dropout=0.1"]
+    words = ["data.batch_size=16", "model.dropout=0.1", *SCHEDULE.get(name, [])]
     of_parts = {
         "memory": [*words],
         "tiers": [*words, *FEW],
