@@ -37,7 +37,11 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--bag", type=int, nargs="+", default=[1, 10])
     parser.add_argument(
-        "--rows-per-id", type=float, nargs="+", default=[0.25, 0.5, 1, 4], help="of a table, by ids of a batch"
+        "--rows-per-id",
+        type=float,
+        nargs="+",
+        default=[0.25, 0.5, 1, 4],
+        help="of a table, by ids of a batch",
     )
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--repeats", type=int, default=15, help="rounds that count")
@@ -66,7 +70,7 @@ def dedup_table(report: harness.Report, options: argparse.Namespace) -> None:
     measured = harness.alternate(contestants, options.repeats, WARMUP)
     table = report.table(
         "Dedup alone, nanoseconds per id, one thread",
-        {"tables": "{}", "ids of each": "{:,}", "parted": "{}", **{kind: "{:.2f}" for kind in drawn}},
+        {"tables": "{}", "ids of each": "{:,}", "parted": "{}", **dict.fromkeys(drawn, "{:.2f}")},
     )
     for tables, count in sizes:
         cost = {
@@ -101,9 +105,7 @@ def in_place_table(report: harness.Report, options: argparse.Namespace) -> None:
         fill_all([(side, most)])
         for bag in options.bag:
             for rows_per_id in options.rows_per_id:
-                shape = Shape(
-                    FEATURES, options.batch, max(1, round(rows_per_id * bag * options.batch)), bag
-                )
+                shape = Shape(FEATURES, options.batch, max(1, round(rows_per_id * bag * options.batch)), bag)
                 table.row({"columns": dim, "bag": bag, **_both_ways(side, shape, dim, options.repeats)})
         side.close()
 

@@ -144,8 +144,8 @@ def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
 
 @pytest.mark.heavy
 def test_both_sides_of_each_threshold_are_timed(tmp_path):
-    words = ["--ids", "64", "40000", "--dims", "4", "64", "--bag", "2", "--rows-per-id", "0.5", "4", "--batch", "32"]
-    done = ran(bench.FOLDER / "thresholds.py", *words, "--repeats", "2", "--json", "found.json", cwd=tmp_path)
+    words = "--ids 64 40000 --dims 4 64 --bag 2 --rows-per-id 0.5 4 --batch 32 --repeats 2 --json found.json"
+    done = ran(bench.FOLDER / "thresholds.py", *words.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     dedup, ways = json.loads((tmp_path / "found.json").read_text())["tables"]
     assert [(row["tables"], row["ids of each"], row["parted"]) for row in dedup["rows"]] == [
