@@ -143,6 +143,22 @@ def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
 
 
 @pytest.mark.heavy
+def test_both_sides_of_each_threshold_are_timed(tmp_path):
+    words = "--ids 64 40000 --dims 4 64 --bag 2 --rows-per-id 0.5 4 --batch 32 --repeats 2 --json found.json"
+    done = ran(bench.FOLDER / "thresholds.py", *words.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    dedup, ways = json.loads((tmp_path / "found.json").read_text())["tables"]
+    assert [(row["tables"], row["ids of each"], row["parted"]) for row in dedup["rows"]] == [
+        (1, 64, "no"), (1, 40000, "yes"), (26, 32, "no"),
+    ]  # fmt: skip
+    assert all(row["Zipf"] > 0 and row["uniform"] > 0 for row in dedup["rows"])
+    assert [(row["columns"], row["ids per key"] > 2, row["chosen"]) for row in ways["rows"]] == [
+        (4, True, "copies"), (4, False, "copies"), (64, True, "copies"), (64, False, "in place"),
+    ]  # fmt: skip
+    assert all(row["copies, ms"] > 0 and row["in place, ms"] > 0 for row in ways["rows"])
+
+
+@pytest.mark.heavy
 def test_steps_are_timed_while_saves_are_under_way(tmp_path):
     words = ["--rows", "26000", "--repeats", "1", "--steps", "3", "--saves", "2"]
     done = ran(bench.FOLDER / "checkpoint.py", *words, "--json", "found.json", cwd=tmp_path)

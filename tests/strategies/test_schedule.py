@@ -4,7 +4,10 @@ What is done ahead, and when rows come, changes no sum, so that these runs are e
 parameters are summed by micro-batches first; where tables are grouped otherwise, some models add up their features in another order.
 """
 
+from collections import Counter
+
 import pytest
+import torch
 from scenes import STEPS, play, play_all, write
 
 from runs import difference
@@ -100,3 +103,43 @@ def test_other_strategies_cut_and_prepare_too(directory):
         rows, dense = difference(directory / "reference", directory / scene["name"])
         assert rows < ROWS, scene["name"]
         assert dense < DENSE, scene["name"]
+
+
+def test_micro_batches_from_the_mlp_bound_the_activations_that_wait_for_the_backward_pass(directory):
+    wide = ["model.hidden=[512, 512]", "data.batch_size=256", "train.max_steps=2", OFF]
+    peaks = {}
+    for name, words in (("uncut", []), ("cut", ["schedule.micro_batches=4", FROM_MLP])):
+        saved = Saved()
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept.tensor):
+            play(directory, {"name": f"saved-{name}", "overrides": [*wide, *words]})
+        assert saved.bytes == 0
+        peaks[name] = saved.most_bytes
+    assert peaks["uncut"] > 2 * 256 * 512 * 4  # both layers' outputs, at least
+    assert 0.25 * peaks["uncut"] <= peaks["cut"] < 0.3 * peaks["uncut"]
+
+
+class Saved:
+    """Bytes of activations that autograd keeps, now and at most; what several operations keep counts once, parameters do not."""
+
+    def __init__(self):
+        self.bytes = self.most_bytes = 0
+        self.holders = Counter()
+
+    def pack(self, tensor):
+        return Kept(self, tensor)
+
+
+class Kept:
+    def __init__(self, saved, tensor):
+        self.saved, self.tensor = saved, tensor
+        of_parameter = tensor.requires_grad and (tensor if tensor._base is None else tensor._base).is_leaf
+        self.key = None if of_parameter else (tensor.data_ptr(), tensor.nbytes)
+        if self.key is not None:
+            saved.bytes += tensor.nbytes * (saved.holders[self.key] == 0)
+            saved.holders[self.key] += 1
+            saved.most_bytes = max(saved.most_bytes, saved.bytes)
+
+    def __del__(self):
+        if self.key is not None:
+            self.saved.holders[self.key] -= 1
+            self.saved.bytes -= self.tensor.nbytes * (self.saved.holders[self.key] == 0)

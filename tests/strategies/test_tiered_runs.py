@@ -40,6 +40,7 @@ FREE = {
     "stale": ("hybrid", 2, ["staleness=3", "embedding_servers=2"]),
     "free": ("asynchronous", 2, ["staleness=3", "embedding_servers=2"]),
 }
+SCHEDULE = ["schedule.micro_batches=2", "schedule.packing=false", "schedule.interleaving_groups=2"]
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "3"))
 FEW_SLOTS = 32
 
@@ -135,9 +136,9 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("tiered"), num_examples=16 * 2 * HALF, held_out=100)
 
 
-def scenes_of(name, strategy, options):
+def scenes_of(name, strategy, options, schedule=()):
     """A run in memory, one with tiers, its first half, and its second."""
-    words = ["data.batch_size=16", "model.dropout=0.1"]
+    words = ["data.batch_size=16", "model.dropout=0.1", *schedule]
     of_parts = {
         "memory": [*words],
         "tiers": [*words, *FEW],
@@ -159,6 +160,16 @@ def test_any_strategy_learns_with_tiers_what_it_learns_in_memory_and_goes_on_bit
         assert_same(
             checkpoint.find(directory / f"{part}-{name}"), checkpoint.find(directory / f"memory-{name}")
         )
+
+
+def test_micro_batches_of_tables_in_turn_learn_with_tiers_what_they_learn_in_memory(directory):
+    memory, tiers, *_ = scenes_of("scheduled", "synchronous", [], SCHEDULE)
+    summaries = played(directory, [memory, tiers], 2)
+    plan = json.loads((directory / tiers["name"] / "plan.json").read_text())
+    assert (len(plan["groups"]), len(plan["schedule"]["interleaving"])) == (3, 2)
+    assert plan["schedule"]["micro_batches"] == 2
+    assert summaries[tiers["name"]]["hit_ratio"]["ssd"] > 0.02
+    assert_same(checkpoint.find(directory / tiers["name"]), checkpoint.find(directory / memory["name"]))
 
 
 @pytest.mark.parametrize("name", FREE)
