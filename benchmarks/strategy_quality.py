@@ -7,7 +7,9 @@ examples per step as all trainers of the others together, since each of its step
 updates without any distribution. Learning rates (sparse and dense by one factor) are chosen for each arm by itself, but for
 ``synchronous`` and ``substitution``, which take those of one process: the best validation AUC of seed 1; seeds 2 to 4 are
 reported (to 6 in frappe/dnn, whose differences are near their errors), with the weights that were best on validation data.
-Quality only: what else the machine does changes no arm but ``asynchronous``, whose staleness and so whose AUC depend on it.
+Quality only: what else the machine does changes staleness, and with it the AUC of ``hybrid``, within τ, and of
+``asynchronous``, and nothing else. Writes persia-fig7.svg to ``--docs``, AUC by updates of cases with ``hybrid``, unless all
+have one ``--factor``.
 """
 
 from __future__ import annotations
@@ -175,18 +177,14 @@ def main() -> None:
         runs, factors = _trained(name, case, kept, arguments.factor, quick=arguments.quick)
         rows += _rows(name, case, runs, factors)
         rates += [[name, arm, _rates(kept, f"{name}/{arm}")] for arm in runs if arm not in case.same]
-        charts.append(
-            Chart(
-                name,
-                "updates",
-                "AUC on validation data",
-                {arm: _curve(case, arm, of) for arm, of in runs.items()},
-            )
-        )
+        if "hybrid, τ = 4" in case.arms and arguments.factor is None:
+            curves = {arm: _curve(case, arm, of) for arm, of in runs.items()}
+            charts.append(Chart(name, "updates", "AUC on validation data", curves))
     show(report, "quality by strategy", HEADER, rows)
     show(report, f"how rates were chosen, seed {TUNED}", RATES, rates)
     print(kept.told())
-    write_picture(pictures(arguments) / "strategy-quality.svg", charts)
+    if charts:
+        write_picture(pictures(arguments) / "persia-fig7.svg", charts)
     report.finish()
 
 
