@@ -116,7 +116,10 @@ def test_inspect_report_and_info(trained, capsys):
 
 
 def test_grouped_auc_older_checkpoints_and_a_finished_runs_auc_are_told(log_directory, capsys):
-    path, words = log_directory / "run", ("train.gauc_by=user", "train.max_steps=6", "checkpoint.every_steps=2")
+    path, words = (
+        log_directory / "run",
+        ("train.gauc_by=user", "train.max_steps=6", "checkpoint.every_steps=2"),
+    )
     assert run("train", log_directory / "config.toml", "--run", path, "--set", *words) == 0
     assert "GAUC" in capsys.readouterr().out
     assert run("inspect", path) == 0

@@ -17,7 +17,9 @@ PROMISES = {
 """Pages whose bold beginnings of list items are promises, and where their list begins."""
 FIGURES = ("persia", "des", "picasso", "hierarchical", "gpu", "tiers", "quality", "precision", "benchmarks")
 """Pages with tables of what was measured."""
-NUMBER = re.compile(r"^\|.*\| *\**[<+−-]?\d[\d.,]*(?: ?(?:[×%]|± [\d.]+))?\**(?: \([^|]*\))? *\|", re.MULTILINE)
+NUMBER = re.compile(
+    r"^\|.*\| *\**[<+−-]?\d[\d.,]*(?: ?(?:[×%]|± [\d.]+))?\**(?: \([^|]*\))? *\|", re.MULTILINE
+)
 """A row of a table with a cell that is a number."""
 
 

@@ -95,7 +95,9 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
     running.process.kill()
     running.process.communicate()
     running.leaves_nothing(within_s=20)
-    assert (running.run / "processes.json").exists()  # as docs/strategies.md says: nobody is left to remove it
+    assert (
+        running.run / "processes.json"
+    ).exists()  # as docs/strategies.md says: nobody is left to remove it
 
 
 @pytest.mark.parametrize("counts", [TWO, pytest.param([], marks=heavy)])

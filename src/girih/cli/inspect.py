@@ -57,7 +57,9 @@ def inspect(path: str) -> int:
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
     if summary is not None:
-        console.print(f"finished: AUC {fraction(summary.get('auc'))}, logloss {fraction(summary.get('logloss'))}")
+        console.print(
+            f"finished: AUC {fraction(summary.get('auc'))}, logloss {fraction(summary.get('logloss'))}"
+        )
     return 0
 
 

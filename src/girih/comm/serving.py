@@ -31,7 +31,11 @@ class Service:
         with (
             self._pool,
             listen(
-                self.handle, address=at.address, secret=at.secret, incarnation=at.incarnation, gone=self.forget
+                self.handle,
+                address=at.address,
+                secret=at.secret,
+                incarnation=at.incarnation,
+                gone=self.forget,
             ) as server,
         ):
             ready(server.address)
