@@ -56,9 +56,10 @@ bench-peers: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchrec
 
 # Hours: what has no result by the present code below docs/results is trained, or measured, which takes a machine that
-# does nothing else; where links are slow, as root. Each command is that of its page. Left out, as they are no paper's
-# claims: kernels and train (`make bench`), thresholds, capacity, tiers, ssd_reads and wide_features (memory and disks of
-# their own size), and recipes/quality.py and recipes/precision.py (hours each).
+# does nothing else; where links are slow, as root. Those with --json are one file without a tag of the code, and are
+# measured again whole each time. Each command is that of its page. Left out, as they are no paper's claims: kernels and
+# train (`make bench`), thresholds, capacity, tiers, ssd_reads and wide_features (memory and disks of their own size), and
+# recipes/quality.py and recipes/precision.py (hours each).
 claims: setup
 	$(BIN)/girih bench strategy_quality
 	$(BIN)/girih bench persia_theorem1

@@ -115,6 +115,20 @@ def test_inspect_report_and_info(trained, capsys):
     assert "torch" in capsys.readouterr().out
 
 
+def test_grouped_auc_older_checkpoints_and_a_finished_runs_auc_are_told(log_directory, capsys):
+    path, words = (
+        log_directory / "run",
+        ("train.gauc_by=user", "train.max_steps=6", "checkpoint.every_steps=2"),
+    )
+    assert run("train", log_directory / "config.toml", "--run", path, "--set", *words) == 0
+    assert "GAUC" in capsys.readouterr().out
+    assert run("inspect", path) == 0
+    shown = capsys.readouterr().out
+    assert "older checkpoints: of step 2, 4\n" in shown
+    summary = json.loads((path / "summary.json").read_text())
+    assert f"finished: AUC {summary['auc']:.5f}, logloss {summary['logloss']:.5f}\n" in shown
+
+
 def test_resume_of_a_finished_run_changes_nothing(trained, log_directory, capsys):
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in trained.rglob("*") if p.is_file()}
     assert (

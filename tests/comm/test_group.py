@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ ARRAYS = {"scores": np.float64, "labels": np.int8, "nothing": np.float32}
 
 def talk(ranks):
     """All there is to say, in turn."""
+    warnings.simplefilter("error")  # in this process, as in that of the tests
     told, rank = {}, ranks.rank
     told["first"] = ranks.first
     told["sum"] = ranks.sum([rank, 2.0**-40 * rank, 1e300 * (rank == 1)])

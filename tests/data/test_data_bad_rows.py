@@ -9,6 +9,7 @@ from girih.data import read_csv, read_libsvm, read_parquet
 from girih.data.unit import BadRow
 from girih.errors import DataError
 from girih.schema import Categorical, Labels, Numeric, Schema
+from reference import xxh64
 
 LABELS = Labels(names=("y", "d"), derive={"d": "r > 1"}, weight="w")
 SCHEMA = Schema(
@@ -246,6 +247,14 @@ def test_text_that_is_not_utf8_is_an_id_but_cannot_be_kept(tmp_path):
     assert next(iter(dataset)).kept.to_pydict() == {"c": ["2"]}
     with pytest.raises(DataError, match=r"line 2: column 'c' = '.*': expected UTF-8 text"):
         list(read_csv(path, schema, keep=["c"]))
+
+
+def test_a_cell_of_any_bytes_and_any_length_is_an_id_by_their_hash(tmp_path):
+    path, cells = tmp_path / "a.csv", (b"\x00\xff\xfe", b"x" * 4000, b"2")
+    path.write_bytes(b"c,y\n" + b"".join(cell + b",1\n" for cell in cells))
+    for block_bytes in (40, 1 << 20):  # lines longer than a block, or all in one
+        dataset = read_csv(path, Schema([Categorical(name="c")], "y"), block_bytes=block_bytes)
+        assert next(iter(dataset)).ids.tolist() == [*map(xxh64, cells[:2]), 2]
 
 
 def test_when_every_row_is_bad(tmp_path):

@@ -154,3 +154,11 @@ def test_readme_starts_with_commands_that_exist():
         ).returncode
         == 0
     )
+
+
+def test_no_docstring_of_the_library_begins_with_a_question_word():
+    """A docstring says what a thing is or does: a subject and a verb, or a verb."""
+    begins = re.compile(r'"""(Of|What|How|Where|When|So) ')
+    files = sorted((ROOT / "src").rglob("*.py"))
+    lines = ((file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    assert [f"{file.relative_to(ROOT)}: {line.strip()}" for file, line in lines if begins.search(line)] == []

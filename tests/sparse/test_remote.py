@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from remote_site import batch_of, give, site, spec_of
+from remote_site import SECRET, batch_of, give, site, spec_of
 
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
+from girih.comm.endpoints import connect
 from girih.comm.messages import answer, as_text, from_text
 from girih.comm.rpc import Reply
 from girih.errors import GirihError, Lost, NonFiniteError, WireError
@@ -17,8 +18,10 @@ from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.remote import RemotePending
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.codec import Codec
+from girih.sparse.service.embedding_server import _Work
 from girih.sparse.service.protocol import Verb
 from girih.tables import LRU, MinCount
+from girih.testing.transport_ends import until
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -36,6 +39,20 @@ def test_a_batch_is_read_and_moved_on_any_number_of_servers():
             assert trainer.stats().rows == {"user": 2, "item": 2}
     np.testing.assert_array_equal(moved[0], moved[1])
     np.testing.assert_allclose(moved[0][:, :, 0], [[5, 3], [2, 3], [5, 4]], rtol=1e-6)
+
+
+def test_a_server_frees_what_a_worker_that_left_has_read(monkeypatch):
+    made, init = [], _Work.__init__
+    monkeypatch.setattr(_Work, "__init__", lambda work, *words: (made.append(work), init(work, *words))[1])
+    lengths, key, count = np.array([1, 0], np.int64), np.array([1], np.int64), np.ones(1, np.int32)
+    with site() as here:
+        (work,) = made
+        for sample in range(2):
+            client = connect(here.servers[0], secret=SECRET)
+            answer(client.call(Verb.LOOKUP, (sample, 0, 0, 1, 1), (lengths, key, count)))
+            assert len(work._reads) == 1
+            client.close()
+            until(lambda: not work._reads)
 
 
 def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied():

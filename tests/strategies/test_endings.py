@@ -57,6 +57,7 @@ KILLED = [
     pytest.param("hybrid", [*TWO, *ROLES], "trainer", marks=heavy),
     pytest.param("synchronous", TWO, "trainer", marks=heavy),  # as substitution's, in test_substitution.py
     pytest.param("asynchronous", TWO, "trainer", marks=heavy),
+    pytest.param("asynchronous", TWO, "trainer 0", marks=heavy),  # which writes the run's files
     pytest.param("asynchronous", [], "embedding-server", marks=heavy),
     pytest.param("hierarchical", ["strategy.servers_per_group=2"], "group-server", marks=heavy),
 ]
@@ -69,7 +70,8 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(begin, strategy, cou
     while not list((running.run / "checkpoints").glob("step-*")):
         assert running.process.poll() is None
         time.sleep(0.05)
-    victim = [each for each in processes if each["role"] == role][-1]
+    role, _, index = role.partition(" ")
+    victim = [each for each in processes if each["role"] == role and index in ("", str(each["index"]))][-1]
     os.kill(victim["pid"], signal.SIGKILL)
     told = running.ends(1)
     assert f"{role} {victim['index']} was killed by signal 9" in told
@@ -93,6 +95,9 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
     running.process.kill()
     running.process.communicate()
     running.leaves_nothing(within_s=20)
+    assert (
+        running.run / "processes.json"
+    ).exists()  # as docs/strategies.md says: nobody is left to remove it
 
 
 @pytest.mark.parametrize("counts", [TWO, pytest.param([], marks=heavy)])

@@ -227,8 +227,9 @@ def three(directory):
 @pytest.mark.parametrize("model", SHORT)
 def test_three_trainers_equal_local(directory, three, model):
     words = [*overrides(model, OF_MODEL[model]), SHORT_STEPS]
-    play(directory, {"name": f"short-{model}", "config": "wide", "overrides": words})
+    local = play(directory, {"name": f"short-{model}", "config": "wide", "overrides": words})
     for dense in DENSE_MODES:
+        assert three[f"short-{model}-{dense}"]["dense_parameters"] == local["dense_parameters"] > 0
         assert three[f"short-{model}-{dense}"]["steps"] == 40
         rows, parameters = difference(directory / f"short-{model}", directory / f"short-{model}-{dense}")
         assert rows < ROWS

@@ -33,7 +33,7 @@ COMMANDS = {
     "report": "Draw each run as one self-contained page, report.html.",
     "train": "Train the model of a config file.",
 }
-"""What ``girih --help`` says of each, which imports none of them."""
+"""``girih --help`` says this of each, and imports none of them."""
 
 
 class LazyGroup(click.Group):

@@ -14,7 +14,7 @@ from rich.table import Table
 from girih import checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.cli import cli
-from girih.report.text import DASH, count, size
+from girih.report.text import DASH, count, fraction, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
@@ -48,7 +48,7 @@ def inspect(path: str) -> int:
     )
     others = [step for step, other in checkpoint.complete(newest.parent) if other != newest]
     if others:
-        console.print(f"older checkpoints: {', '.join(map(count, others))}")
+        console.print(f"older checkpoints: of step {', '.join(map(count, others))}")
     console.print(_tables(schema, manifest.rows))
     for name, shards in groups.items():
         console.print(_bytes(name, shards, bloom_bytes[name]))
@@ -57,7 +57,9 @@ def inspect(path: str) -> int:
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
     if summary is not None:
-        console.print(f"finished: AUC {summary.get('auc')}, logloss {summary.get('logloss')}")
+        console.print(
+            f"finished: AUC {fraction(summary.get('auc'))}, logloss {fraction(summary.get('logloss'))}"
+        )
     return 0
 
 

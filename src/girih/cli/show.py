@@ -30,7 +30,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console = Console(highlight=False)
     if summary["by_label"]:
         title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
-        metrics_table(summary["by_label"], title, ("auc", "logloss", "calibration"))
+        metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
     compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""

@@ -33,7 +33,7 @@ from girih.comm.registry.remote import RemoteRegistry
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
 
 GRACE_S = 1.0
-"""How long a trainer may find out by itself that a process is gone; what it waits for is aborted then."""
+"""A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
 LEAVE_S = 10.0
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MEETINGS = itertools.count()  # of this process's trainers: the same on all ranks of a script

@@ -26,7 +26,7 @@ from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.errors import RoleError
 
 LAST_WORDS_S = 20.0
-"""How long trainer 0 may take to say what went wrong, before it is said here."""
+"""Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
 
 

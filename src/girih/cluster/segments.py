@@ -44,7 +44,7 @@ def _remove(name: str) -> None:
 
 
 def _start_of(pid: int | str) -> str:
-    """When a process began, in ticks since the machine did: its number may be another one's by now."""
+    """Returns when a process began, in ticks since the machine did: its number may be another one's by now."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -232,6 +232,6 @@ class Parcels:
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where arrays of some sizes begin in one that holds all of them, and its size."""
+    """Returns where arrays of some sizes begin in one that holds all of them, and its size."""
     ends = np.cumsum([_ALIGNED * math.ceil(size / _ALIGNED) for size in sizes]).tolist()
     return [0, *ends][: len(sizes)], (ends[-1] if ends else 0)

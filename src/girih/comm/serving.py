@@ -30,7 +30,13 @@ class Service:
         """Answers until ``stop`` is set; says where it listens by ``ready``."""
         with (
             self._pool,
-            listen(self.handle, address=at.address, secret=at.secret, incarnation=at.incarnation) as server,
+            listen(
+                self.handle,
+                address=at.address,
+                secret=at.secret,
+                incarnation=at.incarnation,
+                gone=self.forget,
+            ) as server,
         ):
             ready(server.address)
             stop.wait()
@@ -38,6 +44,9 @@ class Service:
     def handle(self, request: Request) -> None:
         """Takes a request in."""
         self.later(request, lambda: self._verbs[request.frame.kind](request))
+
+    def forget(self, client: int) -> None:
+        """Drops what a client left that does not come back. Called by the server's thread: be quick."""
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
         """Does work for a request after all that waits."""

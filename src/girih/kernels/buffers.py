@@ -116,7 +116,7 @@ class _Lent(weakref.ref[NDArray[Any]]):
 
 
 def _size_class(num_bytes: int) -> int:
-    """So many bytes or up to an eighth more, so that sizes that nearly agree are one."""
+    """Rounds a size up by at most an eighth, so that sizes that nearly agree are one."""
     step = (1 << (num_bytes - 1).bit_length()) // (2 * _STEPS)
     return -(-num_bytes // step) * step
 

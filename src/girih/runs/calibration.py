@@ -28,7 +28,7 @@ from girih.planner.costs import fit
 SIZES = tuple(128 << 2 * power for power in range(9))
 """128 B to 8 MiB."""
 POINT_S = 0.2
-"""How long a point is measured, but for the fewest rounds."""
+"""A point is measured so long, but for the fewest rounds."""
 _PASSES, _WARM_UP, _FEWEST, _MOST = 4, 2, 2, 100  # rounds of a pass
 Work = Callable[[], object]
 Works = Mapping[tuple[str, int], Work]

@@ -32,7 +32,7 @@ from girih.store.spec import GroupSpec
 LAST_STEP = (1 << 31) - 1
 
 LoadedColumn = tuple[int, NDArray[Any]]
-"""Where a column begins in a row, in bytes, and [K, width] of it."""
+"""A column: the byte of a row at which it begins, and [K, width] of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GROUP = RoleName.GROUP_SERVER
 FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
-"""Of a core, and of a link of 10 Gbit/s: what tagging takes where nothing was calibrated."""
+"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
 
 
 def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
@@ -61,7 +61,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
 
 
 def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
-    """Where the operators of a net run."""
+    """Decides where the operators of a net run."""
     options = plan.options
     device = Device(flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
     group = Group(

@@ -87,7 +87,7 @@ class Concurrent:
 
 
 class _Training:
-    """What all nets share: the halves, and the count of updates."""
+    """The state that all nets share: the halves, and the count of updates."""
 
     def __init__(
         self,

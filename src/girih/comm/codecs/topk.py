@@ -85,7 +85,7 @@ class ErrorFeedback:
 
     @property
     def left(self) -> NDArray[np.float32]:
-        """What applied steps have left out, float32 of the longest message's length; not to be written."""
+        """The gradients that applied steps have left out, float32 of the longest message's length; not to be written."""
         return self._left
 
     def pack(self, gradients: NDArray[np.float32]) -> Arrays:
@@ -103,7 +103,7 @@ class ErrorFeedback:
         return arrays
 
     def apply(self) -> None:
-        """What the step has left out waits for the next one."""
+        """Keeps what the step has left out for the next one."""
         if self._of_step is not None:
             self._left, self._of_step = self._of_step, None
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
 PATIENCE = datetime.timedelta(minutes=30)
-"""How long a trainer waits for the others: as long as the slowest may evaluate or save."""
+"""A trainer waits so long for the others: as long as the slowest may evaluate or save."""
 
 
 class AbortableGroup:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from girih.errors import WireError, WireTimeout
 
 WAIT_S: Final = 1800.0
-"""How long a key is waited for unless told otherwise."""
+"""A key is waited for so long unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

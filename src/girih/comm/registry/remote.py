@@ -18,7 +18,7 @@ from girih.comm.transports.sockets import SocketListener
 from girih.errors import RemoteError, WireError, WireTimeout
 
 PATIENCE_S: Final = 10.0
-"""How long a registry is called that cannot be reached."""
+"""A registry that cannot be reached is called for so long."""
 _VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
 
 

@@ -21,7 +21,7 @@ from girih.kernels.buffers import Buffers
 IN: Final = selectors.EVENT_READ
 OUT: Final = selectors.EVENT_WRITE
 LINGER_S: Final = 0.3
-"""How long a side that ends tries to send what is left."""
+"""A side that ends tries so long to send what is left."""
 _LOG = logging.getLogger(__name__)
 
 

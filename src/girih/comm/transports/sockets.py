@@ -161,7 +161,7 @@ class SocketDialer:
 
 
 def _read(connection: socket.socket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
-    """So many bytes, waited for until a moment; the files that come with them are put to the others."""
+    """Reads a number of bytes, until a moment at the latest; the files that come with them are put to the others."""
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))

@@ -51,7 +51,7 @@ class CompiledModel(nn.Module):
         self._replayed = False
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Any:
-        """What the model returns.
+        """Returns the outputs of the model.
 
         Raises:
             ConfigError: torch cannot compile it.

@@ -19,10 +19,10 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 Place = tuple[str, int | str]
 """A tensor in embeddings: ("blocks", 0), ("first_order", 0), ("values", feature) or ("offsets", feature)."""
 SIZES = (5, 7, 11, 1)
-"""Of the batches that a net is traced on: primes, so that no size is a multiple of another, and one example, of which models
-are wary."""
+"""The batches that a net is traced on have these sizes: primes, so that none is a multiple of another, and one example, of
+which models are wary."""
 DRAWS = 50
-"""How often examples are drawn in search of sequences that all differ in length."""
+"""Examples are drawn so often in search of sequences that all differ in length."""
 
 
 def tensors_of(embeddings: Embeddings) -> Iterator[tuple[Place, Tensor]]:
@@ -46,7 +46,7 @@ def read(embeddings: Embeddings, kind: str, key: int | str) -> Tensor:
 
 
 def packing_of(embeddings: Embeddings) -> tuple[object, ...]:
-    """What a net is traced for: the features of each block, and the sequences."""
+    """Returns the packing that a net is traced for: the features of each block, and the sequences."""
     blocks, first_order = (
         tuple(block.features for block in packed) for packed in (embeddings.blocks, embeddings.first_order)
     )

@@ -1,4 +1,4 @@
-"""What is written down of a forward pass: its calls, and where each of their tensors comes from."""
+"""The record of a forward pass: its calls, and where each of their tensors comes from."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Net(fx.GraphModule):
         return loaded
 
     def objects(self) -> dict[str, Any]:
-        """What the graph's nodes name."""
+        """Returns the objects that the graph's nodes name."""
         found = {}
         for name in named_by(self.graph):
             owner, _, last = name.rpartition(".")

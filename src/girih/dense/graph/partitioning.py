@@ -25,7 +25,7 @@ Exchange = Callable[[list[tuple[str, list[Tensor]]]], list[list[Tensor]]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a server runs without coming back to the trainer.
+    """Nodes that a server runs without coming back to the trainer.
 
     Attributes:
         name: of its first operator. server: its number.

@@ -31,7 +31,7 @@ FACTS = SHAPES | {
     "requires_grad", "is_leaf", "is_tensor", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
     "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference",
 }  # fmt: skip
-"""What is known of a tensor without its data."""
+"""These are known of a tensor without its data."""
 SHAPED_BY_DATA = frozenset(
     {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
 )

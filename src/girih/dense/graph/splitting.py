@@ -220,7 +220,7 @@ def _parameter(net: Net, node: Any) -> nn.Parameter | None:
 
 
 def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.Node], _Layer | None]:
-    """What lies between a layer and one that is cut with it, and that one."""
+    """Finds the layer that is cut with another one, and the nodes between them."""
     between: list[fx.Node] = []
     node, by_node = first.node, {each.node: each for each in layers}
     if len(first.weight) > first.weight.shape[1]:

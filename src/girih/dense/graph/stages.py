@@ -1,4 +1,4 @@
-"""Where and when the nodes of a tagged graph run.
+"""The device and the stage of each node of a tagged graph.
 
 A net begins and ends on the trainer. Its nodes have levels: even ones on the trainer, odd ones on servers, and each crossing
 goes up. All that servers do at one level is a stage: it is ready when the trainer's level before is done.
@@ -30,7 +30,7 @@ class Placed:
 
 
 def placed(net: Net, tagging: Tagging) -> dict[fx.Node, Placed]:
-    """Where each node runs and when, but for free ones, which are wherever they are read.
+    """Returns where and when each node runs, but for free ones, which are wherever they are read.
 
     Raises:
         ConfigError: the tagging lacks an operator or has one that is unknown, names no device, moves what has to stay on

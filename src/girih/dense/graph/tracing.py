@@ -102,7 +102,7 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
 
 
 def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
-    """What the nodes name, in a module."""
+    """Returns the objects that the nodes name, from a module."""
     found: dict[str, Any] = dict(built.constants)
     for name in named_by(built.graph):
         if name not in found and name != LEFT:

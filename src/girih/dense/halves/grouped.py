@@ -220,7 +220,7 @@ class GroupedReplica:
                 model[name].copy_(value)
 
     def _entries(self) -> list[Entry]:
-        """What :meth:`_fetch` takes, as it is here."""
+        """Returns the tensors of this trainer that :meth:`_fetch` takes."""
         found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
         if self.optimizer is not None:
             for name, parameter in self.module.named_parameters():
@@ -279,7 +279,7 @@ class _Net(Replica):
 
 
 def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
-    """What group servers make their optimizers of; see :meth:`OptimizerRecipe.of`."""
+    """Returns the recipe by which group servers make their optimizers; see :meth:`OptimizerRecipe.of`."""
     return OptimizerRecipe.of(
         whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.traced.splits}
     )

@@ -97,7 +97,7 @@ class HogwildReplica:
         return self._shadow.processes(spans=spans)
 
     def state(self) -> dict[str, Any]:
-        """Of the model that is evaluated, with this replica's optimizer; see :class:`~girih.dense.halves.replica.Replica`."""
+        """The state of the model that is evaluated, with this replica's optimizer; see :class:`~girih.dense.halves.replica.Replica`."""
         return {**self._nets.first.state(), "model": self.module.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ class Group:
 
 
 def settled(waiting: Sequence[Waiting]) -> list[Any]:
-    """What all of them give; where some fail, the first error, once none is under way any more."""
+    """Returns what all of them give. If some fail, raises the first error once none is under way any more."""
     found, failed = [], None
     for wait in waiting:
         try:

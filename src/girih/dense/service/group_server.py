@@ -38,7 +38,7 @@ from girih.runs.stats import DENSE_STALENESS, Stats
 MOST_ENTRIES = 100
 MOST_ENTRY_BYTES = 64 << 20  # of a frame, unless a single tensor has more
 PATIENCE_S = 40.0
-"""How long what a trainer left is kept while there is no connection to it: as long as it tries to connect again."""
+"""The work that a trainer left is kept so long while there is no connection to it: as long as it tries to connect again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _Batch:
-    """What a net has here of a batch: a net of ours, the graphs of its forward passes, and gradients of parameters.
+    """The state of a batch of one net: a net of ours, the graphs of its forward passes, and gradients of parameters.
 
     Attributes:
         read_at: writes of all nets before its first forward pass.
@@ -280,7 +280,7 @@ class _Work:
         request.reply()
 
     def _begun(self, key: tuple[int, int, int]) -> _Batch:
-        """What a net has of a batch, from its first forward pass on."""
+        """Returns the state of a batch of one net; its first forward pass makes it."""
         with self._lock:
             if key[0] in self._gone:
                 raise GirihError("this trainer left")

@@ -20,7 +20,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecipe:
-    """What an optimizer was made of: a user's function that makes one does not travel.
+    """The class and options that an optimizer was made with: a user's function that makes one does not travel.
 
     Attributes:
         kind: its class.

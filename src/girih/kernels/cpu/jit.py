@@ -90,7 +90,7 @@ def _cache_directory() -> str | None:
 
 
 CACHE_DIRECTORY: str | None = None if JIT_DISABLED else _cache_directory()
-"""Where compiled kernels are kept; None where nothing can be written."""
+"""The directory that keeps compiled kernels; None if nothing can be written."""
 
 _OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 

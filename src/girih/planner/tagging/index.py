@@ -13,7 +13,7 @@ from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What is placed as a whole: the operators of one module, or one operator without a module.
+    """Operators that are placed as a whole: those of one module, or one without a module.
 
     Attributes:
         operators: their numbers.

@@ -27,7 +27,7 @@ class Surroundings:
         return self._index.operators[self._number]
 
     def read_bytes(self, *, on_servers: bool) -> float:
-        """What it reads from operators on servers, or from those on trainers."""
+        """Returns the bytes that it reads from operators on servers, or from those on trainers."""
         producers = self._index.producers[self._number]
         read = [
             self._index.consumers[p][self._number] for p in producers if self._on_servers[p] == on_servers

@@ -108,7 +108,7 @@ def tag(
 def _refined(
     index: Index, group: Group, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
-    """What comes of refining the first start, or of another one that is ahead of it by :data:`AHEAD`."""
+    """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`."""
     until = time.monotonic() + limit_s
     found = []
     for start in starts:

@@ -1,4 +1,4 @@
-"""What a placement asks of each device per example, and the examples per second that the group can do (HT §3.2.1).
+"""The load that a placement puts on each device per example, and the examples per second that the group can do (HT §3.2.1).
 
 A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
 is as fast as its busiest device. Memory is full or not; it does not bound a speed.
@@ -21,7 +21,7 @@ CPU, NETWORK, MEMORY = "cpu", "network", "memory"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one device does for an example of the group; of trainers, the mean over them.
+    """The work of one device for an example of the group; of trainers, the mean over them.
 
     Attributes:
         cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is, in its busier direction.

@@ -24,7 +24,7 @@ from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
 
 KEY_WORDS = 3
-"""Of a key in a message: two of its id, and how often it occurs. Its table follows from its place."""
+"""A key takes so many words of a message: two for its id, and one for how often it occurs. Its table follows from its place."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class _Work(Service):
         self._shards, self._writing = shards, writing
         self._num_contributors = num_contributors
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
-        self._reads: dict[tuple[int, int], _Reads] = {}
+        self._reads: dict[tuple[int, int], _Reads] = {}  # by client and sample
         self._num_updates = 0  # of all trainers
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
@@ -118,6 +118,14 @@ class _Work(Service):
             self._writing.submit(attempt, request, partial(self._write, request))
         else:
             super().handle(request)
+
+    def forget(self, client: int) -> None:
+        """Frees what an embedding worker that is gone has read."""
+        self.afterwards(partial(self._drop_reads, client))
+
+    def _drop_reads(self, client: int) -> None:
+        for key in [key for key in self._reads if key[0] == client]:
+            del self._reads[key]
 
     def _lookup(self, request: Request) -> None:
         sample, trainer, number, step, train = request.frame.fields

@@ -105,7 +105,7 @@ class GpuRows:
         return rows, self._kernels.begin(keys, rows, torch.zeros_like(rows))
 
     def find(self, keys: Keys) -> Tensor:
-        """Where the rows of keys are, int32[n], -1 for none."""
+        """Finds the rows of keys: int32[n], -1 for none."""
         return self._find(keys, None, marks=False)[0]
 
     def drop(self, rows: Ints | Tensor) -> int:

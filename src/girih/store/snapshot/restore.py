@@ -121,7 +121,7 @@ def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool)
     if optimizer_state and found != expected:
         return (
             f"optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
-            " go on with that one, or restore with optimizer_state=False to begin its state anew"
+            " go on with that one, or start a new run"
         )
     return ""
 
