@@ -54,11 +54,7 @@ def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):
     assert "no communication time is predicted for local" in capsys.readouterr().err
 
 
-def test_files_from_before_codecs_were_measured_are_read(calibrated):
-    old = json.loads(calibrated.read_text())
-    del old["codecs"]
-    calibrated.write_text(json.dumps(old))
-    assert Calibration.read(calibrated).codecs == {}
+def test_codecs_are_read_as_they_were_written(calibrated):
     found = Calibration(
         trainers=3,
         machine={},
@@ -86,7 +82,7 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory), "expected a file in a directory that exists"),
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
-        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 1"),
+        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 2"),
     ):
         assert run(*words) == 2
         error = capsys.readouterr().err
@@ -130,7 +126,21 @@ def test_calibrate_writes_what_plan_reads(log_directory, capsys):
     assert found.codecs["bfloat16"].pack_s_per_byte > found.codecs["float32"].pack_s_per_byte
     assert "8.00 MiB" in done.stdout
     assert "topk" in done.stdout
+    assert set(found.work.updates) == {"sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"}
+    assert 0 < found.work.lookup.id_s < 1e-5
+    assert 1e-5 < found.work.step_s < 0.1
+    assert 1e8 < found.work.flops_per_s < 1e13
+    assert all(link.byte_cpu_s > 0 for link in found.links.values())
+    assert "rowwise_adagrad" in done.stdout
     assert f"next: girih plan CONFIG.toml --calibration {out}" in done.stdout
     words = (log_directory / "config.toml", "--strategy", "synchronous", *TWO)
     assert run("plan", *words, "--calibration", out) == 0
     assert "measured by 2 trainers" in capsys.readouterr().err
+    run_folder = log_directory / "run"
+    words = ("--run", run_folder, "--calibration", out, "--set", "train.max_steps=5")
+    assert run("train", log_directory / "config.toml", *words) == 0
+    told = json.loads((run_folder / "summary.json").read_text())
+    assert told["predicted_samples_per_s"] > 0
+    assert told["predicted_from"] == str(out)
+    assert told["plan"]["speed"]["samples_per_s"] == told["predicted_samples_per_s"]
+    assert f"predicted from {out})" in " ".join(capsys.readouterr().out.split())

@@ -34,6 +34,7 @@ from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
 from girih.trainer import Trainer
 from girih.training.planning import facts_of
+from girih.training.pricing import Calibrated
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
@@ -51,6 +52,7 @@ class RunConfig:
         model_options: ``[model]``, expanded.
         directory: where relative paths start.
         plan: the plan to hold; None has one made.
+        calibrated: the machine, to predict a run's speed by; None predicts none.
     """
 
     mapping: Mapping[str, Any]
@@ -69,6 +71,7 @@ class RunConfig:
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
     plan: Plan | None = None
+    calibrated: Calibrated | None = None
 
     @classmethod
     def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
@@ -230,6 +233,7 @@ class RunConfig:
                 callbacks=callbacks,
                 cluster=cluster,
                 plan=self.plan,
+                calibrated=self.calibrated,
                 where=str(self.where),
             )
         except ConfigError as error:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from girih.config.schedule import ScheduleOptions
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration, Links
+from girih.planner.operators import OperatorGraph
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
 
@@ -91,12 +92,16 @@ class DenseCost:
         bytes_per_example: that the forward pass keeps for the backward pass.
         free_bytes: that a trainer could take when it began.
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
+        update_s: seconds of a step of the optimizer.
+        parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
     """
 
     bytes_per_example: float
     free_bytes: float
     pass_s: float = 0.0
     example_s: float = 0.0
+    update_s: float = 0.0
+    parameter_copies: float = 1.0
 
     def seconds(self, examples: float) -> float:
         """A forward and backward pass of ``examples`` examples."""
@@ -110,6 +115,7 @@ class GroupFacts:
     Attributes:
         dim: numbers per row, first-order weights included.
         output_vectors, output_numbers: vectors per example that its pooled outputs have, and their numbers.
+        optimizer: name of the one that moves most of a row.
     """
 
     name: str
@@ -117,6 +123,7 @@ class GroupFacts:
     dim: int
     output_vectors: int
     output_numbers: int
+    optimizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,9 @@ class Facts:
         speeds: measured between the trainers; None where they are not known.
         dense_cost: measured on a few examples; None where it is not known.
         links: calibrated ones, to predict times with; no decision rests on them.
+        calibration: of the machine, to predict a speed with.
+        threads: that a trainer computes with.
+        graph: the model's operators, where group servers are to have some.
     """
 
     schema: Schema
@@ -154,3 +164,6 @@ class Facts:
     speeds: Speeds | None = None
     dense_cost: DenseCost | None = None
     links: Links | None = None
+    calibration: Calibration | None = None
+    threads: int = 1
+    graph: OperatorGraph | None = None

@@ -11,7 +11,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import RoleName
@@ -19,6 +19,10 @@ from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed import served
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.group import known_of, spread, tagged
+from girih.planner.speed.step import StepCost
 from girih.planner.traffic import FLOAT_BYTES
 from girih.strategies.grouping import grouped
 from girih.strategies.remote import RemoteStrategy
@@ -93,6 +97,11 @@ class Hierarchical(RemoteStrategy):
         return self.groups * self.trainers_per_group
 
     @property
+    def spreads_net(self) -> bool:
+        """Whether group servers run operators of the model."""
+        return self.servers_per_group > 0
+
+    @property
     def roles(self) -> Mapping[str, int]:
         """Processes beside the trainers."""
         averaging: dict[str, int] = {DENSE: self.dense_servers} if self.groups > 1 else {}
@@ -121,6 +130,25 @@ class Hierarchical(RemoteStrategy):
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
         return RemoteStrategy.plan(self, facts)
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough, as the operators of the net to group servers."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        service, _ = self._service(basis)
+        averaging = {
+            "average_every_steps": self.average_every_steps,
+            "dense_servers": self.dense_servers if self.groups > 1 else 0,
+        }
+        if not self.servers_per_group:
+            return served.replicas(basis, service, nets=self.nets, **averaging)
+        if facts.graph is None:
+            return None
+        options = asdict(self)
+        known = known_of(facts, options)
+        net = spread(facts.graph, tagged(facts.graph, options, known), options, known)
+        return served.grouped(basis, service, net, nets=self.nets, **averaging)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""

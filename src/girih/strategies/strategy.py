@@ -14,6 +14,7 @@ from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
 from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
+from girih.planner.speed.step import Prediction, StepCost, predict
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
@@ -78,6 +79,20 @@ def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
     if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
         wanted |= {"profile", "speeds", "dense_cost"}
     return frozenset(wanted)
+
+
+def price(strategy: Strategy, facts: Facts) -> Prediction | None:
+    """The speed that is predicted; None where facts do not say enough, or the strategy has no method ``step_cost(facts)``."""
+    own: Any = strategy
+    cost: StepCost | None = own.step_cost(facts) if hasattr(strategy, "step_cost") else None
+    if cost is None or facts.calibration is None:
+        return None
+    return predict(cost, facts.calibration.cores)
+
+
+def spreads_net(strategy: Strategy) -> bool:
+    """Whether operators of the model run in other processes than trainers, so that its graph is a fact; its attribute ``spreads_net``."""
+    return bool(getattr(strategy, "spreads_net", False))
 
 
 def roles_of(strategy: Strategy) -> Mapping[str, int]:

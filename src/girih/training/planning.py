@@ -41,6 +41,7 @@ def facts_of(
             dim=group.spec.dim,
             output_vectors=sum(len(o.features) for o in group.outputs if not o.whole),
             output_numbers=sum(o.segment.dim * len(o.features) for o in group.outputs if not o.whole),
+            optimizer=max(group.spec.segments, key=lambda each: each.dim).optimizer.name,
         )
         for group in sparse.groups()
     ]
