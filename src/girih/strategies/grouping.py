@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from girih.cluster.roles import RoleName
+from girih.planner.facts import DenseCost
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.plan import Plan
-from girih.planner.tagging.group import Device, Group
-from girih.planner.tagging.tag import How, tag
+from girih.planner.speed.group import Known
+from girih.planner.speed.group import tagged as planned_tags
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from girih.training.context import RunContext
 
 GROUP = RoleName.GROUP_SERVER
-FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
-"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
 
 
 def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
@@ -60,19 +59,28 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     )
 
 
-def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
-    """Decides where the operators of a net run."""
-    options = plan.options
-    device = Device(flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
-    group = Group(
-        trainers=options["trainers_per_group"],
-        nets=options["nets"],
-        batch_size=1,
-        trainer=device,
-        servers=(device,) * options["servers_per_group"],
+def tagged(graph: OperatorGraph, plan: Plan, context: RunContext) -> Tagging:
+    """Where the operators of a net run, by the speeds of this machine, its free memory, and what the optimizer takes and keeps.
+
+    Raises:
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.
+    """
+    import torch
+
+    from girih.comm.group import TrainerGroup
+    from girih.training.dense_cost import free_bytes, with_update
+
+    options, free = plan.options, free_bytes(context.dense.device)
+    num_trainers = options["groups"] * options["trainers_per_group"]
+    num_processes = num_trainers + options["groups"] * options["servers_per_group"]
+    known = Known(
+        batch_size=max(1, (context.batch_size or 1) // num_trainers),
+        threads=torch.get_num_threads(),
+        calibration=context.calibration,
+        dense=with_update(DenseCost(0.0, free), context.dense, TrainerGroup()),
+        memory_bytes=free / num_processes,
     )
-    how: How = options["tagging"]
-    return tag(graph, group, how=how).tagging
+    return planned_tags(graph, options, known).tagging
 
 
 def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
@@ -84,7 +92,7 @@ def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
 
     with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
         traced = trace(whole.module, *example_of(context.sparse))
-    tagging = dict(tagged(traced.graph, plan)) if context.ranks.first else None
+    tagging = dict(tagged(traced.graph, plan, context)) if context.ranks.first else None
     return partition(traced, context.ranks.broadcast(tagging))
 
 

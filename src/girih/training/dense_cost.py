@@ -48,7 +48,7 @@ def measure_dense_cost(
         DataError: a bad row.
     """
     hosts = ranks.hosts()
-    free = _free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
+    free = free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
     batch = next(iter(data.in_order().batches(0)), None)
     if batch is None or batch[0].num_examples <= FEW:
         return None
@@ -151,8 +151,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _free_bytes(device: torch.device) -> float:
-    """Memory that could be taken now."""
+def free_bytes(device: torch.device) -> float:
+    """Memory that this host, or a GPU, could give now."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     with suppress(OSError, ValueError):

@@ -136,7 +136,12 @@ class TrainingRun:
                 )
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
-            self.context = replace(self.context, sparse=sparse.following(plan))
+            self.context = replace(
+                self.context,
+                sparse=sparse.following(plan),
+                batch_size=None if train is None else train.batch_size,
+                calibration=None if self.calibrated is None else self.calibrated.calibration,
+            )
             self.session = self.strategy.build(plan, self.context)
             if self.context.dense.compile:
                 self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
