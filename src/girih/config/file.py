@@ -15,6 +15,7 @@ from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
+from girih.comm.group import TrainerGroup
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
@@ -23,8 +24,11 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration, Links
+from girih.planner.facts import Facts
+from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan
+from girih.planner.tagging.tag import Tagged
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
 from girih.schema import Schema
@@ -32,9 +36,11 @@ from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
+from girih.strategies.strategy import spreads_net
 from girih.trainer import Trainer
+from girih.training.comparing import Offer, offers
 from girih.training.planning import facts_of
-from girih.training.pricing import Calibrated
+from girih.training.pricing import Calibrated, measured, operators_of, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
@@ -205,6 +211,52 @@ class RunConfig:
             profile = measure_access(data, sparse, facts.num_trainers)
             facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
             return self.strategy.plan(facts)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
+
+    def offers(self, calibration: Calibration) -> tuple[Offer, ...]:
+        """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured."""
+        model = self.model()
+        sparse, data = self.sparse(model), self.dataset("train")
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        known: dict[int, Facts] = {}
+
+        def facts_for(strategy: Strategy) -> Facts:
+            count = strategy.trainers
+            if count not in known:
+                facts = facts_of(sparse, dense, count, self.schedule)
+                with threads_of(count):
+                    known[count] = measured(
+                        facts, calibration, train=data, sparse=sparse, dense=dense, ranks=TrainerGroup()
+                    )
+            spread = spreads_net(strategy) and known[count].graph is None
+            if spread:
+                known[count] = replace(known[count], graph=operators_of(sparse, dense))
+            return replace(known[count], links=calibration.links)
+
+        return offers(self.strategy, facts_for)
+
+    def tagged(self, calibration: Calibration | None) -> tuple[OperatorGraph, Tagged] | None:
+        """The operators of the model and where they run; None where all of them run on trainers.
+
+        Raises:
+            ConfigError: the net does not fit into the memory of the group.
+        """
+        own: Any = self.strategy
+        if not spreads_net(own):
+            return None
+        model = self.model()
+        sparse, data = self.sparse(model), self.dataset("train")
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        try:
+            facts = replace(facts_of(sparse, dense, own.trainers, self.schedule), batch_size=data.batch_size)
+            if calibration is not None:
+                with threads_of(own.trainers):
+                    facts = measured(
+                        facts, calibration, train=data, sparse=sparse, dense=dense, ranks=TrainerGroup()
+                    )
+            graph = operators_of(sparse, dense)
+            return graph, own.tagged(replace(facts, graph=graph))
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 

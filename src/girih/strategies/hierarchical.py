@@ -23,10 +23,11 @@ from girih.planner.speed import served
 from girih.planner.speed.basis import Basis
 from girih.planner.speed.group import known_of, spread, tagged
 from girih.planner.speed.step import StepCost
+from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
 from girih.strategies.grouping import grouped
 from girih.strategies.remote import RemoteStrategy
-from girih.strategies.strategy import Processes
+from girih.strategies.strategy import Processes, Strategy
 
 if TYPE_CHECKING:
     from girih.dense.service.dense_server import DenseServer
@@ -91,6 +92,11 @@ class Hierarchical(RemoteStrategy):
                     f" drop it, or set it to {only!r}"
                 )
 
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
+        """A copy for each trainer, as in HT's baseline (§2.2); and one group with as many servers as trainers (§3.1)."""
+        return cls(groups=count), cls(trainers_per_group=count, servers_per_group=count)
+
     @property
     def trainers(self) -> int:
         """Processes that train."""
@@ -146,9 +152,21 @@ class Hierarchical(RemoteStrategy):
         if facts.graph is None:
             return None
         options = asdict(self)
-        known = known_of(facts, options)
-        net = spread(facts.graph, tagged(facts.graph, options, known), options, known)
+        net = spread(facts.graph, self.tagged(facts), options, known_of(facts, options))
         return served.grouped(basis, service, net, nets=self.nets, **averaging)
+
+    def tagged(self, facts: Facts) -> Tagged:
+        """Where the operators of the model run, of which ``facts.graph`` must know.
+
+        Raises:
+            ConfigError: the net does not fit into the memory of the group.
+        """
+        if facts.graph is None:
+            raise ConfigError(
+                "strategy: hierarchical: the model's operators are not known; trace the model first"
+            )
+        options = asdict(self)
+        return tagged(facts.graph, options, known_of(facts, options))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""

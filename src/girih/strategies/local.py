@@ -46,6 +46,11 @@ class Local:
             )
         return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
 
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Local, ...]:
+        """One process, however many there might be."""
+        return (cls(),)
+
     def step_cost(self, facts: Facts) -> StepCost | None:
         """A step as the cost model has it; None where facts do not say enough."""
         basis = Basis.of(facts)

@@ -61,6 +61,11 @@ class StrategyOptions(Options):
     def _owner(self) -> str:
         return "strategy: "
 
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
+        """Ways to train with so many trainers, other options left as they are: what ``girih plan`` compares."""
+        return (cls(trainers=count),)  # type: ignore[call-arg, return-value]
+
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
     """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "dense_cost"; its attribute ``measures``.
