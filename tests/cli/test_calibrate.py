@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from girih import cli
 from girih.comm.codecs import BFloat16, TopK
-from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, Work
+from girih.report.text import short
 from girih.runs.codec_speeds import measure_codec
 
 TWO = ("--set", "strategy.trainers=2")
@@ -47,6 +49,59 @@ def test_a_plan_says_what_its_bytes_take_and_where_that_is_from(calibrated, stra
     assert not any("communication" in name for name in without["predicted"])
     if strategy == "substitution":
         assert predicted["synchronous_communication_ms_per_step"] > 0
+
+
+@pytest.fixture
+def worked(calibrated):
+    """The same with the work of steps: 1 µs an id and 10 ms a step."""
+    work = Work(
+        lookup=Rate(1e-4, 1e-6, 1e-8),
+        updates={"adam": Rate(1e-4, 1e-6, 1e-8)},
+        example_s=1e-6,
+        value_s=1e-7,
+        step_s=1e-2,
+        products=((64, 1e9), (256, 1e9), (1024, 1e9)),
+    )
+    found = replace(Calibration.read(calibrated), work=work)
+    calibrated.write_text(json.dumps(found.to_dict()))
+    return calibrated
+
+
+def test_a_plan_prices_all_strategies_and_shows_the_tagged_graph(worked, capsys):
+    folder = worked.parent
+    words = ["plan", folder / "config.toml", "--strategy", "hierarchical", "--calibration", worked]
+    words += ["--set", "strategy.trainers_per_group=2", "strategy.servers_per_group=1"]
+    assert run(*words, "--picture", folder / "net.svg", "--out", folder / "plan.json") == 0
+    told = capsys.readouterr().err
+    for name in ("local", "synchronous", "hybrid", "asynchronous", "substitution", "hierarchical"):
+        assert f"│ {name}" in told
+    assert "← this config" in told
+    assert "choose " in told
+    assert "deep.0.linear" in told  # an operator
+    assert "server 0: CPU " in told
+    assert "refinement moved" in told
+    speed = json.loads((folder / "plan.json").read_text())["predicted"]["speed"]
+    assert 0 < speed["samples_per_s"] < 2 * 128 / 1e-2  # two trainers, 10 ms a step of 128 examples
+    assert speed["from"] == str(worked)
+    assert "deep.0.linear" in (folder / "net.svg").read_text()
+    assert run(*words[:2], "--picture", folder / "none.svg") == 2
+    assert "all operators of 'local' run on trainers" in capsys.readouterr().err
+
+
+def test_a_run_tells_what_was_predicted_beside_what_was_measured(worked, capsys):
+    words = ["train", worked.parent / "config.toml", "--set", "train.max_steps=5"]
+    assert run(*words, "--run", worked.parent / "told", "--calibration", worked) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    summary = json.loads((worked.parent / "told" / "summary.json").read_text())
+    assert 0 < summary["predicted_samples_per_s"] < 128 / 1e-2
+    assert summary["predicted_from"] == str(worked)
+    assert f"samples/s ({short(summary['predicted_samples_per_s'])} predicted from" in printed
+    plan = json.loads((worked.parent / "told" / "plan.json").read_text())
+    assert plan["predicted"]["speed"]["samples_per_s"] == summary["predicted_samples_per_s"]
+    assert run(*words, "--run", worked.parent / "silent") == 0
+    summary = json.loads((worked.parent / "silent" / "summary.json").read_text())
+    assert not [key for key in summary if "predicted" in key]
+    assert "predicted" not in capsys.readouterr().out
 
 
 def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):

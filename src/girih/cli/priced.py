@@ -30,7 +30,7 @@ def offers_table(found: Sequence[Offer], calibrated: str) -> None:
             ]
             speed = short(prediction.samples_per_s)
             table.add_row(label, str(offer.processes), speed, *times, prediction.bound)
-    console = Console(stderr=True, highlight=False)
+    console = _console()
     console.print(f"predicted from {calibrated}, on one machine", soft_wrap=True)
     console.print(table)
     best, why = choose(found)
@@ -40,7 +40,7 @@ def offers_table(found: Sequence[Offer], calibrated: str) -> None:
 
 def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
     """Prints each operator with its device and why it is there, each device's utilisation, and what refinement moved."""
-    console = Console(stderr=True, highlight=False)
+    console = _console()
     table = Table("operator", "device", "parameters")
     table.add_column("why", overflow="fold")
     for operator in graph.operators:
@@ -69,3 +69,9 @@ def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
         f"the group can do {short(tagged.examples_per_s)} examples/s, if nothing else bounds it",
         soft_wrap=True,
     )
+
+
+def _console() -> Console:
+    """Standard error; wide where it is no terminal, so that tables in files can be read."""
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=140)

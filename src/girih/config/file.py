@@ -39,6 +39,7 @@ from girih.strategies import Strategy
 from girih.strategies.strategy import spreads_net
 from girih.trainer import Trainer
 from girih.training.comparing import Offer, offers
+from girih.training.dense_cost import host_bytes
 from girih.training.planning import facts_of
 from girih.training.pricing import Calibrated, measured, operators_of, threads_of
 from girih.training.specs import dense_spec, sparse_spec
@@ -209,7 +210,9 @@ class RunConfig:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
-            facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
+            facts = replace(
+                facts, batch_size=data.batch_size, profile=profile, links=links, free_bytes=host_bytes()
+            )
             return self.strategy.plan(facts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
@@ -224,7 +227,7 @@ class RunConfig:
         def facts_for(strategy: Strategy) -> Facts:
             count = strategy.trainers
             if count not in known:
-                facts = facts_of(sparse, dense, count, self.schedule)
+                facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count):
                     known[count] = measured(
                         facts, calibration, train=data, sparse=sparse, dense=dense, ranks=TrainerGroup()

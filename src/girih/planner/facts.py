@@ -127,6 +127,20 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """One table.
+
+    Attributes:
+        row_bytes: of a row in memory, with its optimizer's state.
+        max_rows: that it may have; None bounds nothing.
+    """
+
+    name: str
+    row_bytes: int
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that a strategy decides from.
 
@@ -146,6 +160,8 @@ class Facts:
         calibration: of the machine, to predict a speed with.
         threads: that a trainer computes with.
         graph: the model's operators, where group servers are to have some.
+        tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
+            several hosts.
     """
 
     schema: Schema
@@ -167,3 +183,5 @@ class Facts:
     calibration: Calibration | None = None
     threads: int = 1
     graph: OperatorGraph | None = None
+    tables: tuple[TableFacts, ...] = ()
+    free_bytes: float | None = None

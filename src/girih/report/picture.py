@@ -14,6 +14,8 @@ from girih.report.text import size
 
 BOX, HEIGHT, GAP, ROW, HEAD, MARGIN = 132, 34, 14, 62, 74, 16
 FILLS = ("#e8eef7", "#fbe9d7", "#e3f1e3", "#f3e3f1", "#f7f2d9", "#e0f1f3", "#f6e2e2", "#ececec")
+LEAST = 2
+"""Boxes that a lane has room for at least: its head is as wide."""
 _LETTERS = 20
 
 
@@ -27,6 +29,7 @@ def picture(graph: OperatorGraph, tagged: Tagged) -> str:
     widths = {}
     for lane in lanes:
         most = max((len(names) for (device, _), names in cells.items() if device == lane), default=1)
+        most = max(most, LEAST)
         begins[lane], widths[lane] = left, most * (BOX + GAP) + GAP
         left += widths[lane] + MARGIN
     height = HEAD + (1 + max(levels.values(), default=0)) * ROW + MARGIN

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from girih.cluster.roles import RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
+from girih.planner import memory
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
@@ -135,6 +136,13 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
+        averaging = self.dense_servers if self.groups > 1 else 0
+        shares = {
+            "groups": self.groups,
+            "servers_per_group": self.servers_per_group,
+            "dense_servers": averaging,
+        }
+        memory.check(memory.account(facts, **shares), facts, self.name)
         return RemoteStrategy.plan(self, facts)
 
     def step_cost(self, facts: Facts) -> StepCost | None:

@@ -155,6 +155,11 @@ def free_bytes(device: torch.device) -> float:
     """Memory that this host, or a GPU, could give now."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    return host_bytes()
+
+
+def host_bytes() -> float:
+    """Memory that this host could give now."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
