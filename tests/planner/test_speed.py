@@ -166,6 +166,12 @@ def test_links_of_servers_by_hand():
     assert slow.samples_per_s == pytest.approx(BATCH / (2 * (ids + rows + pooled) / 1e6))
 
 
+def test_a_net_too_small_for_all_threads_leaves_the_others_cores():
+    base, lazy = speed("local"), speed("local", dense_cost=replace(DENSE, busy_threads=1.5))
+    assert lazy.seconds[PATH] == base.seconds[PATH]
+    assert lazy.seconds[CORES] == pytest.approx(base.seconds[CORES] - 2.5 * (2e-3 + 3e-4) / 4)
+
+
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_better_machines_are_never_slower(name):
     base = speed(name).samples_per_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -93,6 +94,7 @@ class DenseCost:
         free_bytes: that a trainer could take when it began.
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
         update_s: seconds of a step of the optimizer.
+        busy_threads: threads that a pass kept busy on average, at most those that it had.
         parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
     """
 
@@ -102,6 +104,7 @@ class DenseCost:
     example_s: float = 0.0
     update_s: float = 0.0
     parameter_copies: float = 1.0
+    busy_threads: float = math.inf
 
     def seconds(self, examples: float) -> float:
         """A forward and backward pass of ``examples`` examples."""

@@ -58,11 +58,13 @@ def measure_dense_cost(
         module = copy.deepcopy(dense.module).to(dense.device)  # whose gradients and running moments move
         kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
         ranks.barrier()
-        of_few, of_more = (_seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more))
+        (of_few, _), (of_more, busy) = (
+            _seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more)
+        )
     example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
     pass_s = max(0.0, of_few - FEW * example_s)
     found = (kept / more.num_examples, free, pass_s, example_s)
-    return DenseCost(*ranks.broadcast(found))
+    return replace(DenseCost(*ranks.broadcast(found)), busy_threads=ranks.broadcast(busy))
 
 
 def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
@@ -98,17 +100,23 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
     return sum(size for size, _ in found.values())
 
 
-def _seconds(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> float:
+def _seconds(
+    module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
+) -> tuple[float, float]:
+    """Seconds of the fastest pass, and threads that all of them kept busy on average: by processor time, which others do not add to."""
     given, numeric = _inputs(dense, batch, embeddings)
     found = []
-    for _ in range(1 + REPEATS):
+    before = 0.0
+    for repeat in range(1 + REPEATS):
         started = _now(dense.device)
+        before = time.process_time() if repeat == 1 else before
         with _arithmetic(dense):
             logits = module(numeric, given)
         if logits.requires_grad:
             logits.sum().backward()
         found.append(_now(dense.device) - started)
-    return min(found)
+    busy_s = (time.process_time() - before) / REPEATS
+    return min(found), busy_s / max(min(found), 1e-9)
 
 
 def _update(dense: DenseSpec) -> dict[str, float]:

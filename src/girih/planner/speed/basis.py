@@ -95,7 +95,12 @@ class Basis:
 
     def pass_work_s(self, examples: float) -> float:
         """Core-seconds of the passes of all trainers, of so many examples each."""
-        return self.trainers * self.facts.threads * self.dense.seconds(examples)
+        return self.trainers * self.busy_threads * self.dense.seconds(examples)
+
+    @property
+    def busy_threads(self) -> float:
+        """Threads of a trainer that its pass keeps busy: t, or fewer where the net is too small for all of them."""
+        return min(self.facts.threads, self.dense.busy_threads)
 
     def _ids(self, tables: tuple[str, ...]) -> float:
         return sum(self.profile.ids_of_tables.get(table, 0.0) for table in tables)

@@ -76,7 +76,9 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     )
     parameter_bytes = sum(operator.parameter_bytes for operator in graph.operators)
     moved_s = (
-        0.0 if dense is None or not parameter_bytes else dense.update_s * known.threads / parameter_bytes
+        0.0
+        if dense is None or not parameter_bytes
+        else dense.update_s * _busy(known, dense) / parameter_bytes
     )
     averaged = options["groups"] > 1
     return Group(
@@ -162,9 +164,14 @@ def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], know
 def _flops_per_s(graph: OperatorGraph, known: Known) -> float:
     flops = sum(operator.flops_per_example for operator in graph.operators)
     if known.dense is not None and flops:
-        seconds = known.dense.seconds(known.batch_size) * known.threads
+        seconds = known.dense.seconds(known.batch_size) * _busy(known, known.dense)
         if seconds:
             return flops * known.batch_size / seconds
     if known.calibration is not None and known.calibration.work is not None:
         return known.calibration.work.flops_per_s
     return FLOPS_PER_S
+
+
+def _busy(known: Known, dense: DenseCost) -> float:
+    """Threads of a trainer that its pass keeps busy."""
+    return min(known.threads, dense.busy_threads)

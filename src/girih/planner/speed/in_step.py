@@ -96,7 +96,7 @@ def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidde
             READ: basis.read_s(readings),
             LOOKUP: lookup_s,
             PASS: basis.pass_work_s(examples),
-            MOVE: trainers * basis.facts.threads * moved_s,
+            MOVE: trainers * basis.busy_threads * moved_s,
             UPDATE: update_s,
             STEP: trainers * basis.work.step_s,
         },

@@ -158,7 +158,7 @@ def _served(basis: Basis, service: Service, *, passes_s: float, in_flight: float
             READ: basis.read_s(service.loaders),
             LOOKUP: lookup_s,
             PASS: basis.pass_work_s(basis.share),
-            MOVE: trainers * basis.facts.threads * moved_s,
+            MOVE: trainers * basis.busy_threads * moved_s,
             UPDATE: update_s,
             STEP: trainers * basis.work.step_s,
             WIRE: trainers * service.link.cpu_s(num_messages, sent.ids + sent.embeddings + sent.gradients),
