@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from test_speed import facts
 
+from girih import cli
 from girih.errors import ConfigError
 from girih.planner import memory
 from girih.planner.facts import TableFacts
@@ -50,3 +51,19 @@ def test_dense_copies_that_fit_nowhere_are_named():
     strategy = BY_NAME["hierarchical"](groups=2)
     with pytest.raises(ConfigError, match=r"dense parameters fit nowhere: .* in all trainer processes"):
         strategy.plan(facts(2, free_bytes=1e5))
+
+
+def test_a_config_that_fits_nowhere_is_refused_in_one_line(log_directory, capsys):
+    config = log_directory / "config.toml"
+    most = 1 << 40  # rows of some 60 bytes each: no machine has that
+    text = config.read_text().replace(
+        'name = "user"\nkind = "categorical"\ndim = 4', 'name = "user"\nkind = "categorical"\ntable = "users"'
+    )
+    table = f'[[tables]]\nname = "users"\ndim = 4\neviction = {{ name = "lru", max_rows = {most} }}\n'
+    config.write_text(text.replace("[labels]", f"{table}[labels]"))
+    assert cli.run(["plan", str(config), "--strategy", "hierarchical", "--set", "strategy.groups=2"]) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert f"table 'users' fits nowhere: its {most:,} rows (max_rows)" in told
+    assert "set its max_rows to at most" in told
+    assert cli.run(["plan", str(config), "--strategy", "hybrid"]) == 0  # which takes it for a bound
