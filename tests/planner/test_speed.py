@@ -161,6 +161,10 @@ def test_links_of_servers_by_hand():
         2 * max(ids + rows + pooled, pooled + rows + keys) / 1e9
     )
     assert found.seconds["a trainer's link"] == pytest.approx((pooled + 40_000) / 1e9)
+    parameters = 3 * 40_000  # of four trainers, the three that are not beside the dense server
+    four = price(BY_NAME["asynchronous"](trainers=4), facts(4))
+    assert four.seconds["a trainer's link"] == pytest.approx((250 * 64 + parameters) / 1e9)
+    assert four.seconds["the dense server"] == pytest.approx(4 * (3e-4 + 1e-4 + 40_000 / 1e9))
     slow = price(STRATEGIES["hybrid"], facts(2, calibration=calibration().over(1e6)))
     assert slow.bound == "an embedding worker's link"
     assert slow.samples_per_s == pytest.approx(BATCH / (2 * (ids + rows + pooled) / 1e6))

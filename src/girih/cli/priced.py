@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from girih.planner.operators import OperatorGraph
-from girih.planner.speed.step import CORES, PATH
 from girih.planner.tagging.tag import Tagged
 from girih.report.text import short, size
 from girih.training.comparing import Offer, choose

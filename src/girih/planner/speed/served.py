@@ -99,8 +99,8 @@ def asynchronous(basis: Basis, service: Service, *, staleness: int) -> StepCost:
     messages_s = 2 * one_way_s(size, service.link) if size else 0.0
     trainer_s = _one_trainer_s(cost) - cost.path_s[MOVE]
     busy_s = {TRAINER: trainer_s, DENSE_SERVER: basis.trainers * (basis.dense.update_s + messages_s / 2)}
-    first = basis.trainers * size / service.link.bytes_per_s
-    busy_s[TRAINER_LINK] = cost.busy_s[TRAINER_LINK] + first
+    through_first = max(1, basis.trainers - 1) * size  # parameters of all others, one way
+    busy_s[TRAINER_LINK] = cost.busy_s[TRAINER_LINK] + through_first / service.link.bytes_per_s
     return _adding(cost, {"parameters": wire_s}, busy_s)
 
 
