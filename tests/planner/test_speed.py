@@ -9,7 +9,7 @@ from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.speed.basis import Basis
-from girih.planner.speed.group import group_of, known_of
+from girih.planner.speed.group import Known, group_of, known_of, timed
 from girih.planner.speed.step import CORES, PATH, StepCost, predict
 from girih.schema import Categorical, Numeric, Schema
 from girih.strategies import BY_NAME
@@ -224,7 +224,11 @@ def test_a_group_has_the_speeds_of_its_machine():
     }  # fmt: skip
     group = group_of(GRAPH, options, known_of(known, options))
     assert group.batch_size == 500
-    assert group.trainer.flops_per_s == pytest.approx(6000 * 500 / (1.5e-3 * 2))
+    assert group.trainer.flops_per_s == 2e10  # the middle of the calibrated products
+    (top,) = [each for each in timed(GRAPH, known_of(known, options)).operators if each.flops_per_example]
+    assert top.seconds_per_example == pytest.approx(
+        1.5e-3 * 2 / 500
+    )  # all of the pass: the only one that computes
     assert group.trainer.cores == 1.0  # four processes on four cores
     assert group.trainer.memory_bytes == 1e9 / 4
     assert group.trainer.bytes_per_s == 1e9
@@ -234,6 +238,20 @@ def test_a_group_has_the_speeds_of_its_machine():
     assert group.average_every_examples is None
     two = group_of(GRAPH, options | {"groups": 2}, known_of(known, options))
     assert two.average_every_examples == 10 * 500 * 2
+
+
+def test_operators_share_a_pass():
+    """1 ms a pass and 1 µs an example, of two threads that are busy: halves of the first, and by 1 : 3 of the second."""
+    one, other = (
+        Operator(name=name, kind="Linear", module=name, flops_per_example=flops, output_bytes_per_example=4)
+        for name, flops in (("one", 1000.0), ("other", 3000.0))
+    )
+    graph = OperatorGraph(operators=(GRAPH.operators[0], one, other), edges=())
+    found = timed(graph, Known(batch_size=100, threads=2, dense=DENSE))
+    times = [each.seconds_per_example for each in found.operators]
+    assert times == [None, pytest.approx(2 * (5e-6 + 2.5e-7)), pytest.approx(2 * (5e-6 + 7.5e-7))]
+    assert sum(times[1:]) * 100 == pytest.approx(2 * DENSE.seconds(100))
+    assert timed(graph, Known(batch_size=100, threads=2)) == graph
 
 
 def test_more_trainers_than_cores_share_them():

@@ -229,9 +229,7 @@ class RunConfig:
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count):
-                    known[count] = measured(
-                        facts, calibration, train=data, sparse=sparse, dense=dense, ranks=TrainerGroup()
-                    )
+                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             spread = spreads_net(strategy) and known[count].graph is None
             if spread:
                 known[count] = replace(known[count], graph=operators_of(sparse, dense))
@@ -255,9 +253,7 @@ class RunConfig:
             facts = replace(facts_of(sparse, dense, own.trainers, self.schedule), batch_size=data.batch_size)
             if calibration is not None:
                 with threads_of(own.trainers):
-                    facts = measured(
-                        facts, calibration, train=data, sparse=sparse, dense=dense, ranks=TrainerGroup()
-                    )
+                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             graph = operators_of(sparse, dense)
             return graph, own.tagged(replace(facts, graph=graph))
         except ConfigError as error:

@@ -77,7 +77,7 @@ def tagged(graph: OperatorGraph, plan: Plan, context: RunContext) -> Tagging:
         batch_size=max(1, (context.batch_size or 1) // num_trainers),
         threads=torch.get_num_threads(),
         calibration=context.calibration,
-        dense=with_update(DenseCost(0.0, free), context.dense, TrainerGroup()),
+        dense=context.dense_cost or with_update(DenseCost(0.0, free), context.dense, TrainerGroup()),
         memory_bytes=free / num_processes,
     )
     return planned_tags(graph, options, known).tagging

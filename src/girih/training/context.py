@@ -8,6 +8,7 @@ from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
 from girih.dense.spec import DenseSpec
 from girih.planner.calibration import Calibration
+from girih.planner.facts import DenseCost
 from girih.runs.stats import Stats
 from girih.sparse.spec import SparseSpec
 
@@ -22,7 +23,7 @@ class RunContext:
         processes: starts and ends roles beside the trainers; its methods are called by all trainers together.
         stats: statistics of this process.
         batch_size: examples per step over all trainers; None where a session opens without training data.
-        calibration: of the machine; None where none was given.
+        calibration: of the machine; None where none was given. dense_cost: what the model and its optimizer then took.
     """
 
     ranks: TrainerGroup
@@ -32,3 +33,4 @@ class RunContext:
     stats: Stats
     batch_size: int | None = None
     calibration: Calibration | None = None
+    dense_cost: DenseCost | None = None

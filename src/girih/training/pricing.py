@@ -48,9 +48,7 @@ def priced(
     plan: Plan,
     strategy: Strategy,
     facts: Facts,
-    calibrated: Calibrated,
-    *,
-    train: Dataset,
+    file: str,
     sparse: SparseSpec,
     dense: DenseSpec,
     ranks: TrainerGroup,
@@ -58,16 +56,16 @@ def priced(
     """The plan with the speed that is predicted for it, in ``predicted.speed``; as it was where none is.
 
     Called by all trainers together.
+
+    Args:
+        facts: those of :func:`measured`. file: where the calibration is from.
     """
-    if not hasattr(strategy, "step_cost") or facts.device != "cpu":
-        return plan
-    facts = measured(facts, calibrated.calibration, train=train, sparse=sparse, dense=dense, ranks=ranks)
     found = None
     if ranks.first:
         if spreads_net(strategy):
             facts = replace(facts, graph=operators_of(sparse, dense))
         prediction = price(strategy, facts)
-        found = None if prediction is None else {**prediction.to_dict(), "from": calibrated.file}
+        found = None if prediction is None else {**prediction.to_dict(), "from": file}
     speed = ranks.broadcast(found)
     return plan if speed is None else replace(plan, predicted={**plan.predicted, "speed": speed})
 
@@ -75,7 +73,6 @@ def priced(
 def measured(
     facts: Facts,
     calibration: Calibration,
-    *,
     train: Dataset,
     sparse: SparseSpec,
     dense: DenseSpec,

@@ -40,7 +40,7 @@ from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.planning import decide
-from girih.training.pricing import Calibrated, priced
+from girih.training.pricing import Calibrated, measured, priced
 from girih.training.session import Session
 
 
@@ -123,17 +123,12 @@ class TrainingRun:
                 earlier=earlier,
                 pinned=pinned,
             )
-            if self.calibrated is not None and train is not None:
-                plan = priced(
-                    plan,
-                    self.strategy,
-                    self.facts,
-                    self.calibrated,
-                    train=train,
-                    sparse=sparse,
-                    dense=self.context.dense,
-                    ranks=self.ranks,
-                )
+            cost = None
+            if self.calibrated is not None and train is not None and self.facts.device == "cpu":
+                halves = self.context.dense, self.ranks
+                facts = measured(self.facts, self.calibrated.calibration, train, sparse, *halves)
+                plan = priced(plan, self.strategy, facts, self.calibrated.file, sparse, *halves)
+                cost = facts.dense_cost
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
             self.context = replace(
@@ -141,6 +136,7 @@ class TrainingRun:
                 sparse=sparse.following(plan),
                 batch_size=None if train is None else train.batch_size,
                 calibration=None if self.calibrated is None else self.calibrated.calibration,
+                dense_cost=cost,
             )
             self.session = self.strategy.build(plan, self.context)
             if self.context.dense.compile:

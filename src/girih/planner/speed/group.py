@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from girih.planner.calibration import Calibration
@@ -56,8 +56,8 @@ class Spread:
 def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Group:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
 
-    Operators share the measured pass of the whole net by their floating-point operations; where none was measured a core
-    computes as fast as in the calibrated products. All processes of all groups share the cores of one machine evenly.
+    Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
+    share the cores of one machine evenly.
 
     Args:
         options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
@@ -70,7 +70,9 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
         cores = calibration.cores / (options["groups"] * (trainers + servers))
     device = Device(
         cores=cores,
-        flops_per_s=_flops_per_s(graph, known),
+        flops_per_s=FLOPS_PER_S
+        if calibration is None or calibration.work is None
+        else calibration.work.flops_per_s,
         bytes_per_s=BYTES_PER_S if link is None else link.bytes_per_s,
         memory_bytes=known.memory_bytes,
     )
@@ -134,7 +136,28 @@ def tagged(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Ta
     Raises:
         ConfigError: the net does not fit into the memory of the group.
     """
-    return tag(graph, group_of(graph, options, known), how=options["tagging"])
+    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"])
+
+
+def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
+    """The graph with core-seconds of each operator; as it is where no pass was measured.
+
+    Operators share what each example adds to the measured pass of the whole net by their floating-point operations, and what a pass takes
+    however few its examples evenly.
+    """
+    dense, computing = known.dense, [each for each in graph.operators if each.flops_per_example]
+    if dense is None or not computing or not dense.seconds(known.batch_size):
+        return graph
+    busy, flops = _busy(known, dense), sum(each.flops_per_example for each in computing)
+    call_s = busy * dense.pass_s / len(computing) / known.batch_size
+    flop_s = busy * dense.example_s / flops
+    operators = (
+        replace(each, seconds_per_example=call_s + each.flops_per_example * flop_s)
+        if each.flops_per_example
+        else each
+        for each in graph.operators
+    )
+    return OperatorGraph(operators=tuple(operators), edges=graph.edges)
 
 
 def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: Known) -> Spread:
@@ -159,17 +182,6 @@ def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], know
         each_way = (load.sent_bytes + load.received_bytes) * of_group
         exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
     return Spread(devices_s=devices_s, links_s=links_s, work_s=groups * work_s, exchange_s=exchange_s)
-
-
-def _flops_per_s(graph: OperatorGraph, known: Known) -> float:
-    flops = sum(operator.flops_per_example for operator in graph.operators)
-    if known.dense is not None and flops:
-        seconds = known.dense.seconds(known.batch_size) * _busy(known, known.dense)
-        if seconds:
-            return flops * known.batch_size / seconds
-    if known.calibration is not None and known.calibration.work is not None:
-        return known.calibration.work.flops_per_s
-    return FLOPS_PER_S
 
 
 def _busy(known: Known, dense: DenseCost) -> float:
