@@ -38,7 +38,7 @@ ROWS = 16_384
 _ROUNDS = 12
 
 Seconds = tuple[float, float]
-"""Of a lookup and of an update."""
+"""Seconds of a lookup and of an update."""
 
 
 def measure_rows(

@@ -60,7 +60,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
 
 
 def tagged(graph: OperatorGraph, plan: Plan, context: RunContext) -> Tagging:
-    """Where the operators of a net run, by the speeds of this machine, its free memory, and what the optimizer takes and keeps.
+    """Decides where the operators of a net run, by the speeds of this machine, its free memory, and what the optimizer takes and keeps.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.

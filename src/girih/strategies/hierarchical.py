@@ -164,7 +164,7 @@ class Hierarchical(RemoteStrategy):
         return served.grouped(basis, service, net, nets=self.nets, **averaging)
 
     def tagged(self, facts: Facts) -> Tagged:
-        """Where the operators of the model run, of which ``facts.graph`` must know.
+        """Decides where the operators of the model run, which ``facts.graph`` must have.
 
         Raises:
             ConfigError: the net does not fit into the memory of the group.

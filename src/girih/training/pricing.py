@@ -24,7 +24,7 @@ from girih.training.dense_cost import measure_dense_cost, with_update
 from girih.training.example import example_of
 
 MOST_EXAMPLES = 4096
-"""Of the pass that is measured; of larger shares a line goes on."""
+"""The pass that is measured has no more; a line goes on to larger shares."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Basis:
 
     @property
     def parameter_bytes(self) -> float:
-        """Of the dense half, in float32."""
+        """Bytes of the dense half, in float32."""
         return float(FLOAT_BYTES * self.facts.model.num_parameters)
 
     @property

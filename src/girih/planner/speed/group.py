@@ -14,7 +14,7 @@ from girih.planner.tagging.group import Codec, Device, Group, Wire
 from girih.planner.tagging.tag import Tagged, tag
 
 FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
-"""Of a core, and of a link of 10 Gbit/s: what tagging takes where nothing was calibrated."""
+"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
 FACTORS = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25, "topk": 0.15}
 """Bytes on the wire per byte of float32, without what a codec adds to a row."""
 
@@ -117,7 +117,7 @@ def codec_of(name: str, calibration: Calibration | None) -> Codec:
 
 
 def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
-    """What facts say of a group."""
+    """Picks what facts say of a group."""
     trainers = options["groups"] * options["trainers_per_group"]
     processes = trainers + options["groups"] * options["servers_per_group"]
     free = None if facts.dense_cost is None else facts.dense_cost.free_bytes
@@ -131,7 +131,7 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
 
 
 def tagged(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Tagged:
-    """Where the operators of a net run.
+    """Decides where the operators of a net run.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group.
@@ -161,7 +161,7 @@ def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
 
 
 def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: Known) -> Spread:
-    """What a tagged net asks of a step of all groups.
+    """Counts what a tagged net asks of a step of all groups.
 
     A net's exchanges: 4 messages each (there and back, forward and backward), and all bytes over its trainer's link, in turn.
     """
