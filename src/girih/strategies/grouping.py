@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from girih.cluster.roles import RoleName
 from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.optimizers import ELEMENTWISE
 from girih.planner.plan import Plan
 from girih.planner.tagging.group import Device, Group
 from girih.planner.tagging.tag import How, tag
@@ -15,9 +16,10 @@ from girih.strategies.remote import address_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from girih.dense.graph import Partitioned
+    from girih.dense.graph import Partitioned, TracedNet
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.halves.replica import Replica
+    from girih.dense.service.wire import Wire
     from girih.training.context import RunContext
 
 GROUP = RoleName.GROUP_SERVER
@@ -37,6 +39,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica
     from girih.dense.service.group import Group as Servers
+    from girih.dense.service.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
     for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
@@ -44,7 +47,8 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     whole = Replica(context.dense)
     partitioned = _cut(plan, context, whole)
     check_moved(partitioned.trainer(_no_exchange))
-    addresses = _start(plan, context, whole, partitioned, dense_servers)
+    wire = Wire(activations=plan.wire["activations"], gradients=plan.wire["dense_gradients"])
+    addresses = _start(plan, context, whole, partitioned, wire, dense_servers)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
     servers = Servers(
@@ -53,6 +57,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
         secret=processes.secret,
         first=first,
         registry=processes.registry,
+        wire=wire,
         stats=context.stats,
     )
     return GroupedReplica(
@@ -83,13 +88,28 @@ def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
     from girih.training.example import example_of
 
     with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
-        traced = trace(whole.module, *example_of(context.sparse))
+        traced = _split(trace(whole.module, *example_of(context.sparse)), plan, whole)
     tagging = dict(tagged(traced.graph, plan)) if context.ranks.first else None
     return partition(traced, context.ranks.broadcast(tagging))
 
 
+def _split(traced: TracedNet, plan: Plan, whole: Replica) -> TracedNet:
+    """The net with fully connected layers cut as ``split_fc`` says (HT §4.1); "auto" cuts none that the optimizer needs whole."""
+    from girih.dense.graph import fc_layers, split_fc
+
+    asked, num_servers = plan.options["split_fc"], plan.options["servers_per_group"]
+    if asked is False or (asked == "auto" and type(whole.optimizer).__name__ not in ELEMENTWISE):
+        return traced
+    return split_fc(traced, num_servers, None if asked == "auto" else fc_layers(traced))
+
+
 def _start(
-    plan: Plan, context: RunContext, whole: Replica, partitioned: Partitioned, dense_servers: Sequence[str]
+    plan: Plan,
+    context: RunContext,
+    whole: Replica,
+    partitioned: Partitioned,
+    wire: Wire,
+    dense_servers: Sequence[str],
 ) -> tuple[str, ...]:
     from girih.dense.halves.grouped import parts_on, recipe_of
     from girih.dense.service.group_server import AveragedWith, GroupServer
@@ -117,6 +137,7 @@ def _start(
                 secret=processes.secret,
                 precision=context.dense.precision,
                 forward=context.dense.forward,
+                wire=wire,
                 averaging=averaging(index),
             )
             for index in range(plan.roles[GROUP])

@@ -11,7 +11,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import RoleName
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from girih.training.session import Session
 
 DENSE = RoleName.DENSE_SERVER
-LATER: Mapping[str, Any] = {
+OF_GROUP_SERVERS: Mapping[str, Any] = {
     "split_fc": "auto",
     "tagging": "refined",
     "wire_activations": "float32",
@@ -53,7 +53,11 @@ class Hierarchical(RemoteStrategy):
         averaging: the algorithm. elastic_rate: how far a copy moves to the centre, or the average, in a round, of the whole
             way; None takes 0.9 / ``groups`` for "easgd", else 1.
         average_every_steps: steps of a trainer from one round to the next.
-        split_fc, tagging, wire_activations, wire_dense_gradients: of group servers.
+        split_fc: which fully connected layers are cut into parts that group servers compute side by side (HT §4.1): those too
+            large to spread evenly ("auto"), all (true), or none.
+        tagging: how operators are given to devices (HT §3.2.1): by rules and then refined, by rules alone, or dealt in turn.
+        wire_activations, wire_dense_gradients: how training steps write what goes between trainers and group servers, forward
+            and backward (HT §4.2).
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -80,11 +84,11 @@ class Hierarchical(RemoteStrategy):
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
                 f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
-        for name, only in LATER.items():
-            if getattr(self, name) != only and not (self.servers_per_group and name == "tagging"):
+        for name, only in OF_GROUP_SERVERS.items():
+            if getattr(self, name) != only and not self.servers_per_group:
                 raise ConfigError(
-                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, which do not have it yet;"
-                    f" drop it, or set it to {only!r}"
+                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
+                    " or set servers_per_group to at least 1"
                 )
 
     @property
@@ -120,7 +124,8 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        return RemoteStrategy.plan(self, facts)
+        plan = RemoteStrategy.plan(self, facts)
+        return replace(plan, wire={**plan.wire, **self._group_wire()}) if self.servers_per_group else plan
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""
@@ -141,6 +146,10 @@ class Hierarchical(RemoteStrategy):
             average_every_steps=self.average_every_steps,
         )
         return self.session(plan, context, dense, Concurrent(nets))
+
+    def _group_wire(self) -> dict[str, str]:
+        """The codecs between trainers and group servers, for ``Plan.wire``."""
+        return {"activations": self.wire_activations, "dense_gradients": self.wire_dense_gradients}
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}

@@ -78,6 +78,11 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
     )
 
 
+def fc_layers(traced: TracedNet) -> list[str]:
+    """The operators that :func:`split_fc` can cut."""
+    return [each.name for each in _layers(traced.net, traced.net.graph) if max(each.weight.shape) > 1]
+
+
 @dataclass(frozen=True, eq=False)
 class _Layer:
     """A fully connected layer: its operator and node, weight [O, I] and bias [O], their names and how those of parts begin."""
