@@ -20,7 +20,13 @@ def directory(tmp_path_factory):
     [
         ("deepfm", 2, "refined", "false", 0),
         ("din", 1, "rules", '"auto"', 0),
-        ("mmoe", 3, "none", "false", 3e-5),  # gradients of what several parts read are summed in another order
+        (
+            "mmoe",
+            3,
+            "none",
+            "false",
+            3e-5,
+        ),  # gradients of what several parts read are summed in another order
         ("star", 2, "rules", "false", 0),
         ("weighted", 2, "refined", "false", 0),
         ("deepfm", 2, "refined", '"auto"', 2e-5),

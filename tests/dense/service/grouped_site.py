@@ -13,7 +13,7 @@ from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.service.group import Group
 from girih.dense.service.group_server import GroupServer
-from girih.dense.service.wire import Wire
+from girih.dense.service.wire import PLAIN
 from girih.dense.spec import DenseSpec
 from girih.testing.dense_suite import DIM, NAMES, NUMERIC, sgd
 
@@ -150,7 +150,7 @@ class Site:
         num_nets=4,
         net=Net,
         averaging=lambda place: None,
-        wire=Wire(),
+        wire=PLAIN,
         **options,
     ):
         self.stack, self.optimizer, self.net, self.wire = stack, optimizer, net, wire

@@ -7,4 +7,14 @@ from girih.dense.graph.splitting import fc_layers, split_fc
 from girih.dense.graph.traced import Split, TracedNet
 from girih.dense.graph.tracing import trace
 
-__all__ = ["Exchange", "Part", "Partitioned", "Split", "TracedNet", "fc_layers", "partition", "split_fc", "trace"]
+__all__ = [
+    "Exchange",
+    "Part",
+    "Partitioned",
+    "Split",
+    "TracedNet",
+    "fc_layers",
+    "partition",
+    "split_fc",
+    "trace",
+]

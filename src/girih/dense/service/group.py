@@ -19,7 +19,7 @@ from girih.dense.service.group_protocol import Verb
 from girih.dense.service.recipe import Options
 from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
-from girih.dense.service.wire import Coders, Wire
+from girih.dense.service.wire import PLAIN, Coders, Wire
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.runs.stats import Stats
 
@@ -48,7 +48,7 @@ class Group:
         secret: bytes,
         first: int = 0,
         registry: Registry | None = None,
-        wire: Wire = Wire(),
+        wire: Wire = PLAIN,
         stats: Stats,
     ) -> None:
         self.wire, self._stats = wire, stats

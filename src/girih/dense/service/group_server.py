@@ -32,7 +32,7 @@ from girih.dense.service.group_protocol import Verb
 from girih.dense.service.live_parts import LiveParts, Net
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import num_bytes, pack, unpack
-from girih.dense.service.wire import GradientStreams, Wire
+from girih.dense.service.wire import PLAIN, GradientStreams, Wire
 from girih.errors import GirihError
 from girih.kernels.cpu import ahead
 from girih.runs.stats import DENSE_STALENESS, Stats
@@ -83,7 +83,7 @@ class GroupServer:
     secret: bytes
     precision: str = "float32"
     forward: str = "float32"
-    wire: Wire = Wire()
+    wire: Wire = PLAIN
     averaging: AveragedWith | None = None
     patience_s: float = PATIENCE_S
     incarnation: int = 0

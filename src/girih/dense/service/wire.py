@@ -41,6 +41,10 @@ class Wire:
         return GradientStreams(GRADIENTS[self.gradients])
 
 
+PLAIN = Wire()
+"""Everything as float32."""
+
+
 class GradientStreams:
     """Writes the gradients that one net sends; where that leaves numbers out, each tensor of each part has a stream of its own.
 
