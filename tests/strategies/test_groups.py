@@ -3,9 +3,11 @@
 import pytest
 from scenes import play, play_all, write
 
+from girih.config.file import RunConfig
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
+from girih.planner.plan import Plan
 from runs import dense_of, difference, latest
 
-CONFIGS = ("deepfm", "din", "mmoe", "star", "weighted")
 EXACT = {}
 """Of ``local``."""
 
@@ -31,7 +33,7 @@ def directory(tmp_path_factory):
         ("weighted", 2, "refined", "false", 0),
         ("deepfm", 2, "refined", '"auto"', 2e-5),
         ("deepfm", 3, "refined", "true", 2e-5),
-        ("mmoe", 2, "rules", "true", 2e-5),
+        pytest.param("mmoe", 2, "rules", "true", 2e-5, marks=pytest.mark.heavy),
     ],
 )
 def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, tagging, split_fc, most):
@@ -61,7 +63,10 @@ def test_checkpoints_know_no_splits(directory):
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize(("activations", "gradients"), [("bfloat16", "bfloat16"), ("int8", "topk")])
+@pytest.mark.parametrize(
+    ("activations", "gradients"),
+    [("int8", "topk"), pytest.param("bfloat16", "bfloat16", marks=pytest.mark.heavy)],
+)
 def test_fewer_bits_learn_nearly_as_much(directory, activations, gradients):
     overrides = ["train.epochs=3"]
     if not (directory / "exact").exists():
@@ -69,8 +74,35 @@ def test_fewer_bits_learn_nearly_as_much(directory, activations, gradients):
     name, options = f"wire-{activations}", ["servers_per_group=2", f'wire_activations="{activations}"']
     scene = {"name": name, "strategy": "hierarchical", "overrides": overrides}
     summary = play(directory, {**scene, "options": [*options, f'wire_dense_gradients="{gradients}"']})
-    print(name, summary["auc"], EXACT["auc"], summary["wire_bytes"])
     assert summary["auc"] == pytest.approx(EXACT["auc"], abs=0.03)
+
+
+AUTO = [
+    "strategy.servers_per_group=2",
+    'strategy.wire_activations="auto"',
+    'strategy.wire_dense_gradients="auto"',
+]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "expected", "told"),
+    [
+        (1e4, ("int8", "topk"), "examples/s predicted, "),
+        (1e12, ("float32", "float32"), "which does not pay"),
+        (None, ("float32", "float32"), "how fast this machine packs is not known"),
+    ],
+)
+def test_a_plan_chooses_codecs_by_links_and_cores(directory, bytes_per_s, expected, told):
+    settings = RunConfig.load(directory / "deepfm.toml", overrides=AUTO, strategy="hierarchical")
+    calibration = None
+    if bytes_per_s is not None:
+        speeds = dict.fromkeys(("float32", "bfloat16", "int8", "topk"), CodecSpeed(1e-9, 1e-9))
+        links = dict.fromkeys(LINKS, Link(1e-5, bytes_per_s))
+        calibration = Calibration(trainers=2, machine={"cores": 4}, links=links, codecs=speeds)
+    plan = settings.planned(calibration)
+    assert (plan.wire["activations"], plan.wire["dense_gradients"]) == expected
+    assert told in plan.predicted["wire"]["why"]
+    assert Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_trainers_and_nets_of_a_group_share_one_copy(directory):

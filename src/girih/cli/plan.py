@@ -43,7 +43,7 @@ def plan(
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     calibration = None if calibrated is None else Calibration.read(calibrated)
-    decided = settings.planned(None if calibration is None else calibration.links)
+    decided = settings.planned(calibration)
     if calibration is not None:
         marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
         decided = replace(decided, predicted={**decided.predicted, **marked})
@@ -60,6 +60,8 @@ def plan(
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    if chosen := decided.predicted.get("wire"):
+        click.echo(f"between trainers and group servers: {chosen['why']}", err=True)
     _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)

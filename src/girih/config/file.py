@@ -23,7 +23,7 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
@@ -31,8 +31,9 @@ from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Strategy
+from girih.strategies import Strategy, measures_of
 from girih.trainer import Trainer
+from girih.training.example import operators_of
 from girih.training.planning import facts_of
 from girih.training.specs import dense_spec, sparse_spec
 
@@ -187,11 +188,11 @@ class RunConfig:
         optimizers = self.sparse_optimizer, self.first_order_optimizer
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
 
-    def planned(self, links: Links | None = None) -> Plan:
+    def planned(self, calibration: Calibration | None = None) -> Plan:
         """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
 
         Args:
-            links: calibrated ones, by which times are predicted.
+            calibration: by which times are predicted, and what is to be chosen by it.
         """
         model = self.model()
         sparse = self.sparse(model)
@@ -200,7 +201,11 @@ class RunConfig:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
-            facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
+            facts = replace(facts, batch_size=data.batch_size, profile=profile)
+            if calibration is not None:
+                facts = replace(facts, links=calibration.links, calibration=calibration)
+                if "graph" in measures_of(self.strategy):
+                    facts = replace(facts, graph=operators_of(sparse, dense))
             return self.strategy.plan(facts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

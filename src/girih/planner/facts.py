@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from girih.config.schedule import ScheduleOptions
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration, Links
+from girih.planner.operators import OperatorGraph
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
 
@@ -136,6 +137,8 @@ class Facts:
         speeds: measured between the trainers; None where they are not known.
         dense_cost: measured on a few examples; None where it is not known.
         links: calibrated ones, to predict times with; no decision rests on them.
+        calibration: of the machine; None where it is not known.
+        graph: the model's operators, where group servers are to have some and a decision rests on them.
     """
 
     schema: Schema
@@ -154,3 +157,5 @@ class Facts:
     speeds: Speeds | None = None
     dense_cost: DenseCost | None = None
     links: Links | None = None
+    calibration: Calibration | None = None
+    graph: OperatorGraph | None = None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from girih.cluster.roles import RoleName
+from girih.planner.facts import Facts
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.optimizers import ELEMENTWISE
 from girih.planner.plan import Plan
 from girih.planner.tagging.group import Device, Group
 from girih.planner.tagging.tag import How, tag
+from girih.planner.tagging.wires import calibrated, choose_wire
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from girih.training.context import RunContext
 
 GROUP = RoleName.GROUP_SERVER
+ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
+"""Codecs that may be chosen, those that lose fewer digits first."""
+AUTO, AGAIN = (
+    "auto took",
+    "girih plan --calibration FILE --out PLAN chooses, girih train --plan PLAN holds it",
+)
 FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
 """Of a core, and of a link of 10 Gbit/s: what tagging takes where nothing was calibrated."""
 
@@ -78,6 +86,40 @@ def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
     )
     how: How = options["tagging"]
     return tag(graph, group, how=how).tagging
+
+
+def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The codecs between trainers and group servers, for ``Plan.wire``, and why where they were chosen.
+
+    They are chosen for the net with whole layers, by calibrated codecs, links and cores, all processes on one machine.
+    """
+    asked = {"activations": options["wire_activations"], "dense_gradients": options["wire_dense_gradients"]}
+    if "auto" not in asked.values():
+        return asked, ""
+    calibration, graph = facts.calibration, facts.graph
+    if calibration is None or graph is None or not calibration.codecs:
+        plain = {kind: "float32" if name == "auto" else name for kind, name in asked.items()}
+        return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
+    servers = options["servers_per_group"]
+    device = Device(
+        cores=calibration.machine.get("cores", 1) / (facts.num_trainers + options["groups"] * servers),
+        flops_per_s=FLOPS_PER_S,
+        bytes_per_s=calibration.links[options["transport"]].bytes_per_s,
+    )
+    group = Group(
+        trainers=options["trainers_per_group"],
+        nets=options["nets"],
+        batch_size=max(1, (facts.batch_size or 1) // facts.num_trainers),
+        trainer=device,
+        servers=(device,) * servers,
+    )
+    forward, backward = (
+        calibrated(each if name == "auto" else (name,), calibration.codecs)
+        for name, each in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
+    )
+    chosen = choose_wire(graph, group, activations=forward, gradients=backward, how=options["tagging"])
+    names = {"activations": chosen.wire.activations.name, "dense_gradients": chosen.wire.gradients.name}
+    return names, f"{AUTO} {chosen.why}"
 
 
 def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:

@@ -11,7 +11,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import RoleName
@@ -20,7 +20,7 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.traffic import FLOAT_BYTES
-from girih.strategies.grouping import grouped
+from girih.strategies.grouping import grouped, wire_between
 from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Processes
 
@@ -57,7 +57,7 @@ class Hierarchical(RemoteStrategy):
             large to spread evenly ("auto"), all (true), or none.
         tagging: how operators are given to devices (HT §3.2.1): by rules and then refined, by rules alone, or dealt in turn.
         wire_activations, wire_dense_gradients: how training steps write what goes between trainers and group servers, forward
-            and backward (HT §4.2).
+            and backward (HT §4.2); "auto" has the plan choose by a calibration, and takes float32 without one.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -90,6 +90,11 @@ class Hierarchical(RemoteStrategy):
                     f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
                     " or set servers_per_group to at least 1"
                 )
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The model's operators, where codecs are chosen by them; see :func:`girih.strategies.strategy.measures_of`."""
+        return ("graph",) if "auto" in (self.wire_activations, self.wire_dense_gradients) else ()
 
     @property
     def trainers(self) -> int:
@@ -125,7 +130,11 @@ class Hierarchical(RemoteStrategy):
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
         plan = RemoteStrategy.plan(self, facts)
-        return replace(plan, wire={**plan.wire, **self._group_wire()}) if self.servers_per_group else plan
+        if not self.servers_per_group:
+            return plan
+        wire, why = wire_between(facts, asdict(self))
+        predicted = {"wire": {"why": why}} if why else {}
+        return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""
@@ -146,10 +155,6 @@ class Hierarchical(RemoteStrategy):
             average_every_steps=self.average_every_steps,
         )
         return self.session(plan, context, dense, Concurrent(nets))
-
-    def _group_wire(self) -> dict[str, str]:
-        """The codecs between trainers and group servers, for ``Plan.wire``."""
-        return {"activations": self.wire_activations, "dense_gradients": self.wire_dense_gradients}
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}
