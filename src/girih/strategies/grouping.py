@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from girih.cluster.roles import RoleName
 from girih.planner.facts import Facts
 from girih.planner.operators import OperatorGraph, Tagging
-from girih.planner.optimizers import ELEMENTWISE
 from girih.planner.plan import Plan
 from girih.planner.tagging.group import Device, Group
 from girih.planner.tagging.tag import How, tag
@@ -18,7 +17,7 @@ from girih.strategies.remote import address_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from girih.dense.graph import Partitioned, TracedNet
+    from girih.dense.graph import Partitioned
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.halves.replica import Replica
     from girih.dense.service.wire import Wire
@@ -126,23 +125,15 @@ def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
     """The net by devices; refinement is bounded in time, so that one trainer tags for all."""
     import torch
 
-    from girih.dense.graph import partition, trace
+    from girih.dense.graph import partition, split_as, trace
     from girih.training.example import example_of
 
+    asked, num_servers = plan.options["split_fc"], plan.options["servers_per_group"]
     with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
-        traced = _split(trace(whole.module, *example_of(context.sparse)), plan, whole)
+        traced = trace(whole.module, *example_of(context.sparse))
+        traced = split_as(asked, traced, num_servers, type(whole.optimizer).__name__)
     tagging = dict(tagged(traced.graph, plan)) if context.ranks.first else None
     return partition(traced, context.ranks.broadcast(tagging))
-
-
-def _split(traced: TracedNet, plan: Plan, whole: Replica) -> TracedNet:
-    """The net with fully connected layers cut as ``split_fc`` says (HT §4.1); "auto" cuts none that the optimizer needs whole."""
-    from girih.dense.graph import fc_layers, split_fc
-
-    asked, num_servers = plan.options["split_fc"], plan.options["servers_per_group"]
-    if asked is False or (asked == "auto" and type(whole.optimizer).__name__ not in ELEMENTWISE):
-        return traced
-    return split_fc(traced, num_servers, None if asked == "auto" else fc_layers(traced))
 
 
 def _start(

@@ -8,7 +8,7 @@ from torch import nn
 
 from dense.graph.graph_cases import assert_close, partitioned, step, tagging_of, traced
 from dense.graph.test_tracing import NOTHING, NUMERIC
-from girih.dense.graph import fc_layers, partition, split_fc, trace
+from girih.dense.graph import fc_layers, partition, split_as, split_fc, trace
 from girih.errors import ConfigError
 from girih.models import BY_NAME
 
@@ -138,6 +138,20 @@ def test_layers_that_share_a_weight_stay_whole():
         "layers.4.weight",
         "layers.4.bias",
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "optimizer", "cut"),
+    [
+        ("auto", "Adam", {"layers.2"}),
+        ("auto", "Lamb", set()),
+        (True, "Lamb", {"layers.0", "layers.2", "layers.4"}),
+        (False, "Adam", set()),
+    ],
+)
+def test_layers_are_split_as_a_run_asks(asked, optimizer, cut):
+    split = split_as(asked, trace(Layers(4, 64, 64, 2), NUMERIC, NOTHING), 2, optimizer)
+    assert {each.parameter.rpartition(".")[0] for each in split.splits} == cut
 
 
 def test_split_layers_of_a_partition_have_optimizers_parameters():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
-from girih.dense.graph.splitting import fc_layers, split_fc
+from girih.dense.graph.splitting import fc_layers, split_as, split_fc
 from girih.dense.graph.traced import Split, TracedNet
 from girih.dense.graph.tracing import trace
 
@@ -15,6 +15,7 @@ __all__ = [
     "TracedNet",
     "fc_layers",
     "partition",
+    "split_as",
     "split_fc",
     "trace",
 ]

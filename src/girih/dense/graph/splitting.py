@@ -20,6 +20,7 @@ from girih.dense.graph.facts import operator_graph
 from girih.dense.graph.net import Net, named_by
 from girih.dense.graph.traced import Split, TracedNet, net_of
 from girih.errors import ConfigError, nearest
+from girih.planner.optimizers import ELEMENTWISE as BY_ELEMENT
 
 ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Dropout, nn.Identity)  # fmt: skip
 ELEMENTWISE_NAMES = frozenset(
@@ -77,6 +78,18 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
     return replace(
         traced, net=net, graph=operator_graph(net, traced.example), splits=(*traced.splits, *cutter.splits)
     )
+
+
+def split_as(asked: bool | str, traced: TracedNet, num_servers: int, optimizer: str) -> TracedNet:
+    """The net with its fully connected layers cut as ``strategy.split_fc`` says.
+
+    Args:
+        asked: True cuts all of them, "auto" those that :func:`split_fc` chooses, unless the optimizer needs them whole.
+        optimizer: the name of its class.
+    """
+    if asked is False or (asked == "auto" and optimizer not in BY_ELEMENT):
+        return traced
+    return split_fc(traced, num_servers, None if asked == "auto" else fc_layers(traced))
 
 
 def fc_layers(traced: TracedNet) -> list[str]:
