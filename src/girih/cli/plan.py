@@ -53,7 +53,7 @@ def plan(
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     found: tuple[Offer, ...] = ()
     calibration = None if calibrated is None else Calibration.read(calibrated)
-    decided = settings.planned(None if calibration is None else calibration.links)
+    decided = settings.planned(calibration)
     if calibration is not None:
         marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
         found = settings.offers(calibration)
@@ -80,6 +80,8 @@ def plan(
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    if chosen := decided.predicted.get("wire"):
+        click.echo(f"between trainers and group servers: {chosen['why']}", err=True)
     _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)

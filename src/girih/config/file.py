@@ -24,7 +24,7 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
-from girih.planner.calibration import Calibration, Links
+from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan
@@ -35,13 +35,14 @@ from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Strategy
+from girih.strategies import Strategy, measures_of
 from girih.strategies.strategy import spreads_net
 from girih.trainer import Trainer
 from girih.training.comparing import Offer, offers
 from girih.training.dense_cost import host_bytes
+from girih.training.example import operators_of
 from girih.training.planning import facts_of
-from girih.training.pricing import Calibrated, measured, operators_of, threads_of
+from girih.training.pricing import Calibrated, measured, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
@@ -197,11 +198,11 @@ class RunConfig:
         optimizers = self.sparse_optimizer, self.first_order_optimizer
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
 
-    def planned(self, links: Links | None = None) -> Plan:
+    def planned(self, calibration: Calibration | None = None) -> Plan:
         """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
 
         Args:
-            links: calibrated ones, by which times are predicted.
+            calibration: by which times are predicted, and what is to be chosen by it.
         """
         model = self.model()
         sparse = self.sparse(model)
@@ -210,9 +211,11 @@ class RunConfig:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
-            facts = replace(
-                facts, batch_size=data.batch_size, profile=profile, links=links, free_bytes=host_bytes()
-            )
+            facts = replace(facts, batch_size=data.batch_size, profile=profile, free_bytes=host_bytes())
+            if calibration is not None:
+                facts = replace(facts, links=calibration.links, calibration=calibration)
+                if "graph" in measures_of(self.strategy):
+                    facts = replace(facts, graph=operators_of(sparse, dense))
             return self.strategy.plan(facts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

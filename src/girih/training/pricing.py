@@ -15,13 +15,12 @@ from girih.data import Dataset
 from girih.dense.spec import DenseSpec
 from girih.planner.calibration import Calibration
 from girih.planner.facts import AccessProfile, Facts
-from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.strategies.strategy import Strategy, price, spreads_net
 from girih.training.dense_cost import measure_dense_cost, with_update
-from girih.training.example import example_of
+from girih.training.example import operators_of
 
 MOST_EXAMPLES = 4096
 """The pass that is measured has no more; a line goes on to larger shares."""
@@ -96,14 +95,6 @@ def measured(
         calibration=calibration,
         threads=torch.get_num_threads(),
     )
-
-
-def operators_of(sparse: SparseSpec, dense: DenseSpec) -> OperatorGraph:
-    """The operators of a model, traced on an example batch."""
-    from girih.dense.graph import trace
-
-    with torch.autocast("cpu", torch.bfloat16, enabled=dense.precision == "bfloat16"):
-        return trace(dense.module, *example_of(sparse)).graph
 
 
 @contextmanager

@@ -131,6 +131,8 @@ class TrainingRun:
                 cost = facts.dense_cost
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
+            if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
+                self._compile(ahead.packing_tensors())
             self.context = replace(
                 self.context,
                 sparse=sparse.following(plan),

@@ -12,11 +12,10 @@ from girih.planner.operators import OperatorGraph
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import Codec, Device, Group, Wire
 from girih.planner.tagging.tag import Tagged, tag
+from girih.planner.tagging.wires import calibrated
 
 FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
 """Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
-FACTORS = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25, "topk": 0.15}
-"""Bytes on the wire per byte of float32, without what a codec adds to a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +104,8 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
 def codec_of(name: str, calibration: Calibration | None) -> Codec:
     """A codec by its name in ``[strategy]``, at its calibrated speed; "auto" counts as float32."""
     name = "float32" if name == "auto" else name
-    speed = None if calibration is None else calibration.codecs.get(name)
-    if speed is None:
-        return Codec(name=name, factor=FACTORS[name])
-    return Codec(
-        name=name,
-        factor=FACTORS[name],
-        encode_s_per_byte=speed.pack_s_per_byte,
-        decode_s_per_byte=speed.unpack_s_per_byte,
-    )
+    (codec,) = calibrated((name,), {} if calibration is None else calibration.codecs)
+    return codec
 
 
 def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
