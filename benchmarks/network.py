@@ -22,7 +22,10 @@ BRIDGE = f"{PREFIX}-br"
 BURST_BYTES = 98_304
 QUEUE_MS = 5  # as a switch has; long queues would hold all-reduces up
 ROLES = ("loader", "embedding-worker", "embedding-server")
-LETTERS = {"t": "trainer", "w": "embedding-worker", "s": "embedding-server", "l": "loader"}
+LETTERS = {
+    "t": "trainer", "w": "embedding-worker", "s": "embedding-server", "l": "loader", "g": "group-server",
+    "d": "dense-server",
+}  # fmt: skip
 """First letter of a host's name → the role that has it to itself, see :func:`apart`."""
 
 

@@ -38,6 +38,7 @@ from girih.training import evaluation
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
+from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
 from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, sparse_spec
 
@@ -62,6 +63,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers
             only rank 0 writes and calls back.
         plan: the plan to hold, instead of one that the strategy makes.
+        calibrated: the machine, by which training examples per second are predicted; None predicts nothing.
         where: the file that options come from, for what is found wrong with them once the session opens.
 
     Raises:
@@ -85,6 +87,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
         plan: Plan | None = None,
+        calibrated: Calibrated | None = None,
         where: str | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
@@ -150,6 +153,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 directory=directory,
                 callbacks=callbacks,
                 plan=plan,
+                calibrated=calibrated,
                 where=where,
             )
             self._cluster.show_in(directory)

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from girih import cli
 from girih.comm.codecs import BFloat16, TopK
-from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, Work
+from girih.report.text import short
 from girih.runs.codec_speeds import measure_codec
 
 TWO = ("--set", "strategy.trainers=2")
@@ -49,16 +51,65 @@ def test_a_plan_says_what_its_bytes_take_and_where_that_is_from(calibrated, stra
         assert predicted["synchronous_communication_ms_per_step"] > 0
 
 
+@pytest.fixture
+def worked(calibrated):
+    """The same with the work of steps: 1 µs an id and 10 ms a step."""
+    work = Work(
+        lookup=Rate(1e-4, 1e-6, 1e-8),
+        updates={"adam": Rate(1e-4, 1e-6, 1e-8)},
+        example_s=1e-6,
+        value_s=1e-7,
+        step_s=1e-2,
+        products=((64, 1e9), (256, 1e9), (1024, 1e9)),
+    )
+    found = replace(Calibration.read(calibrated), work=work)
+    calibrated.write_text(json.dumps(found.to_dict()))
+    return calibrated
+
+
+def test_a_plan_prices_all_strategies_and_shows_the_tagged_graph(worked, capsys):
+    folder = worked.parent
+    words = ["plan", folder / "config.toml", "--strategy", "hierarchical", "--calibration", worked]
+    words += ["--set", "strategy.trainers_per_group=2", "strategy.servers_per_group=1"]
+    assert run(*words, "--picture", folder / "net.svg", "--out", folder / "plan.json") == 0
+    told = capsys.readouterr().err
+    for name in ("local", "synchronous", "hybrid", "asynchronous", "substitution", "hierarchical"):
+        assert f"│ {name}" in told
+    assert "← this config" in told
+    assert "choose " in told
+    assert "deep.0.linear" in told  # an operator
+    assert "server 0: CPU " in told
+    assert "refinement moved" in told
+    speed = json.loads((folder / "plan.json").read_text())["predicted"]["speed"]
+    assert 0 < speed["samples_per_s"] < 2 * 128 / 1e-2  # two trainers, 10 ms a step of 128 examples
+    assert speed["from"] == str(worked)
+    assert "deep.0.linear" in (folder / "net.svg").read_text()
+    assert run(*words[:2], "--picture", folder / "none.svg") == 2
+    assert "all operators of 'local' run on trainers" in capsys.readouterr().err
+
+
+def test_a_run_tells_what_was_predicted_beside_what_was_measured(worked, capsys):
+    words = ["train", worked.parent / "config.toml", "--set", "train.max_steps=5"]
+    assert run(*words, "--run", worked.parent / "told", "--calibration", worked) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    summary = json.loads((worked.parent / "told" / "summary.json").read_text())
+    assert 0 < summary["predicted_samples_per_s"] < 128 / 1e-2
+    assert summary["predicted_from"] == str(worked)
+    assert f"samples/s ({short(summary['predicted_samples_per_s'])} predicted from" in printed
+    plan = json.loads((worked.parent / "told" / "plan.json").read_text())
+    assert plan["predicted"]["speed"]["samples_per_s"] == summary["predicted_samples_per_s"]
+    assert run(*words, "--run", worked.parent / "silent") == 0
+    summary = json.loads((worked.parent / "silent" / "summary.json").read_text())
+    assert not [key for key in summary if "predicted" in key]
+    assert "predicted" not in capsys.readouterr().out
+
+
 def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):
     assert run("plan", calibrated.parent / "config.toml", "--calibration", calibrated) == 0
     assert "no communication time is predicted for local" in capsys.readouterr().err
 
 
-def test_files_from_before_codecs_were_measured_are_read(calibrated):
-    old = json.loads(calibrated.read_text())
-    del old["codecs"]
-    calibrated.write_text(json.dumps(old))
-    assert Calibration.read(calibrated).codecs == {}
+def test_codecs_are_read_as_they_were_written(calibrated):
     found = Calibration(
         trainers=3,
         machine={},
@@ -86,7 +137,7 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory), "expected a file in a directory that exists"),
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
-        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 1"),
+        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 2"),
     ):
         assert run(*words) == 2
         error = capsys.readouterr().err
@@ -130,7 +181,21 @@ def test_calibrate_writes_what_plan_reads(log_directory, capsys):
     assert found.codecs["bfloat16"].pack_s_per_byte > found.codecs["float32"].pack_s_per_byte
     assert "8.00 MiB" in done.stdout
     assert "topk" in done.stdout
+    assert set(found.work.updates) == {"sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"}
+    assert 0 < found.work.lookup.id_s < 1e-5
+    assert 1e-5 < found.work.step_s < 0.1
+    assert 1e8 < found.work.flops_per_s < 1e13
+    assert all(link.byte_cpu_s > 0 for link in found.links.values())
+    assert "rowwise_adagrad" in done.stdout
     assert f"next: girih plan CONFIG.toml --calibration {out}" in done.stdout
     words = (log_directory / "config.toml", "--strategy", "synchronous", *TWO)
     assert run("plan", *words, "--calibration", out) == 0
     assert "measured by 2 trainers" in capsys.readouterr().err
+    run_folder = log_directory / "run"
+    words = ("--run", run_folder, "--calibration", out, "--set", "train.max_steps=5")
+    assert run("train", log_directory / "config.toml", *words) == 0
+    told = json.loads((run_folder / "summary.json").read_text())
+    assert told["predicted_samples_per_s"] > 0
+    assert told["predicted_from"] == str(out)
+    assert told["plan"]["speed"]["samples_per_s"] == told["predicted_samples_per_s"]
+    assert f"predicted from {out})" in " ".join(capsys.readouterr().out.split())

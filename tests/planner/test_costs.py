@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from girih.errors import ConfigError, MissingFileError
 from girih.planner import costs, traffic
-from girih.planner.calibration import LINKS, Calibration, Link
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
 
 # α = 0.1 ms, C = 100 MB/s; N = 4 workers, B = 512 examples of S_f + S_w = 1,000 bytes: 5.12 ms of bytes
 LINK = Link(1e-4, 1e8)
@@ -138,12 +139,48 @@ def written(tmp_path):
 
 def test_a_calibration_is_read_as_it_was_written(written):
     assert Calibration.read(written()) == calibration()
+    work = Work(
+        lookup=Rate(1e-4, 1e-7, 1e-9),
+        updates={"adam": Rate(2e-4, 0.0, 0.0)},
+        example_s=1e-6,
+        value_s=1e-8,
+        step_s=1e-3,
+        products=((64, 1e9), (256, 3e9), (1024, 2e9)),
+    )
+    assert Calibration.read(written(work=asdict(work))) == calibration(work=work)
+    assert work.flops_per_s == 2e9
+    assert work.lookup.seconds(1000, 16, calls=2) == pytest.approx(2e-4 + 1e-4 + 1.6e-5)
+
+
+def test_a_slower_network_caps_links_and_nothing_else():
+    capped = calibration().over(2e8)
+    assert {link.bytes_per_s for link in capped.links.values()} == {2e8}
+    assert {link.latency_s for link in capped.links.values()} == {1e-4}
+    assert calibration().over(1e12) == calibration()
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_processor_time_of_a_link_is_per_message_and_per_byte(name):
+    """10 µs a message and 2 ns a byte, over all that send."""
+    measured = []
+    for size in (1000, 100_000, 1_000_000):
+        messages, sent = costs.sent_by_all(name, size, 3)
+        measured.append((size, messages * 1e-5 + sent * 2e-9))
+    found = costs.with_cpu(name, LINK, measured, 3)
+    assert found.message_cpu_s == pytest.approx(1e-5)
+    assert found.byte_cpu_s == pytest.approx(2e-9)
+    assert found.cpu_s(10, 1e6) == pytest.approx(2.1e-3)
+    assert costs.sent_by_all("all_reduce", 900, 3) == (
+        12,
+        3600,
+    )  # a ring: 3 workers send 2 · 2 parts of 300 bytes
+    assert costs.sent_by_all("all_to_all", 900, 3) == (6, 1800)
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"version": 2}, "version = 2: expected 1; measure again with girih calibrate"),
+        ({"version": 1}, "version = 1: expected 2; measure again with girih calibrate"),
         ({"trainers": 1}, "trainers = 1: expected an integer from 2 to 1024"),
         ({"backend": "nccl"}, "expected one of 'gloo'"),
         ({"more": 1}, "unknown key 'more'"),
@@ -163,7 +200,7 @@ def test_what_is_no_calibration_is_refused(tmp_path):
     file = tmp_path / "calibration.json"
     with pytest.raises(MissingFileError, match="no such file; girih calibrate writes one"):
         Calibration.read(file)
-    for text, told in (("{", "not JSON"), ("[1]", "version = None: expected 1")):
+    for text, told in (("{", "not JSON"), ("[1]", "version = None: expected 2")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=told):
             Calibration.read(file)

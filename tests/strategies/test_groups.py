@@ -3,9 +3,13 @@
 import pytest
 from scenes import play, play_all, write
 
-from runs import difference
+from girih.config.file import RunConfig
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
+from girih.planner.plan import Plan
+from runs import dense_of, difference, latest
 
-CONFIGS = ("deepfm", "din", "mmoe", "star", "weighted")
+EXACT = {}
+"""Of ``local``."""
 
 
 @pytest.fixture(scope="module")
@@ -14,24 +18,91 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("config", "num_servers", "tagging", "most"),
+    ("config", "num_servers", "tagging", "split_fc", "most"),
     [
-        ("deepfm", 2, "refined", 0),
-        ("din", 1, "rules", 0),
-        ("mmoe", 3, "none", 3e-5),  # gradients of what several parts read are summed in another order
-        ("star", 2, "rules", 0),
-        ("weighted", 2, "refined", 0),
+        ("deepfm", 2, "refined", "false", 0),
+        ("din", 1, "rules", '"auto"', 0),
+        (
+            "mmoe",
+            3,
+            "none",
+            "false",
+            3e-5,
+        ),  # gradients of what several parts read are summed in another order
+        ("star", 2, "rules", "false", 0),
+        ("weighted", 2, "refined", "false", 0),
+        ("deepfm", 2, "refined", '"auto"', 2e-5),
+        ("deepfm", 3, "refined", "true", 2e-5),
+        pytest.param("mmoe", 2, "rules", "true", 2e-5, marks=pytest.mark.heavy),
     ],
 )
-def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, tagging, most):
+def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, tagging, split_fc, most):
     if not (directory / f"local-{config}").exists():
         play(directory, {"name": f"local-{config}", "config": config})
-    scene = {"name": f"one-{config}-{num_servers}", "config": config, "strategy": "hierarchical"}
-    options = [f"servers_per_group={num_servers}", f'tagging="{tagging}"']
+    name = f"one-{config}-{num_servers}-{split_fc.strip(chr(34))}"
+    scene = {"name": name, "config": config, "strategy": "hierarchical"}
+    options = [f"servers_per_group={num_servers}", f'tagging="{tagging}"', f"split_fc={split_fc}"]
     summary = play(directory, {**scene, "options": options})
     assert summary["dense_staleness"] == {"median": 0, "p99": 0, "max": 0}
     assert summary["wire_bytes"]["activations"] > 0
     assert max(difference(directory / f"local-{config}", directory / scene["name"])) <= most
+
+
+def test_checkpoints_know_no_splits(directory):
+    """A run with layers in two parts goes on with three, and under ``local``; both come out where it does in one go."""
+    grouped = {"strategy": "hierarchical", "options": ["servers_per_group=2", "split_fc=true"]}
+    play(directory, {**grouped, "name": "whole", "overrides": ["train.max_steps=6"]})
+    play(directory, {**grouped, "name": "half", "overrides": ["train.max_steps=3"]})
+    then = {"load": "half", "overrides": ["train.max_steps=6"]}
+    three = [*grouped["options"][1:], "servers_per_group=3"]
+    play(directory, {**grouped, **then, "name": "three", "options": three})
+    play(directory, {**then, "name": "local-then"})
+    for name in ("three", "local-then"):
+        assert max(difference(directory / "whole", directory / name)) < 1e-5
+    models = [set(dense_of(latest(directory / name))) for name in ("whole", "local-then")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("activations", "gradients"),
+    [("int8", "topk"), pytest.param("bfloat16", "bfloat16", marks=pytest.mark.heavy)],
+)
+def test_fewer_bits_learn_nearly_as_much(directory, activations, gradients):
+    overrides = ["train.epochs=3"]
+    if not (directory / "exact").exists():
+        EXACT.update(play(directory, {"name": "exact", "overrides": overrides}))
+    name, options = f"wire-{activations}", ["servers_per_group=2", f'wire_activations="{activations}"']
+    scene = {"name": name, "strategy": "hierarchical", "overrides": overrides}
+    summary = play(directory, {**scene, "options": [*options, f'wire_dense_gradients="{gradients}"']})
+    assert summary["auc"] == pytest.approx(EXACT["auc"], abs=0.03)
+
+
+AUTO = [
+    "strategy.servers_per_group=2",
+    'strategy.wire_activations="auto"',
+    'strategy.wire_dense_gradients="auto"',
+]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "expected", "told"),
+    [
+        (1e4, ("int8", "topk"), "examples/s predicted, "),
+        (1e12, ("float32", "float32"), "which does not pay"),
+        (None, ("float32", "float32"), "how fast this machine packs is not known"),
+    ],
+)
+def test_a_plan_chooses_codecs_by_links_and_cores(directory, bytes_per_s, expected, told):
+    settings = RunConfig.load(directory / "deepfm.toml", overrides=AUTO, strategy="hierarchical")
+    calibration = None
+    if bytes_per_s is not None:
+        speeds = dict.fromkeys(("float32", "bfloat16", "int8", "topk"), CodecSpeed(1e-9, 1e-9))
+        links = dict.fromkeys(LINKS, Link(1e-5, bytes_per_s))
+        calibration = Calibration(trainers=2, machine={"cores": 4}, links=links, codecs=speeds)
+    plan = settings.planned(calibration)
+    assert (plan.wire["activations"], plan.wire["dense_gradients"]) == expected
+    assert told in plan.predicted["wire"]["why"]
+    assert Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_trainers_and_nets_of_a_group_share_one_copy(directory):

@@ -206,7 +206,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_all_replicas_go_on(dir
         ("servers_per_group=-1", "servers_per_group = -1"),
         ("trainers_per_group=2", "set trainers_per_group = 1 and groups = 2"),
         ("wire_activations='int8'", "wire_activations = 'int8': it is for group servers"),
-        ("split_fc=true", "split_fc = True"),
+        ("split_fc=true", "split_fc = True: it is for group servers, and servers_per_group = 0"),
         ("elastic_rate=1.5", "elastic_rate = 1.5"),
         ("trainers=2", "trainers"),
         ("averaging='mean'", "averaging"),

@@ -11,8 +11,9 @@ import torch
 import girih
 from girih.comm.group import TrainerGroup
 from girih.dense.spec import DenseSpec
+from girih.planner.facts import DenseCost
 from girih.sparse.spec import SparseSpec
-from girih.training.dense_cost import measure_dense_cost
+from girih.training.dense_cost import measure_dense_cost, with_update
 
 PASS_S, EXAMPLE_S, DIM = 0.02, 0.0005, 4
 
@@ -54,3 +55,20 @@ def test_memory_and_time_of_a_pass_and_of_an_example(tmp_path, rows):
     assert cost.bytes_per_example == 2 * DIM * 4
     assert 0.5 * PASS_S < cost.pass_s < 5 * PASS_S
     assert 0.5 * EXAMPLE_S < cost.example_s < 5 * EXAMPLE_S
+    assert 0 < cost.busy_threads < 0.8  # it sleeps
+
+
+@pytest.mark.parametrize(
+    ("made", "copies"), [(torch.optim.SGD, 2), (torch.optim.Adagrad, 3), (torch.optim.Adam, 4)]
+)
+def test_time_and_state_of_an_optimizer(made, copies):
+    module = torch.nn.Linear(100, 100)
+    before = module.weight.detach().clone()
+    dense = DenseSpec(module=module, optimizer=lambda parameters: made(parameters, lr=1.0))
+    cost = with_update(DenseCost(1.0, 2.0), dense, TrainerGroup())
+    assert cost.parameter_copies == pytest.approx(copies, rel=1e-2)  # Adam counts its steps too
+    assert 0 < cost.update_s < 1
+    assert torch.equal(module.weight, before)
+    assert module.weight.grad is None
+    frozen = DenseSpec(module=module.requires_grad_(False), optimizer=made)
+    assert with_update(DenseCost(1.0, 2.0), frozen, TrainerGroup()) == DenseCost(1.0, 2.0)

@@ -24,7 +24,7 @@ UNUSABLE = (
 
 COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
-    "calibrate": "Measure this machine's links and collectives.",
+    "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "evaluate": "Evaluate a run's final weights.",
     "info": "Show the machine and the versions, for bug reports.",
     "inspect": "Show what a run or a checkpoint holds.",

@@ -10,15 +10,19 @@ from pathlib import Path
 import click
 
 from girih.cli import cli
+from girih.cli.priced import offers_table, tagged_table
 from girih.cli.words import PATH, config_options
 from girih.config.file import RunConfig
+from girih.errors import ConfigError
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
+from girih.report.picture import picture as drawn
 from girih.report.text import count, size
 from girih.runs.files import write_whole
 from girih.store.accounting import row_bytes, tiered_row_bytes
 from girih.store.rows.record import row_layout
 from girih.strategies import measures_of
+from girih.training.comparing import Offer
 
 MOST_GROUPS = 6
 
@@ -31,22 +35,38 @@ MOST_GROUPS = 6
     "calibrated",
     metavar="FILE",
     type=PATH,
-    help="Predict times by links of girih calibrate.",
+    help="Predict times, and samples/s of every strategy, by a file of girih calibrate.",
 )
+@click.option(
+    "--picture", metavar="FILE.svg", type=PATH,
+    help="Draw which operators group servers run, for hierarchical with servers_per_group.",
+)  # fmt: skip
 def plan(
     config_file: Path,
     overrides: tuple[str, ...],
     strategy: str | None,
     out: Path | None,
     calibrated: Path | None,
+    picture: Path | None,
 ) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    found: tuple[Offer, ...] = ()
     calibration = None if calibrated is None else Calibration.read(calibrated)
-    decided = settings.planned(None if calibration is None else calibration.links)
+    decided = settings.planned(calibration)
     if calibration is not None:
         marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
+        found = settings.offers(calibration)
+        (own,) = (offer for offer in found if offer.own)
+        if own.prediction is not None:
+            marked |= {"speed": {**own.prediction.to_dict(), "from": str(calibrated)}}
         decided = replace(decided, predicted={**decided.predicted, **marked})
+    net = settings.tagged(calibration)
+    if picture is not None and net is None:
+        raise ConfigError(
+            f"--picture {picture}: all operators of {decided.strategy!r} run on trainers; expected strategy 'hierarchical' with"
+            " servers_per_group of at least 1"
+        )
     text = json.dumps(decided.to_dict(), indent=1)
     if out is None:
         click.echo(text)
@@ -60,9 +80,17 @@ def plan(
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
         click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+    if chosen := decided.predicted.get("wire"):
+        click.echo(f"between trainers and group servers: {chosen['why']}", err=True)
     _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)
+        offers_table(found, str(calibrated))
+    if net is not None:
+        tagged_table(*net)
+        if picture is not None:
+            write_whole(picture, drawn(*net))
+            click.echo(f"operators are drawn in {picture}", err=True)
     if "speeds" in measures_of(settings.strategy, settings.schedule) and "speeds" not in decided.measured:
         click.echo(
             "link and processor speeds are measured when a run starts, and may change what is automatic here;"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from girih.data import Dataset
-from girih.planner.calibration import Calibration, Link
+from girih.planner.calibration import Calibration, Link, Work
 from girih.planner.costs import link_s
 from girih.report.text import count, fraction, short, size
 
@@ -34,9 +34,13 @@ def results(summary: dict[str, Any], run: Path) -> None:
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
     compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""
+    predicted = summary.get("predicted_samples_per_s")
+    expected = (
+        "" if predicted is None else f" ({short(predicted)} predicted from {summary['predicted_from']})"
+    )
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
-        f"{short(summary['samples_per_s'])} samples/s, {count(summary['num_rows'])} rows, "
+        f"{short(summary['samples_per_s'])} samples/s{expected}, {count(summary['num_rows'])} rows, "
         f"{summary['duration_s']:.1f} s in all{compiling}"
     )
     if "hit_ratio" in summary:
@@ -94,6 +98,21 @@ def codecs_table(calibration: Calibration) -> None:
         times = (speed.pack_s_per_byte, speed.unpack_s_per_byte)
         table.add_row(name, *(short(1 / seconds / (1 << 20)) for seconds in times))
     Console(highlight=False).print(table)
+
+
+def work_table(work: Work) -> None:
+    """Prints what rows, reading, products and a step take one core."""
+    table = Table("µs of a core", "a call", "an id", "1,000 numbers")
+    for name, rate in {"lookups": work.lookup, **work.updates}.items():
+        table.add_row(name, *(f"{1e6 * each:.3g}" for each in (rate.call_s, rate.id_s, 1e3 * rate.number_s)))
+    console = Console(highlight=False)
+    console.print(table)
+    speeds = ", ".join(f"{width} wide {short(speed)}FLOP/s" for width, speed in work.products)
+    console.print(
+        f"reading: {1e6 * work.example_s:.3g} µs an example, {1e6 * work.value_s:.3g} µs a value; a step"
+        f" {1e3 * work.step_s:.3g} ms; layers on one core: {speeds}",
+        soft_wrap=True,
+    )
 
 
 def _misfit(name: str, link: Link, num_trainers: int) -> str:

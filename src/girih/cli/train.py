@@ -23,6 +23,10 @@ from girih.errors import ConfigError, RoleError, UserError
 @click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
 @click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
+@click.option(
+    "--calibration", "calibrated", metavar="FILE", type=PATH,
+    help="Predict samples/s by a file of girih calibrate; the end tells it beside what was measured.",
+)  # fmt: skip
 @click.pass_context
 def train(
     context: click.Context,
@@ -32,6 +36,7 @@ def train(
     resume: bool,
     strategy: str | None,
     plan_file: Path | None,
+    calibrated: Path | None,
 ) -> int:
     """Train the model of a config file."""
     if resume and run_path is None:
@@ -56,7 +61,7 @@ def train(
 
         if context.find_root().obj:
             gc.freeze()  # no collection has to look through all that was imported
-        return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file)
+        return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file, calibrated)
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
 

@@ -31,6 +31,7 @@ from girih.runs.directory import RunDirectory, read_summary
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
 from girih.training.planning import joined
+from girih.training.pricing import Calibrated
 
 
 def train(
@@ -40,11 +41,16 @@ def train(
     resume: bool,
     strategy: str | None,
     plan_file: Path | None,
+    calibrated: Path | None = None,
 ) -> int:
     """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
     leave_signals_to_launcher()
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
-    settings = replace(settings, plan=None if plan_file is None else Plan.read(plan_file))
+    settings = replace(
+        settings,
+        plan=None if plan_file is None else Plan.read(plan_file),
+        calibrated=None if calibrated is None else Calibrated.read(calibrated),
+    )
     datasets = _open_data(settings)
     if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
         with joined(settings.strategy, settings.cluster).running() as cluster:

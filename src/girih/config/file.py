@@ -15,6 +15,7 @@ from girih import config, models, strategies
 from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
+from girih.comm.group import TrainerGroup
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
@@ -23,17 +24,25 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration
+from girih.planner.facts import Facts
+from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan
+from girih.planner.tagging.tag import Tagged
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Strategy
+from girih.strategies import Strategy, measures_of
+from girih.strategies.strategy import spreads_net
 from girih.trainer import Trainer
+from girih.training.comparing import Offer, offers
+from girih.training.dense_cost import host_bytes
+from girih.training.example import operators_of
 from girih.training.planning import facts_of
+from girih.training.pricing import Calibrated, measured, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
@@ -51,6 +60,7 @@ class RunConfig:
         model_options: ``[model]``, expanded.
         directory: where relative paths start.
         plan: the plan to hold; None has one made.
+        calibrated: the machine, to predict a run's speed by; None predicts none.
     """
 
     mapping: Mapping[str, Any]
@@ -69,6 +79,7 @@ class RunConfig:
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
     plan: Plan | None = None
+    calibrated: Calibrated | None = None
 
     @classmethod
     def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
@@ -187,11 +198,11 @@ class RunConfig:
         optimizers = self.sparse_optimizer, self.first_order_optimizer
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
 
-    def planned(self, links: Links | None = None) -> Plan:
+    def planned(self, calibration: Calibration | None = None) -> Plan:
         """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
 
         Args:
-            links: calibrated ones, by which times are predicted.
+            calibration: by which times are predicted, and what is to be chosen by it.
         """
         model = self.model()
         sparse = self.sparse(model)
@@ -200,8 +211,54 @@ class RunConfig:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
-            facts = replace(facts, batch_size=data.batch_size, profile=profile, links=links)
+            facts = replace(facts, batch_size=data.batch_size, profile=profile, free_bytes=host_bytes())
+            if calibration is not None:
+                facts = replace(facts, links=calibration.links, calibration=calibration)
+                if "graph" in measures_of(self.strategy):
+                    facts = replace(facts, graph=operators_of(sparse, dense))
             return self.strategy.plan(facts)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
+
+    def offers(self, calibration: Calibration) -> tuple[Offer, ...]:
+        """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured."""
+        model = self.model()
+        sparse, data = self.sparse(model), self.dataset("train")
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        known: dict[int, Facts] = {}
+
+        def facts_for(strategy: Strategy) -> Facts:
+            count = strategy.trainers
+            if count not in known:
+                facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
+                with threads_of(count):
+                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
+            spread = spreads_net(strategy) and known[count].graph is None
+            if spread:
+                known[count] = replace(known[count], graph=operators_of(sparse, dense))
+            return replace(known[count], links=calibration.links)
+
+        return offers(self.strategy, facts_for)
+
+    def tagged(self, calibration: Calibration | None) -> tuple[OperatorGraph, Tagged] | None:
+        """The operators of the model and where they run; None where all of them run on trainers.
+
+        Raises:
+            ConfigError: the net does not fit into the memory of the group.
+        """
+        own: Any = self.strategy
+        if not spreads_net(own):
+            return None
+        model = self.model()
+        sparse, data = self.sparse(model), self.dataset("train")
+        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        try:
+            facts = replace(facts_of(sparse, dense, own.trainers, self.schedule), batch_size=data.batch_size)
+            if calibration is not None:
+                with threads_of(own.trainers):
+                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
+            graph = operators_of(sparse, dense)
+            return graph, own.tagged(replace(facts, graph=graph))
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
@@ -230,6 +287,7 @@ class RunConfig:
                 callbacks=callbacks,
                 cluster=cluster,
                 plan=self.plan,
+                calibrated=self.calibrated,
                 where=str(self.where),
             )
         except ConfigError as error:

@@ -1,13 +1,13 @@
-"""Links and codecs as ``girih calibrate`` measured them: latency and bandwidth, seconds per byte. Frozen, JSON both ways.
+"""A machine as ``girih calibrate`` measured it: links, codecs, and the work of training steps. Frozen, JSON both ways.
 
 A link is what messages go over: a collective of trainers, or a transport between two processes. A codec makes messages
-smaller before that, and as large as they were behind it.
+smaller before that, and as large as they were behind it. Work is what a core of the machine takes for rows, examples and steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from girih.config.bounds import Bounds, NonNegative, Positive
 from girih.errors import ConfigError
 from girih.planner.plan import read_json
 
-VERSION = 1
+VERSION = 2
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = (
     "all_reduce",
     "reduce_scatter",
@@ -38,11 +38,18 @@ class Link:
         latency_s: α.
         bytes_per_s: C.
         points: what both were fitted to.
+        message_cpu_s, byte_cpu_s: core-seconds of both ends together, for each message and each byte that is sent, whoever waits.
     """
 
     latency_s: NonNegative
     bytes_per_s: Positive
     points: tuple[Point, ...] = ()
+    message_cpu_s: NonNegative = 0.0
+    byte_cpu_s: NonNegative = 0.0
+
+    def cpu_s(self, messages: float, sent_bytes: float) -> float:
+        """Core-seconds that messages take which have some bytes together."""
+        return messages * self.message_cpu_s + sent_bytes * self.byte_cpu_s
 
 
 Links = Mapping[str, Link]
@@ -61,16 +68,59 @@ class CodecSpeed:
     unpack_s_per_byte: Positive
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Core-seconds of one call on the ids of an embedding group, which have D numbers each: a line in ids and in numbers.
+
+    Attributes:
+        call_s: however few the ids. id_s: of each id. number_s: of each of its D numbers.
+    """
+
+    call_s: NonNegative
+    id_s: NonNegative
+    number_s: NonNegative
+
+    def seconds(self, ids: float, dim: int, calls: float = 1.0) -> float:
+        """``calls · call_s + ids · id_s + ids · D · number_s``."""
+        return calls * self.call_s + ids * self.id_s + ids * dim * self.number_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Core-seconds of the work that is the same for all models, on one core.
+
+    Attributes:
+        lookup: unique keys found, their rows looked up and pooled.
+        updates: name of a sparse optimizer → gradients scattered to keys, and rows moved by it.
+        example_s, value_s: an example read from Parquet, and each id or number that it has.
+        step_s: a step, however little it is of, beside its calls of rows and the passes of the model.
+        products: width of a layer → multiplications and additions per second of its forward and backward pass on one core.
+    """
+
+    lookup: Rate
+    updates: Mapping[str, Rate]
+    example_s: NonNegative
+    value_s: NonNegative
+    step_s: NonNegative
+    products: tuple[tuple[Annotated[int, Bounds(1)], Positive], ...]
+
+    @property
+    def flops_per_s(self) -> float:
+        """The middle of the speeds that products were measured at."""
+        return sorted(speed for _, speed in self.products)[len(self.products) // 2]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The links of one machine, and how fast it packs and unpacks.
+    """The links of one machine, how fast it packs and unpacks, and what steps take it.
 
     Attributes:
         trainers: how many measured the collectives together.
         backend: of collectives.
         machine: ``cores`` and whatever else tells it from others.
         links: all of ``LINKS``.
-        codecs: by name, as in configs; none in files from before they were measured.
+        codecs: by name, as in configs.
+        work: None where links alone are known, which predict communication and no speed.
         version: of this layout.
     """
 
@@ -79,11 +129,25 @@ class Calibration:
     machine: Mapping[str, Any]
     links: Mapping[str, Link]
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
+    work: Work | None = None
     version: int = VERSION
 
     def __post_init__(self) -> None:
         if set(self.links) != set(LINKS):
             raise ConfigError(f"links = {sorted(self.links)}: expected {sorted(LINKS)}")
+
+    @property
+    def cores(self) -> int:
+        """Cores of the machine; as many as trainers where that was not written down."""
+        return int(self.machine.get("cores", self.trainers))
+
+    def over(self, bytes_per_s: float) -> Calibration:
+        """The same machine, with links that carry no more than ``bytes_per_s`` in each direction."""
+        slower = {
+            name: replace(link, bytes_per_s=min(link.bytes_per_s, bytes_per_s))
+            for name, link in self.links.items()
+        }
+        return replace(self, links=slower)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from girih.planner.calibration import (
@@ -104,6 +105,30 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
         found, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
     )
     return Link(latency_s, bytes_per_s, tuple(points))
+
+
+def sent_by_all(name: str, size_bytes: float, num_workers: int) -> tuple[float, float]:
+    """Messages of one operation of a link, and their bytes, over all workers."""
+    others = num_workers - 1
+    if name == ALL_REDUCE:  # each worker's N - 1 messages to sum, and as many to tell, of an N-th each
+        return 2.0 * num_workers * others, 2.0 * others * size_bytes
+    if name in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
+        return float(num_workers * others), others * size_bytes
+    return 1.0, size_bytes
+
+
+def with_cpu(name: str, link: Link, cpu_s: Sequence[tuple[int, float]], num_workers: int) -> Link:
+    """The link with the core-seconds of its messages and bytes: a line through those of the smallest and the largest size.
+
+    Args:
+        cpu_s: (size, core-seconds of one operation at all ends), of two sizes or more.
+    """
+    (small, few_s), (large, many_s) = min(cpu_s), max(cpu_s)
+    messages, least = sent_by_all(name, small, num_workers)
+    most = sent_by_all(name, large, num_workers)[1]
+    byte_cpu_s = max(0.0, many_s - few_s) / (most - least)
+    message_cpu_s = max(0.0, few_s - least * byte_cpu_s) / messages
+    return replace(link, message_cpu_s=message_cpu_s, byte_cpu_s=byte_cpu_s)
 
 
 def synchronous_step(

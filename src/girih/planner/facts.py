@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from girih.config.schedule import ScheduleOptions
-from girih.planner.calibration import Links
+from girih.planner.calibration import Calibration, Links
+from girih.planner.operators import OperatorGraph
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
 
@@ -91,12 +93,18 @@ class DenseCost:
         bytes_per_example: that the forward pass keeps for the backward pass.
         free_bytes: that a trainer could take when it began.
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
+        update_s: seconds of a step of the optimizer.
+        busy_threads: threads that a pass kept busy on average, at most those that it had.
+        parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
     """
 
     bytes_per_example: float
     free_bytes: float
     pass_s: float = 0.0
     example_s: float = 0.0
+    update_s: float = 0.0
+    parameter_copies: float = 1.0
+    busy_threads: float = math.inf
 
     def seconds(self, examples: float) -> float:
         """A forward and backward pass of ``examples`` examples."""
@@ -110,6 +118,7 @@ class GroupFacts:
     Attributes:
         dim: numbers per row, first-order weights included.
         output_vectors, output_numbers: vectors per example that its pooled outputs have, and their numbers.
+        optimizer: name of the one that moves most of a row.
     """
 
     name: str
@@ -117,6 +126,21 @@ class GroupFacts:
     dim: int
     output_vectors: int
     output_numbers: int
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """One table.
+
+    Attributes:
+        row_bytes: of a row in memory, with its optimizer's state.
+        max_rows: that it may have; None bounds nothing.
+    """
+
+    name: str
+    row_bytes: int
+    max_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +160,11 @@ class Facts:
         speeds: measured between the trainers; None where they are not known.
         dense_cost: measured on a few examples; None where it is not known.
         links: calibrated ones, to predict times with; no decision rests on them.
+        calibration: of the machine, to predict a speed with.
+        threads: that a trainer computes with.
+        graph: the model's operators, where group servers are to have some.
+        tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
+            several hosts.
     """
 
     schema: Schema
@@ -154,3 +183,8 @@ class Facts:
     speeds: Speeds | None = None
     dense_cost: DenseCost | None = None
     links: Links | None = None
+    calibration: Calibration | None = None
+    threads: int = 1
+    graph: OperatorGraph | None = None
+    tables: tuple[TableFacts, ...] = ()
+    free_bytes: float | None = None

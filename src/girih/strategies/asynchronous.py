@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed import served
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.step import StepCost
 from girih.strategies.remote import PipelinedStrategy, address_of
 
 if TYPE_CHECKING:
@@ -40,6 +43,13 @@ class Asynchronous(PipelinedStrategy):
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
         return PipelinedStrategy.plan(self, facts)  # a class with slots has no bare super()
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        return served.asynchronous(basis, self._service(basis)[0], staleness=self.staleness)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""

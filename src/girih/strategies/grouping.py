@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from girih.cluster.roles import RoleName
+from girih.planner.facts import DenseCost, Facts
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.plan import Plan
-from girih.planner.tagging.group import Device, Group
-from girih.planner.tagging.tag import How, tag
+from girih.planner.speed.group import Known, group_of, known_of, timed
+from girih.planner.speed.group import tagged as planned_tags
+from girih.planner.tagging.wires import calibrated, choose_wire
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
     from girih.dense.graph import Partitioned
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.halves.replica import Replica
+    from girih.dense.service.wire import Wire
     from girih.training.context import RunContext
 
 GROUP = RoleName.GROUP_SERVER
-FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
-"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
+ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
+"""Codecs that may be chosen, those that lose fewer digits first."""
+AUTO, AGAIN = (
+    "auto took",
+    "girih plan --calibration FILE --out PLAN chooses, girih train --plan PLAN holds it",
+)
 
 
 def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
@@ -37,6 +44,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica
     from girih.dense.service.group import Group as Servers
+    from girih.dense.service.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
     for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
@@ -44,7 +52,8 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     whole = Replica(context.dense)
     partitioned = _cut(plan, context, whole)
     check_moved(partitioned.trainer(_no_exchange))
-    addresses = _start(plan, context, whole, partitioned, dense_servers)
+    wire = Wire(activations=plan.wire["activations"], gradients=plan.wire["dense_gradients"])
+    addresses = _start(plan, context, whole, partitioned, wire, dense_servers)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
     servers = Servers(
@@ -53,6 +62,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
         secret=processes.secret,
         first=first,
         registry=processes.registry,
+        wire=wire,
         stats=context.stats,
     )
     return GroupedReplica(
@@ -60,36 +70,75 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     )
 
 
-def tagged(graph: OperatorGraph, plan: Plan) -> Tagging:
-    """Decides where the operators of a net run."""
-    options = plan.options
-    device = Device(flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
-    group = Group(
-        trainers=options["trainers_per_group"],
-        nets=options["nets"],
-        batch_size=1,
-        trainer=device,
-        servers=(device,) * options["servers_per_group"],
+def tagged(graph: OperatorGraph, plan: Plan, context: RunContext) -> Tagging:
+    """Decides where the operators of a net run, by the speeds of this machine, its free memory, and what the optimizer takes and keeps.
+
+    Raises:
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.
+    """
+    import torch
+
+    from girih.comm.group import TrainerGroup
+    from girih.training.dense_cost import free_bytes, with_update
+
+    options, free = plan.options, free_bytes(context.dense.device)
+    num_trainers = options["groups"] * options["trainers_per_group"]
+    num_processes = num_trainers + options["groups"] * options["servers_per_group"]
+    known = Known(
+        batch_size=max(1, (context.batch_size or 1) // num_trainers),
+        threads=torch.get_num_threads(),
+        calibration=context.calibration,
+        dense=context.dense_cost or with_update(DenseCost(0.0, free), context.dense, TrainerGroup()),
+        memory_bytes=free / num_processes,
     )
-    how: How = options["tagging"]
-    return tag(graph, group, how=how).tagging
+    return planned_tags(graph, options, known).tagging
+
+
+def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The codecs between trainers and group servers, for ``Plan.wire``, and why where they were chosen.
+
+    They are chosen for the net with whole layers, by calibrated codecs, links and cores, all processes on one machine.
+    """
+    asked = {"activations": options["wire_activations"], "dense_gradients": options["wire_dense_gradients"]}
+    if "auto" not in asked.values():
+        return asked, ""
+    calibration, graph = facts.calibration, facts.graph
+    if calibration is None or graph is None or not calibration.codecs:
+        plain = {kind: "float32" if name == "auto" else name for kind, name in asked.items()}
+        return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
+    known = known_of(facts, options)
+    forward, backward = (
+        calibrated(each if name == "auto" else (name,), calibration.codecs)
+        for name, each in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
+    )
+    group, how = group_of(graph, options, known), options["tagging"]
+    chosen = choose_wire(timed(graph, known), group, activations=forward, gradients=backward, how=how)
+    names = {"activations": chosen.wire.activations.name, "dense_gradients": chosen.wire.gradients.name}
+    return names, f"{AUTO} {chosen.why}"
 
 
 def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
     """The net by devices; refinement is bounded in time, so that one trainer tags for all."""
     import torch
 
-    from girih.dense.graph import partition, trace
+    from girih.dense.graph import partition, split_as, trace
     from girih.training.example import example_of
 
+    asked, num_servers = plan.options["split_fc"], plan.options["servers_per_group"]
     with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
         traced = trace(whole.module, *example_of(context.sparse))
-    tagging = dict(tagged(traced.graph, plan)) if context.ranks.first else None
+        traced = split_as(asked, traced, num_servers, type(whole.optimizer).__name__)
+    tagging = dict(tagged(traced.graph, plan, context)) if context.ranks.first else None
     return partition(traced, context.ranks.broadcast(tagging))
 
 
 def _start(
-    plan: Plan, context: RunContext, whole: Replica, partitioned: Partitioned, dense_servers: Sequence[str]
+    plan: Plan,
+    context: RunContext,
+    whole: Replica,
+    partitioned: Partitioned,
+    wire: Wire,
+    dense_servers: Sequence[str],
 ) -> tuple[str, ...]:
     from girih.dense.halves.grouped import parts_on, recipe_of
     from girih.dense.service.group_server import AveragedWith, GroupServer
@@ -117,6 +166,7 @@ def _start(
                 secret=processes.secret,
                 precision=context.dense.precision,
                 forward=context.dense.forward,
+                wire=wire,
                 averaging=averaging(index),
             )
             for index in range(plan.roles[GROUP])

@@ -11,18 +11,24 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
+from girih.planner import memory
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed import served
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.group import known_of, spread, tagged
+from girih.planner.speed.step import StepCost
+from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
-from girih.strategies.grouping import grouped
+from girih.strategies.grouping import grouped, wire_between
 from girih.strategies.remote import RemoteStrategy
-from girih.strategies.strategy import Processes
+from girih.strategies.strategy import Processes, Strategy
 
 if TYPE_CHECKING:
     from girih.dense.service.dense_server import DenseServer
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from girih.training.session import Session
 
 DENSE = RoleName.DENSE_SERVER
-LATER: Mapping[str, Any] = {
+OF_GROUP_SERVERS: Mapping[str, Any] = {
     "split_fc": "auto",
     "tagging": "refined",
     "wire_activations": "float32",
@@ -53,7 +59,11 @@ class Hierarchical(RemoteStrategy):
         averaging: the algorithm. elastic_rate: how far a copy moves to the centre, or the average, in a round, of the whole
             way; None takes 0.9 / ``groups`` for "easgd", else 1.
         average_every_steps: steps of a trainer from one round to the next.
-        split_fc, tagging, wire_activations, wire_dense_gradients: of group servers.
+        split_fc: which fully connected layers are cut into parts that group servers compute side by side (HT §4.1): those too
+            large to spread evenly ("auto"), all (true), or none.
+        tagging: how operators are given to devices (HT §3.2.1): by rules and then refined, by rules alone, or dealt in turn.
+        wire_activations, wire_dense_gradients: how training steps write what goes between trainers and group servers, forward
+            and backward (HT §4.2); "auto" has the plan choose by a calibration, and takes float32 without one.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -80,17 +90,32 @@ class Hierarchical(RemoteStrategy):
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
                 f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
-        for name, only in LATER.items():
-            if getattr(self, name) != only and not (self.servers_per_group and name == "tagging"):
+        for name, only in OF_GROUP_SERVERS.items():
+            if getattr(self, name) != only and not self.servers_per_group:
                 raise ConfigError(
-                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, which do not have it yet;"
-                    f" drop it, or set it to {only!r}"
+                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
+                    " or set servers_per_group to at least 1"
                 )
+
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
+        """A copy for each trainer, as in HT's baseline (§2.2); and one group with as many servers as trainers (§3.1)."""
+        return cls(groups=count), cls(trainers_per_group=count, servers_per_group=count)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The model's operators, where codecs are chosen by them; see :func:`girih.strategies.strategy.measures_of`."""
+        return ("graph",) if "auto" in (self.wire_activations, self.wire_dense_gradients) else ()
 
     @property
     def trainers(self) -> int:
         """Processes that train."""
         return self.groups * self.trainers_per_group
+
+    @property
+    def spreads_net(self) -> bool:
+        """Whether group servers run operators of the model."""
+        return self.servers_per_group > 0
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -120,7 +145,50 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        return RemoteStrategy.plan(self, facts)
+        averaging = self.dense_servers if self.groups > 1 else 0
+        shares = {
+            "groups": self.groups,
+            "servers_per_group": self.servers_per_group,
+            "dense_servers": averaging,
+        }
+        memory.check(memory.account(facts, **shares), facts, self.name)
+        plan = RemoteStrategy.plan(self, facts)
+        if not self.servers_per_group:
+            return plan
+        wire, why = wire_between(facts, asdict(self))
+        predicted = {"wire": {"why": why}} if why else {}
+        return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough, as the operators of the net to group servers."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        service, _ = self._service(basis)
+        averaging = {
+            "average_every_steps": self.average_every_steps,
+            "dense_servers": self.dense_servers if self.groups > 1 else 0,
+        }
+        if not self.servers_per_group:
+            return served.replicas(basis, service, nets=self.nets, **averaging)
+        if facts.graph is None:
+            return None
+        options = asdict(self)
+        net = spread(facts.graph, self.tagged(facts), options, known_of(facts, options))
+        return served.grouped(basis, service, net, nets=self.nets, **averaging)
+
+    def tagged(self, facts: Facts) -> Tagged:
+        """Decides where the operators of the model run, which ``facts.graph`` must have.
+
+        Raises:
+            ConfigError: the net does not fit into the memory of the group.
+        """
+        if facts.graph is None:
+            raise ConfigError(
+                "strategy: hierarchical: the model's operators are not known; trace the model first"
+            )
+        options = asdict(self)
+        return tagged(facts.graph, options, known_of(facts, options))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""

@@ -12,7 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed import served
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.step import StepCost
 from girih.strategies.remote import PipelinedStrategy
 
 if TYPE_CHECKING:
@@ -26,6 +30,14 @@ class Hybrid(PipelinedStrategy):
 
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        service, rings_s = self._service(basis)
+        return served.hybrid(basis, service, staleness=self.staleness, rings_s=rings_s)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.in_step import local
+from girih.planner.speed.step import StepCost
 from girih.planner.traffic import Traffic
 from girih.strategies.strategy import ahead_of, base_plan, predicted_bytes, steps_of
 
@@ -42,6 +45,16 @@ class Local:
                 f"strategy 'local' is one process, but {facts.num_trainers} trainers were started; use 'synchronous'"
             )
         return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
+
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Local, ...]:
+        """One process, however many there might be."""
+        return (cls(),)
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough."""
+        basis = Basis.of(facts)
+        return None if basis is None else local(basis)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """All tables and the only copy of the dense half, here."""

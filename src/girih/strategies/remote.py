@@ -11,8 +11,11 @@ from girih.cluster.roles import Role, RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
-from girih.planner.facts import Facts
+from girih.planner.calibration import Links
+from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.served import Service
 from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
@@ -84,30 +87,11 @@ class RemoteStrategy(StrategyOptions):
                 f"strategy: loaders = {self.loaders}: expected at most one per trainer, {facts.num_trainers} in all"
             )
         predicted: dict[str, Any] = {}
-        profile = facts.profile
-        if profile is not None and facts.batch_size is not None:
-            share = facts.batch_size / facts.num_trainers
-            wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
-            sent = traffic.remote(
-                facts.num_trainers,
-                ids=profile.ids / facts.num_trainers,
-                keys=profile.keys_of_share,
-                numbers=profile.numbers_of_share,
-                vectors=share * sum(group.output_vectors for group in facts.groups),
-                outputs=share * sum(group.output_numbers for group in facts.groups),
-                parameters=facts.model.num_parameters,
-                in_step=self.in_step,
-                compress_ids=self.compress_ids,
-                half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
-            )
-            sent = replace(sent, dense=self._dense_bytes(facts, sent.dense))
+        if facts.profile is not None and facts.batch_size is not None:
+            sent = self._sent(facts, facts.profile, facts.batch_size)
             predicted = predicted_bytes(sent)
             if facts.links is not None:
-                waited = sent if self.waits_for_dense else replace(sent, dense=0.0)
-                seconds = costs.remote_step(
-                    waited, facts.num_trainers, facts.links, transport=self.transport, in_step=self.in_step
-                )
-                predicted |= predicted_times(seconds)
+                predicted |= predicted_times(self._seconds(sent, facts.num_trainers, facts.links))
         return base_plan(
             self,  # type: ignore[arg-type]  # whoever inherits has build
             facts,
@@ -121,6 +105,42 @@ class RemoteStrategy(StrategyOptions):
             },
             predicted=predicted,
         )
+
+    def _sent(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
+        share = batch_size / facts.num_trainers
+        wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
+        sent = traffic.remote(
+            facts.num_trainers,
+            ids=profile.ids / facts.num_trainers,
+            keys=profile.keys_of_share,
+            numbers=profile.numbers_of_share,
+            vectors=share * sum(group.output_vectors for group in facts.groups),
+            outputs=share * sum(group.output_numbers for group in facts.groups),
+            parameters=facts.model.num_parameters,
+            in_step=self.in_step,
+            compress_ids=self.compress_ids,
+            half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
+        )
+        return replace(sent, dense=self._dense_bytes(facts, sent.dense))
+
+    def _seconds(self, sent: traffic.Traffic, num_trainers: int, links: Links) -> Mapping[str, float]:
+        waited = sent if self.waits_for_dense else replace(sent, dense=0.0)
+        return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
+
+    def _service(self, basis: Basis) -> tuple[Service, float]:
+        """The processes that serve rows, as the cost model sees them; and seconds of a step's dense messages."""
+        links = basis.calibration.links
+        sent = self._sent(basis.facts, basis.profile, basis.batch_size)
+        seconds = self._seconds(sent, basis.trainers, links)
+        service = Service(
+            workers=self.embedding_workers,
+            servers=self.embedding_servers,
+            loaders=self.loaders,
+            link=links[self.transport],
+            sent=sent,
+            message_s=sum(each for kind, each in seconds.items() if kind != "dense"),
+        )
+        return service, seconds["dense"]
 
     def session(self, plan: Plan, context: RunContext, dense: Optimized, schedule: Schedule) -> Session:
         """Starts servers and workers; the session has the way to them, a dense half and a schedule."""

@@ -14,6 +14,7 @@ from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
 from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
+from girih.planner.speed.step import Prediction, StepCost, predict
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
@@ -60,6 +61,11 @@ class StrategyOptions(Options):
     def _owner(self) -> str:
         return "strategy: "
 
+    @classmethod
+    def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
+        """Ways to train with so many trainers, other options left as they are: what ``girih plan`` compares."""
+        return (cls(trainers=count),)  # type: ignore[call-arg, return-value]
+
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
     """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "dense_cost"; its attribute ``measures``.
@@ -78,6 +84,20 @@ def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
     if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
         wanted |= {"profile", "speeds", "dense_cost"}
     return frozenset(wanted)
+
+
+def price(strategy: Strategy, facts: Facts) -> Prediction | None:
+    """The speed that is predicted; None where facts do not say enough, or the strategy has no method ``step_cost(facts)``."""
+    own: Any = strategy
+    cost: StepCost | None = own.step_cost(facts) if hasattr(strategy, "step_cost") else None
+    if cost is None or facts.calibration is None:
+        return None
+    return predict(cost, facts.calibration.cores)
+
+
+def spreads_net(strategy: Strategy) -> bool:
+    """Whether operators of the model run in other processes than trainers, so that its graph is a fact; its attribute ``spreads_net``."""
+    return bool(getattr(strategy, "spreads_net", False))
 
 
 def roles_of(strategy: Strategy) -> Mapping[str, int]:

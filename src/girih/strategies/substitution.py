@@ -17,6 +17,9 @@ from girih.planner.facts import Facts, ModelFacts
 from girih.planner.optimizers import ELEMENTWISE
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
+from girih.planner.speed import in_step
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.step import StepCost
 from girih.strategies import synchronous
 from girih.strategies.strategy import (
     Processes,
@@ -78,6 +81,23 @@ class Substitution(StrategyOptions):
             predicted=self._predicted(facts, placement, split=split),
         )
 
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        if facts.num_trainers == 1:
+            return in_step.local(basis)
+        split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
+        sizes, concatenated = self._sizes(facts, split=split)
+        batch = (basis.batch_size, facts.num_trainers)
+        sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
+        links = basis.calibration.links
+        seconds = costs.substitution_step(*batch, links, **sizes, concatenated=concatenated)
+        num_operations = 2 * bool(sizes["summed"]) + len(concatenated) * (2 if split else 1)
+        messages = float(num_operations * (facts.num_trainers - 1))
+        return in_step.substitution(basis, sent, seconds, split=split, num_messages=messages)
+
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's tables and operators, and its copy of the upper network."""
         from girih.dense.halves.substituted import SubstitutedReplica
@@ -106,19 +126,22 @@ class Substitution(StrategyOptions):
             return modulo(facts.schema, facts.num_trainers, colocated)
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
-    def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
-        """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
-        if facts.num_trainers == 1 or facts.batch_size is None:
-            return {}
+    def _sizes(self, facts: Facts, *, split: bool) -> tuple[dict[str, Any], list[int]]:
+        """Sizes of what is aggregated, and columns of each operator whose vectors are needed whole."""
         operators = facts.model.operators
-        summed = sum(o.columns for o in operators if o.aggregation == "sum")
-        concatenated = [o.columns for o in operators if o.aggregation == "concat"]
         sizes: dict[str, Any] = {
-            "summed": summed,
+            "summed": sum(o.columns for o in operators if o.aggregation == "sum"),
             "shared_parameters": facts.model.upper_parameters,
             "split": split,
             "partial_bytes": 2 if self.wire_partials == "bfloat16" else 4,
         }
+        return sizes, [o.columns for o in operators if o.aggregation == "concat"]
+
+    def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
+        """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
+        if facts.num_trainers == 1 or facts.batch_size is None:
+            return {}
+        sizes, concatenated = self._sizes(facts, split=split)
         batch = (facts.batch_size, facts.num_trainers)
         own = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
         times: dict[str, Any] = {}

@@ -9,16 +9,19 @@ Equal to ``local`` on the same batches, to the order of sums; near it where rows
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
-from girih.planner.facts import Facts
+from girih.planner.facts import AccessProfile, Facts
 from girih.planner.interleaving import arrange
 from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
+from girih.planner.speed import in_step
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.step import StepCost
 from girih.strategies.strategy import (
     TRAINER,
     Processes,
@@ -64,7 +67,6 @@ class Synchronous(StrategyOptions):
             ConfigError: an order of groups that is asked for with rows in GPU memory.
         """
         wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
-        half_of = [kind for kind, dtype in wire.items() if dtype == "float16"]
         asked, on_gpu = facts.schedule, device_of_rows(self, facts) == "gpu"
         if on_gpu and (asked.interleaving_groups != 1 or asked.excluded):
             name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
@@ -73,8 +75,25 @@ class Synchronous(StrategyOptions):
                 " in the order of groups; leave it out, or set store.tiers = ['dram']"
             )
         # links are measured between processes, not between GPUs
-        predicted = predicted_of(replace(facts, links=None) if on_gpu else facts, half_of)
+        predicted = predicted_of(replace(facts, links=None) if on_gpu else facts, self._half_of)
         return base_plan(self, facts, wire=wire, predicted=predicted)
+
+    @property
+    def _half_of(self) -> list[str]:
+        wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
+        return [kind for kind, dtype in wire.items() if dtype == "float16"]
+
+    def step_cost(self, facts: Facts) -> StepCost | None:
+        """A step as the cost model has it; None where facts do not say enough."""
+        basis = Basis.of(facts)
+        if basis is None:
+            return None
+        if facts.num_trainers == 1:
+            return in_step.local(basis)
+        sent = _sent(facts, basis.profile, self._half_of)
+        seconds, num_exchanges = _seconds(replace(facts, links=basis.calibration.links), sent)
+        others = facts.num_trainers - 1
+        return in_step.synchronous(basis, sent, seconds, num_messages=others * num_exchanges)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
@@ -118,26 +137,32 @@ def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
     Args:
         half_of: "embeddings", "gradients": what travels as float16.
     """
-    profile, parameters = facts.profile, facts.model.num_parameters
-    if profile is None:
+    if facts.profile is None:
         return {}
-    sent = traffic.synchronous(
+    sent = _sent(facts, facts.profile, half_of)
+    predicted = predicted_bytes(sent)
+    if facts.links is not None:
+        predicted |= predicted_times(_seconds(facts, sent)[0])
+    return predicted
+
+
+def _sent(facts: Facts, profile: AccessProfile, half_of: Collection[str]) -> traffic.Traffic:
+    return traffic.synchronous(
         facts.num_trainers,
         keys=profile.keys_of_share,
         numbers=profile.numbers_of_share,
-        parameters=parameters,
+        parameters=facts.model.num_parameters,
         half_of=half_of,
     )
-    predicted = predicted_bytes(sent)
-    if facts.links is not None:
-        arranged = arrange(facts)
-        cut = facts.schedule.micro_batches_from == "embedding"
-        seconds = costs.synchronous_step(
-            sent,
-            facts.num_trainers,
-            facts.links,
-            num_sets=len(arranged.interleaving) + bool(arranged.excluded),
-            micro_batches=micro_batches(facts)[0] if cut else 1,
-        )
-        predicted |= predicted_times(seconds)
-    return predicted
+
+
+def _seconds(facts: Facts, sent: traffic.Traffic) -> tuple[Mapping[str, float], int]:
+    """Seconds of a step's communication by calibrated links, by kind; and how many exchanges of rows it has."""
+    arranged = arrange(facts)
+    cut = facts.schedule.micro_batches_from == "embedding"
+    num_sets = len(arranged.interleaving) + bool(arranged.excluded)
+    parts = micro_batches(facts)[0] if cut else 1
+    seconds = costs.synchronous_step(
+        sent, facts.num_trainers, facts.links or {}, num_sets=num_sets, micro_batches=parts
+    )
+    return seconds, 2 + num_sets * parts + num_sets

@@ -6,6 +6,7 @@ import copy
 import os
 import time
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.data.shares import cut
 from girih.dense.accel.int8 import Int8Linear
-from girih.dense.halves.replica import to_device
+from girih.dense.halves.replica import made_by, to_device
 from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
 from girih.planner.facts import DenseCost
@@ -29,13 +30,16 @@ EXAMPLES, FEW, REPEATS = 256, 2, 3
 
 
 def measure_dense_cost(
-    data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup
+    data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, examples: int = EXAMPLES
 ) -> DenseCost | None:
     """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
 
     Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What
     autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is the least of
     some runs; a line through that of few examples and that of more tells what a pass takes from what each example adds.
+
+    Args:
+        examples: of the larger pass.
 
     Returns:
         None where there are fewer than three examples.
@@ -44,20 +48,31 @@ def measure_dense_cost(
         DataError: a bad row.
     """
     hosts = ranks.hosts()
-    free = _free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
+    free = free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
     batch = next(iter(data.in_order().batches(0)), None)
     if batch is None or batch[0].num_examples <= FEW:
         return None
-    more, few = (cut(batch[0], 0, min(number, batch[0].num_examples)) for number in (EXAMPLES, FEW))
+    more, few = (cut(batch[0], 0, min(number, batch[0].num_examples)) for number in (examples, FEW))
     devices = [dense.device] if dense.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         module = copy.deepcopy(dense.module).to(dense.device)  # whose gradients and running moments move
         kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
         ranks.barrier()
-        of_few, of_more = (_seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more))
+        (of_few, _), (of_more, busy) = (
+            _seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more)
+        )
     example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
-    found = (kept / more.num_examples, free, max(0.0, of_few - FEW * example_s), example_s)
-    return DenseCost(*ranks.broadcast(found))
+    pass_s = max(0.0, of_few - FEW * example_s)
+    found = (kept / more.num_examples, free, pass_s, example_s)
+    return replace(DenseCost(*ranks.broadcast(found)), busy_threads=ranks.broadcast(busy))
+
+
+def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
+    """The same cost with that of the optimizer: some of its steps on a copy of the parameters, with gradients of zero.
+
+    Called by all trainers; what rank 0 finds is everybody's.
+    """
+    return replace(cost, **ranks.broadcast(_update(dense)))
 
 
 def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:
@@ -85,17 +100,45 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
     return sum(size for size, _ in found.values())
 
 
-def _seconds(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> float:
+def _seconds(
+    module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
+) -> tuple[float, float]:
+    """Seconds of the fastest pass, and threads that all of them kept busy on average: by processor time, which others do not add to."""
     given, numeric = _inputs(dense, batch, embeddings)
     found = []
-    for _ in range(1 + REPEATS):
+    before = 0.0
+    for repeat in range(1 + REPEATS):
         started = _now(dense.device)
+        before = time.process_time() if repeat == 1 else before
         with _arithmetic(dense):
             logits = module(numeric, given)
         if logits.requires_grad:
             logits.sum().backward()
         found.append(_now(dense.device) - started)
-    return min(found)
+    busy_s = (time.process_time() - before) / REPEATS
+    return min(found), busy_s / max(min(found), 1e-9)
+
+
+def _update(dense: DenseSpec) -> dict[str, float]:
+    parameters = [
+        nn.Parameter(each.detach().to(dense.device, copy=True))
+        for each in dense.module.parameters()
+        if each.requires_grad
+    ]
+    optimizer = made_by(dense.optimizer, parameters)
+    if optimizer is None:
+        return {}
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    found = []
+    for _ in range(1 + REPEATS):  # the first one makes the state
+        started = _now(dense.device)
+        optimizer.step()
+        found.append(_now(dense.device) - started)
+    state = [each for of_one in optimizer.state.values() for each in of_one.values()]
+    kept = sum(each.nbytes for each in state if isinstance(each, Tensor))
+    size = sum(each.nbytes for each in parameters)
+    return {"update_s": min(found[1:]), "parameter_copies": (2 * size + kept) / size}
 
 
 def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Embeddings, Tensor]:
@@ -116,10 +159,15 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _free_bytes(device: torch.device) -> float:
-    """Memory that could be taken now."""
+def free_bytes(device: torch.device) -> float:
+    """Memory that this host, or a GPU, could give now."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    return host_bytes()
+
+
+def host_bytes() -> float:
+    """Memory that this host could give now."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

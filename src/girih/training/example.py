@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
+from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
+from girih.planner.operators import OperatorGraph
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.pack import sequence_bounds
 from girih.sparse.spec import SparseSpec
@@ -15,6 +17,14 @@ from girih.sparse.spec import SparseSpec
 EXAMPLES = 8
 MOST_IDS = 3
 SCALE = 0.01
+
+
+def operators_of(sparse: SparseSpec, dense: DenseSpec) -> OperatorGraph:
+    """The operators of a model, traced on an example batch."""
+    from girih.dense.graph import trace
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=dense.precision == "bfloat16"):
+        return trace(dense.module, *example_of(sparse)).graph
 
 
 def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from girih.cluster.cluster import Cluster
@@ -13,12 +14,14 @@ from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
 from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
-from girih.planner.facts import AccessProfile, Facts, GroupFacts
+from girih.planner.facts import AccessProfile, Facts, GroupFacts, TableFacts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
+from girih.store.accounting import row_bytes
+from girih.store.rows.record import row_layout
 from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone
-from girih.training.dense_cost import measure_dense_cost
+from girih.training.dense_cost import host_bytes, measure_dense_cost
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
@@ -41,6 +44,7 @@ def facts_of(
             dim=group.spec.dim,
             output_vectors=sum(len(o.features) for o in group.outputs if not o.whole),
             output_numbers=sum(o.segment.dim * len(o.features) for o in group.outputs if not o.whole),
+            optimizer=max(group.spec.segments, key=lambda each: each.dim).optimizer.name,
         )
         for group in sparse.groups()
     ]
@@ -55,7 +59,16 @@ def facts_of(
         global_batch_norm=dense.global_batch_norm,
         compile=dense.compile,
         schedule=schedule or ScheduleOptions(),
+        tables=() if sparse.store.is_tiered or sparse.store.on_gpu else tuple(_tables(sparse)),
     )
+
+
+def _tables(sparse: SparseSpec) -> Iterator[TableFacts]:
+    for group in sparse.groups():
+        size = sum(row_bytes(row_layout(group.spec, 0, 1).description).values())
+        for table in group.spec.tables:
+            most = getattr(table.eviction, "max_rows", None)
+            yield TableFacts(name=table.name, row_bytes=size, max_rows=most)
 
 
 def decide(
@@ -81,7 +94,9 @@ def decide(
         ConfigError: the pinned plan is of another strategy, or of other options, processes or tables; or the strategy plans
             without ``[schedule]``.
     """
-    facts = replace(facts, hosts=ranks.hosts())
+    hosts = ranks.hosts()
+    free = ranks.broadcast(host_bytes() if ranks.first else None)
+    facts = replace(facts, hosts=hosts, free_bytes=free if len(set(hosts)) <= 1 else None)
     if train is not None:
         facts = replace(facts, batch_size=train.batch_size)
     draft = strategy.plan(facts)

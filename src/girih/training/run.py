@@ -40,6 +40,7 @@ from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.planning import decide
+from girih.training.pricing import Calibrated, measured, priced
 from girih.training.session import Session
 
 
@@ -51,6 +52,7 @@ class TrainingRun:
         saving: how often checkpoints are made, and where.
         directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
+        calibrated: the machine, to predict a speed by; None predicts none.
         where: the file that options come from, if any.
         session: None until it opens.
         normalization: mean and deviation of standardized features, once they are known.
@@ -67,6 +69,7 @@ class TrainingRun:
     directory: Path | None
     callbacks: Sequence[Callback]
     plan: Plan | None
+    calibrated: Calibrated | None
     where: str | None
     session: Session | None = None
     state: RunState = field(default_factory=RunState)
@@ -120,9 +123,23 @@ class TrainingRun:
                 earlier=earlier,
                 pinned=pinned,
             )
+            cost = None
+            if self.calibrated is not None and train is not None and self.facts.device == "cpu":
+                halves = self.context.dense, self.ranks
+                facts = measured(self.facts, self.calibrated.calibration, train, sparse, *halves)
+                plan = priced(plan, self.strategy, facts, self.calibrated.file, sparse, *halves)
+                cost = facts.dense_cost
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
-            self.context = replace(self.context, sparse=sparse.following(plan))
+            if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
+                self._compile(ahead.packing_tensors())
+            self.context = replace(
+                self.context,
+                sparse=sparse.following(plan),
+                batch_size=None if train is None else train.batch_size,
+                calibration=None if self.calibrated is None else self.calibrated.calibration,
+                dense_cost=cost,
+            )
             self.session = self.strategy.build(plan, self.context)
             if self.context.dense.compile:
                 self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
@@ -349,6 +366,7 @@ class TrainingRun:
             "duration_s": duration_s,
             "compile_s": self.compile_s,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+            **_predicted_speed(plan),
         }
         return summarize(
             self.state,
@@ -409,3 +427,11 @@ class TrainingRun:
 
     def _begin_save(self) -> None:
         self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
+
+
+def _predicted_speed(plan: Plan) -> dict[str, Any]:
+    """``predicted_samples_per_s``, and the calibration that it is from; empty where none was known."""
+    speed = plan.predicted.get("speed")
+    if speed is None:
+        return {}
+    return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}

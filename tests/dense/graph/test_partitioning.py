@@ -102,6 +102,34 @@ def test_towers_run_side_by_side():
     ]
 
 
+def test_what_several_operators_of_a_server_read_travels_once():
+    """Each server gets the vector of its experts once, and answers with one gradient of it."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(NUMERIC.shape[1], 4)
+            self.experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(4))
+
+        def forward(self, numeric, embeddings):
+            x = self.first(numeric)
+            return torch.cat([expert(x) for expert in self.experts], dim=1).sum(dim=1, keepdim=True)
+
+    model = Experts()
+    net = trace(model, NUMERIC, NOTHING)
+    tagging = tagging_of(
+        net, lambda each: f"server {int(each.name[8]) % 2}" if "experts" in each.name else "trainer"
+    )
+    found, trainer = partitioned(net, tagging)
+    assert [(part.server, part.inputs, part.outputs) for part in found.parts] == [(0, 1, 2), (1, 1, 2)]
+    gradients = []
+    for module in (model, trainer):
+        logits = module(NUMERIC, NOTHING)
+        gradients.append(torch.autograd.grad(logits.square().sum(), list(model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_what_a_server_reads_is_not_changed():
     # a ReLU in place on a server, of what the trainer reads as well
     class Residual(Network):

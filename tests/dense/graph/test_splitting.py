@@ -8,7 +8,7 @@ from torch import nn
 
 from dense.graph.graph_cases import assert_close, partitioned, step, tagging_of, traced
 from dense.graph.test_tracing import NOTHING, NUMERIC
-from girih.dense.graph import partition, split_fc, trace
+from girih.dense.graph import fc_layers, partition, split_as, split_fc, trace
 from girih.errors import ConfigError
 from girih.models import BY_NAME
 
@@ -126,6 +126,32 @@ def test_what_cannot_be_split_is_refused():
         split_fc(net, 2, ["layers.1"])
     with pytest.raises(ConfigError, match="num_servers = 0: expected at least 1"):
         split_fc(net, 0)
+
+
+def test_layers_that_share_a_weight_stay_whole():
+    model = Layers(4, 4, 4, 1)
+    layers = [each for each in model.layers if isinstance(each, nn.Linear)]
+    layers[1].weight = layers[0].weight
+    net = trace(model, NUMERIC, NOTHING)
+    assert fc_layers(net) == ["layers.4"]
+    assert {split.parameter for split in split_fc(net, 2, fc_layers(net)).splits} == {
+        "layers.4.weight",
+        "layers.4.bias",
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "optimizer", "cut"),
+    [
+        ("auto", "Adam", {"layers.2"}),
+        ("auto", "Lamb", set()),
+        (True, "Lamb", {"layers.0", "layers.2", "layers.4"}),
+        (False, "Adam", set()),
+    ],
+)
+def test_layers_are_split_as_a_run_asks(asked, optimizer, cut):
+    split = split_as(asked, trace(Layers(4, 64, 64, 2), NUMERIC, NOTHING), 2, optimizer)
+    assert {each.parameter.rpartition(".")[0] for each in split.splits} == cut
 
 
 def test_split_layers_of_a_partition_have_optimizers_parameters():

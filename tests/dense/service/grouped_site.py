@@ -13,8 +13,8 @@ from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.service.group import Group
 from girih.dense.service.group_server import GroupServer
+from girih.dense.service.wire import PLAIN
 from girih.dense.spec import DenseSpec
-from girih.runs.stats import Stats
 from girih.testing.dense_suite import DIM, NAMES, NUMERIC, sgd
 
 SECRET = b"of this run"
@@ -150,9 +150,10 @@ class Site:
         num_nets=4,
         net=Net,
         averaging=lambda place: None,
+        wire=PLAIN,
         **options,
     ):
-        self.stack, self.optimizer, self.net = stack, optimizer, net
+        self.stack, self.optimizer, self.net, self.wire = stack, optimizer, net, wire
         whole = Replica(self.spec())
         self.cut = Cut(whole.module, num_servers)
         self.servers = [
@@ -166,6 +167,7 @@ class Site:
                     "shm://",
                     SECRET,
                     averaging=averaging(index),
+                    wire=wire,
                     **options,
                 ),
             )
@@ -182,7 +184,11 @@ class Site:
         whole = Replica(spec)
         cut = Cut(whole.module, len(self.servers))
         group = Group(
-            cut.parts, [each.address for each in self.servers], secret=SECRET, stats=spec.stats or Stats()
+            cut.parts,
+            [each.address for each in self.servers],
+            secret=SECRET,
+            wire=self.wire,
+            stats=spec.stats,
         )
         half = GroupedReplica(whole, spec, cut, group, ranks or Ranks(), averaged=averaged)
         self.stack.callback(half.close)

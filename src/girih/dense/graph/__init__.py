@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
-from girih.dense.graph.splitting import split_fc
+from girih.dense.graph.splitting import fc_layers, split_as, split_fc
 from girih.dense.graph.traced import Split, TracedNet
 from girih.dense.graph.tracing import trace
 
-__all__ = ["Exchange", "Part", "Partitioned", "Split", "TracedNet", "partition", "split_fc", "trace"]
+__all__ = [
+    "Exchange",
+    "Part",
+    "Partitioned",
+    "Split",
+    "TracedNet",
+    "fc_layers",
+    "partition",
+    "split_as",
+    "split_fc",
+    "trace",
+]

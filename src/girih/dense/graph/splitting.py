@@ -6,6 +6,7 @@ Shapes: B examples, I inputs and O outputs of a layer, k servers.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from girih.dense.graph.facts import operator_graph
 from girih.dense.graph.net import Net, named_by
 from girih.dense.graph.traced import Split, TracedNet, net_of
 from girih.errors import ConfigError, nearest
+from girih.planner.optimizers import ELEMENTWISE as BY_ELEMENT
 
 ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Dropout, nn.Identity)  # fmt: skip
 ELEMENTWISE_NAMES = frozenset(
@@ -76,6 +78,23 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
     return replace(
         traced, net=net, graph=operator_graph(net, traced.example), splits=(*traced.splits, *cutter.splits)
     )
+
+
+def split_as(asked: bool | str, traced: TracedNet, num_servers: int, optimizer: str) -> TracedNet:
+    """The net with its fully connected layers cut as ``strategy.split_fc`` says.
+
+    Args:
+        asked: True cuts all of them, "auto" those that :func:`split_fc` chooses, unless the optimizer needs them whole.
+        optimizer: the name of its class.
+    """
+    if asked is False or (asked == "auto" and optimizer not in BY_ELEMENT):
+        return traced
+    return split_fc(traced, num_servers, None if asked == "auto" else fc_layers(traced))
+
+
+def fc_layers(traced: TracedNet) -> list[str]:
+    """The operators that :func:`split_fc` can cut."""
+    return [each.name for each in _layers(traced.net, traced.net.graph) if max(each.weight.shape) > 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,29 +213,40 @@ class _Cutter:
 
 def _layers(net: Net, graph: fx.Graph) -> Iterator[_Layer]:
     """Linear modules and ``F.linear`` of parameters that nothing else reads."""
-    calls = [node.target for node in graph.nodes if node.op == "call_module"]
+    readers = _num_readers(net, graph)
     for node in graph.nodes:
-        if node.op == "call_module" and calls.count(node.target) == 1:
+        if node.op == "call_module":
             module = net.get_submodule(str(node.target))
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear and all(readers[each] == 1 for each in module.parameters()):
                 names = f"{node.target}.weight", f"{node.target}.bias"
                 yield _Layer(
                     node.meta["operator"], node, module.weight, module.bias, names, f"{node.target}.part_"
                 )
         if node.op == "call_function" and node.target is F.linear and not node.kwargs:
             _, *parameters = (*node.args, None)[:3]
-            weight, bias = (_parameter(net, each) for each in parameters)
+            weight, bias = (_parameter(net, each, readers) for each in parameters)
             if weight is not None and (parameters[1] is None or bias is not None):
                 names = str(parameters[0].target), str(getattr(parameters[1], "target", ""))
                 yield _Layer(node.meta["operator"], node, weight, bias, names, f"{names[0]}_part_")
 
 
-def _parameter(net: Net, node: Any) -> nn.Parameter | None:
+def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
     """The parameter that a node names and one operator alone reads."""
-    if not isinstance(node, fx.Node) or node.op != "get_attr" or len(node.users) > 1:
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     value = net.objects()[str(node.target)]
-    return value if isinstance(value, nn.Parameter) else None
+    return value if isinstance(value, nn.Parameter) and readers[value] == 1 else None
+
+
+def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
+    """How many operators read each parameter, under whatever name."""
+    found: Counter[nn.Parameter] = Counter()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            found.update(net.get_submodule(str(node.target)).parameters())
+        elif isinstance(value := net.objects().get(str(node.target)), nn.Parameter):
+            found[value] += len(node.users)
+    return found
 
 
 def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.Node], _Layer | None]:

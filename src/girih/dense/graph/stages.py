@@ -57,7 +57,8 @@ def placed(net: Net, tagging: Tagging) -> dict[fx.Node, Placed]:
 def components(nodes: Mapping[fx.Node, Placed], net: Net) -> list[list[fx.Node]]:
     """The nodes of servers as connected components of one server and level, each in the graph's order.
 
-    Nodes that read the same parameter count as connected, so that it is in one place.
+    Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
+    elsewhere, so that it travels once.
     """
     parents: dict[fx.Node, fx.Node] = {
         node: node for node, where in nodes.items() if where.server is not None
@@ -69,10 +70,13 @@ def components(nodes: Mapping[fx.Node, Placed], net: Net) -> list[list[fx.Node]]
         return node
 
     readers: dict[tuple[Placed, fx.Node], fx.Node] = {}
+    arriving: dict[tuple[Placed, fx.Node], fx.Node] = {}
     for node in parents:
         for each in node.all_input_nodes:
             if nodes.get(each) == nodes[node]:
                 parents[root(node)] = root(each)
+            elif each in nodes:
+                parents[root(node)] = root(arriving.setdefault((nodes[node], each), node))
             for parameter in _parameters_behind(each, nodes):
                 parents[root(node)] = root(readers.setdefault((nodes[node], parameter), node))
     found: dict[fx.Node, list[fx.Node]] = {}

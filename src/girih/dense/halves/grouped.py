@@ -161,6 +161,8 @@ class GroupedReplica:
         """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
         self.whole.restore(state)
         self._meet()  # so that nothing is added to what is put there
+        for net in self._free:
+            net.streams.forget()
         if self._leads:
             self._group.put(
                 self._entries(), [self._names_on(server) for server in range(self._num_servers())]
@@ -247,11 +249,12 @@ class _Net(Replica):
         check_moved(self.module)
         self._half, self._group, self._number = half, group, number
         self._batches = count()
+        self.streams = group.wire.backward()
         self.next_batch()
 
     def next_batch(self) -> None:
         """From here on, what is sent is of another batch."""
-        self.on_servers = BatchOnServers(self._group, self._number, next(self._batches))
+        self.on_servers = BatchOnServers(self._group, self._number, next(self._batches), self.streams)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """See :class:`Replica`; what the nets share is in training mode again when it is done."""

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from girih.dense.service.group import Group, settled
 from girih.dense.service.recipe import Options
+from girih.dense.service.wire import GradientStreams
 from girih.errors import NonFiniteError
 
 Stage = list[tuple[str, list[Tensor]]]
@@ -20,13 +21,16 @@ Stage = list[tuple[str, list[Tensor]]]
 class BatchOnServers:
     """One batch of a net, as it is on the servers of a group: from the first forward pass until it is applied or dropped.
 
+    Args:
+        streams: what writes the net's gradients.
+
     Attributes:
         refusal: names a parameter there whose gradient is NaN or infinite.
     """
 
-    def __init__(self, group: Group, net: int, number: int) -> None:
+    def __init__(self, group: Group, net: int, number: int, streams: GradientStreams) -> None:
         self.refusal: NonFiniteError | None = None
-        self._group, self._net, self._number = group, net, number
+        self._group, self._net, self._number, self._streams = group, net, number, streams
         self._calls = count()
         self._touched: set[int] = set()
         self._leaf = torch.zeros((), requires_grad=True)
@@ -45,9 +49,11 @@ class BatchOnServers:
     def apply(self, options: tuple[Options, ...]) -> None:
         """Moves the parameters there."""
         self._group.apply(sorted(self._touched), self._net, self._number, options)
+        self._streams.apply()
 
     def discard(self) -> None:
         """Drops what is there."""
+        self._streams.discard()
         self._group.discard(sorted(self._touched), self._net, self._number)
 
     def forward(
@@ -72,7 +78,7 @@ class BatchOnServers:
     ) -> list[list[Tensor | None] | None]:
         """Gradients of the inputs of each part; None for one whose outputs took no part in the loss."""
         waiting = [
-            self._group.backward((self._net, self._number, number), name, given)
+            self._group.backward((self._net, self._number, number), name, given, self._streams.of(name))
             for number, name, given in zip(numbers, names, gradients, strict=True)
             if any(gradient is not None for gradient in given)
         ]

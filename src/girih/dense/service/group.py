@@ -19,6 +19,7 @@ from girih.dense.service.group_protocol import Verb
 from girih.dense.service.recipe import Options
 from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
+from girih.dense.service.wire import PLAIN, Coders, Wire
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.runs.stats import Stats
 
@@ -35,6 +36,7 @@ class Group:
         addresses: where they listen.
         first: the number of the first of them among all group servers.
         registry: where one that came back is found.
+        wire: how training steps write tensors.
         stats: where bytes sent are counted.
     """
 
@@ -46,9 +48,10 @@ class Group:
         secret: bytes,
         first: int = 0,
         registry: Registry | None = None,
+        wire: Wire = PLAIN,
         stats: Stats,
     ) -> None:
-        self._stats = stats
+        self.wire, self._stats = wire, stats
         self._titles = [title(RoleName.GROUP_SERVER, first + index) for index in range(len(addresses))]
         self._clients = [
             connect(
@@ -87,7 +90,7 @@ class Group:
             needs: which inputs want gradients.
         """
         server, number = self._places[part]
-        arrays = pack(inputs, self._clients[server].buffer)
+        arrays = pack(inputs, self._clients[server].buffer, self.wire.forward(train=train))
         self._stats.sent("activations", num_bytes(arrays))
         reply = self._call(
             server, Verb.FORWARD, (*called, number, int(train)), [np.array(needs, np.int8), *arrays]
@@ -100,11 +103,15 @@ class Group:
         return outputs
 
     def backward(
-        self, called: tuple[int, int, int], part: str, gradients: Sequence[Tensor | None]
+        self, called: tuple[int, int, int], part: str, gradients: Sequence[Tensor | None], coders: Coders
     ) -> Callable[[], tuple[list[Tensor | None], str | None]]:
-        """Has a part run backward; the gradients of its inputs, and a parameter whose gradient is not finite, if any."""
+        """Has a part run backward; the gradients of its inputs, and a parameter whose gradient is not finite, if any.
+
+        Args:
+            coders: what writes the gradients of the outputs.
+        """
         server, _ = self._places[part]
-        arrays = pack(gradients, self._clients[server].buffer)
+        arrays = pack(gradients, self._clients[server].buffer, coders)
         self._stats.sent("dense", num_bytes(arrays))
         reply = self._call(server, Verb.BACKWARD, called, arrays)
 

@@ -32,7 +32,9 @@ from girih.dense.service.group_protocol import Verb
 from girih.dense.service.live_parts import LiveParts, Net
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import num_bytes, pack, unpack
+from girih.dense.service.wire import PLAIN, GradientStreams, Wire
 from girih.errors import GirihError
+from girih.kernels.cpu import ahead
 from girih.runs.stats import DENSE_STALENESS, Stats
 
 MOST_ENTRIES = 100
@@ -67,6 +69,7 @@ class GroupServer:
         recipe: of the optimizer of the whole model.
         num_nets: nets of all trainers of the group, which may ask at once.
         precision, forward: see :class:`girih.dense.spec.DenseSpec`.
+        wire: how training steps write tensors.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         averaging: None where there is one group.
         patience_s: see ``PATIENCE_S``.
@@ -80,6 +83,7 @@ class GroupServer:
     secret: bytes
     precision: str = "float32"
     forward: str = "float32"
+    wire: Wire = PLAIN
     averaging: AveragedWith | None = None
     patience_s: float = PATIENCE_S
     incarnation: int = 0
@@ -88,6 +92,8 @@ class GroupServer:
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         dynamo.load_late()
+        if self.wire.packs:
+            ahead.make_ready(ahead.packing_tensors())  # on a machine that no trainer is on
         keep_freed_memory()
         with ThreadPoolExecutor(max(2, self.num_nets), "girih-net") as pool:
             work = _Work(self, pool)
@@ -122,11 +128,13 @@ class _Batch:
     Attributes:
         read_at: writes of all nets before its first forward pass.
         before: copies of the live buffers, as they were then.
+        streams: what writes the gradients that the net gets.
     """
 
     net: Net
     read_at: int
     before: list[Tensor]
+    streams: GradientStreams
     calls: dict[int, _Call] = field(default_factory=dict)
 
 
@@ -148,9 +156,11 @@ class _Work:
             arithmetic, torch.device("cpu"), precision=role.precision, forward=role.forward
         )
         self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
+        self._streams: dict[tuple[int, int], GradientStreams] = {}  # by client and net
         self._gone: set[int] = set()
         self._num_writes = 0
-        self._lock = threading.Lock()  # of the three above
+        self._lock = threading.Lock()  # of the four above
+        self._wire = role.wire
         self._stats = Stats()
         if role.averaging is not None:
             its = role.averaging
@@ -174,6 +184,8 @@ class _Work:
             self._gone.add(client)
             for key in [key for key in self._batches if key[0] == client]:
                 del self._batches[key]  # with its net, which a thread may be computing with
+            for net in [net for net in self._streams if net[0] == client]:
+                del self._streams[net]
 
     def _forward(self, request: Request) -> None:
         net, number, call, part, train = request.frame.fields
@@ -187,7 +199,7 @@ class _Work:
                     given.requires_grad_()
             with self._arithmetic():
                 outputs = list(modules[part](*inputs))
-            arrays = pack(outputs, request.buffer)
+            arrays = pack(outputs, request.buffer, self._wire.forward(train=batch is not None))
         has = np.array([output.requires_grad for output in outputs], np.int8)
         if batch is not None:
             batch.calls[call] = _Call(part, inputs, outputs)
@@ -204,7 +216,7 @@ class _Work:
             torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
             name = batch.net.nonfinite()
             gradients = [each.grad if each is not None else None for each in found.inputs]
-            arrays = pack(gradients, request.buffer)
+            arrays = pack(gradients, request.buffer, batch.streams.of(found.part))
         self._stats.sent("dense", num_bytes(arrays))
         request.reply((int(name is None),), (as_text(name), *arrays))
 
@@ -217,6 +229,7 @@ class _Work:
             self._stats.histograms[DENSE_STALENESS][staleness] += 1
         with self._stats.spans("part apply"):
             self._live.move(batch.net, from_text(request.frame.arrays[0]))
+        batch.streams.apply()
         self._live.give_back(batch.net)
         if self._shadow is not None:
             self._shadow.stepped()
@@ -227,6 +240,7 @@ class _Work:
         with self._lock:
             batch = self._batches.pop((request.client, net, number), None)
         if batch is not None:
+            batch.streams.discard()
             for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
                 buffer.copy_(before)
             self._live.give_back(batch.net)
@@ -254,6 +268,8 @@ class _Work:
         tensors = iter(unpack(packed))
         if request.frame.fields[0]:
             self._live.forget_optimizer_state()
+            for streams in self._streams.values():
+                streams.forget()
         self._live.put(
             (name, key, next(tensors) if is_tensor else value)
             for name, key, is_tensor, value in from_text(told)
@@ -287,7 +303,8 @@ class _Work:
             batch = self._batches.get(key)
             if batch is None:
                 before = [buffer.clone() for buffer in self._live.buffers()]
-                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_writes, before)
+                streams = self._streams.setdefault(key[:2], self._wire.backward())
+                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_writes, before, streams)
             return batch
 
     def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:

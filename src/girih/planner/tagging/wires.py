@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
 from girih.planner.tagging.group import Codec, Group, Wire
 from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
 
 GAIN = 1.02
 """Predicted speed by which a codec that loses digits must be ahead of one that loses fewer."""
+
+FACTORS = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25, "topk": 0.15}
+"""Bytes on the wire per byte of float32, without what a codec adds to a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,19 @@ class Chosen:
     tagged: Tagged
     why: str
     examples_per_s: dict[tuple[str, str], float]
+
+
+def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[Codec]:
+    """Codecs by name, at the speeds that were measured; others take no time."""
+    found = []
+    for name in names:
+        codec, speed = Codec(name=name, factor=FACTORS[name]), speeds.get(name)
+        if speed is not None:
+            codec = replace(
+                codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte
+            )
+        found.append(codec)
+    return found
 
 
 def choose_wire(

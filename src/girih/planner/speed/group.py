@@ -1,0 +1,181 @@
+"""A group of trainers and group servers, described by what is known of machine and model; and what its net asks of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from girih.planner.calibration import Calibration
+from girih.planner.facts import DenseCost, Facts
+from girih.planner.operators import OperatorGraph
+from girih.planner.tagging.components import components
+from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.tag import Tagged, tag
+from girih.planner.tagging.wires import calibrated
+
+FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
+"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Facts that describe a group.
+
+    Attributes:
+        batch_size: examples of one net's step.
+        threads: that a trainer computes with.
+        calibration, dense: None where they are not known.
+        memory_bytes: that a process of the group can take; None bounds nothing.
+    """
+
+    batch_size: int = 1
+    threads: int = 1
+    calibration: Calibration | None = None
+    dense: DenseCost | None = None
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The net of a step over the devices of all groups.
+
+    Attributes:
+        devices_s: device → seconds per step that its cores are busy. links_s: that its link is.
+        work_s: core-seconds of all devices of all groups.
+        exchange_s: seconds of a net's exchanges, one after the other.
+    """
+
+    devices_s: Mapping[str, float]
+    links_s: Mapping[str, float]
+    work_s: float
+    exchange_s: float
+
+
+def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Group:
+    """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
+
+    Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
+    share the cores of one machine evenly.
+
+    Args:
+        options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
+    """
+    calibration, dense = known.calibration, known.dense
+    trainers, servers = options["trainers_per_group"], options["servers_per_group"]
+    link = None if calibration is None else calibration.links[options["transport"]]
+    cores = 1.0
+    if calibration is not None:
+        cores = calibration.cores / (options["groups"] * (trainers + servers))
+    device = Device(
+        cores=cores,
+        flops_per_s=FLOPS_PER_S
+        if calibration is None or calibration.work is None
+        else calibration.work.flops_per_s,
+        bytes_per_s=BYTES_PER_S if link is None else link.bytes_per_s,
+        memory_bytes=known.memory_bytes,
+    )
+    parameter_bytes = sum(operator.parameter_bytes for operator in graph.operators)
+    moved_s = (
+        0.0
+        if dense is None or not parameter_bytes
+        else dense.update_s * _busy(known, dense) / parameter_bytes
+    )
+    averaged = options["groups"] > 1
+    return Group(
+        trainers=trainers,
+        nets=options["nets"],
+        batch_size=known.batch_size,
+        trainer=device,
+        servers=(device,) * servers,
+        wire=Wire(
+            activations=codec_of(options["wire_activations"], calibration),
+            gradients=codec_of(options["wire_dense_gradients"], calibration),
+        ),
+        parameter_copies=1.0 if dense is None else max(1.0, dense.parameter_copies),
+        update_s_per_byte=moved_s,
+        request_s=0.0 if link is None else link.message_cpu_s,
+        average_every_examples=(
+            options["average_every_steps"] * known.batch_size * trainers if averaged else None
+        ),
+    )
+
+
+def codec_of(name: str, calibration: Calibration | None) -> Codec:
+    """A codec by its name in ``[strategy]``, at its calibrated speed; "auto" counts as float32."""
+    name = "float32" if name == "auto" else name
+    (codec,) = calibrated((name,), {} if calibration is None else calibration.codecs)
+    return codec
+
+
+def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
+    """Picks what facts say of a group."""
+    trainers = options["groups"] * options["trainers_per_group"]
+    processes = trainers + options["groups"] * options["servers_per_group"]
+    free = None if facts.dense_cost is None else facts.dense_cost.free_bytes
+    return Known(
+        batch_size=max(1, (facts.batch_size or 1) // trainers),
+        threads=facts.threads,
+        calibration=facts.calibration,
+        dense=facts.dense_cost,
+        memory_bytes=None if not free else free / processes,
+    )
+
+
+def tagged(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Tagged:
+    """Decides where the operators of a net run.
+
+    Raises:
+        ConfigError: the net does not fit into the memory of the group.
+    """
+    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"])
+
+
+def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
+    """The graph with core-seconds of each operator; as it is where no pass was measured.
+
+    Operators share what each example adds to the measured pass of the whole net by their floating-point operations, and what a pass takes
+    however few its examples evenly.
+    """
+    dense, computing = known.dense, [each for each in graph.operators if each.flops_per_example]
+    if dense is None or not computing or not dense.seconds(known.batch_size):
+        return graph
+    busy, flops = _busy(known, dense), sum(each.flops_per_example for each in computing)
+    call_s = busy * dense.pass_s / len(computing) / known.batch_size
+    flop_s = busy * dense.example_s / flops
+    operators = (
+        replace(each, seconds_per_example=call_s + each.flops_per_example * flop_s)
+        if each.flops_per_example
+        else each
+        for each in graph.operators
+    )
+    return OperatorGraph(operators=tuple(operators), edges=graph.edges)
+
+
+def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: Known) -> Spread:
+    """Counts what a tagged net asks of a step of all groups.
+
+    A net's exchanges: 4 messages each (there and back, forward and backward), and all bytes over its trainer's link, in turn.
+    """
+    trainers, groups = options["trainers_per_group"], options["groups"]
+    group = group_of(graph, options, known)
+    of_group = known.batch_size * trainers  # examples of one step of a group
+    devices_s = {name: load.cpu_s * of_group for name, load in found.loads.items()}
+    links_s = {name: load.network_s * of_group for name, load in found.loads.items()}
+    cores = {name: device.cores for name, device in zip(found.loads, group.devices, strict=True)}
+    first, *servers = found.loads
+    work_s = sum(devices_s[name] * cores[name] for name in servers)
+    work_s += trainers * devices_s[first] * cores[first]
+    exchange_s = 0.0
+    if known.calibration is not None:
+        link = known.calibration.links[options["transport"]]
+        stages = len({each.stage for each in components(graph, found.tagging)})
+        load = found.loads[first]  # the mean over trainers, per example of the group
+        each_way = (load.sent_bytes + load.received_bytes) * of_group
+        exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
+    return Spread(devices_s=devices_s, links_s=links_s, work_s=groups * work_s, exchange_s=exchange_s)
+
+
+def _busy(known: Known, dense: DenseCost) -> float:
+    """Threads of a trainer that its pass keeps busy."""
+    return min(known.threads, dense.busy_threads)

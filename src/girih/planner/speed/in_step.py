@@ -1,0 +1,122 @@
+"""Steps whose trainers hold the tables themselves, and do every step together: ``local``, ``synchronous``, ``substitution``.
+
+Nothing of a step overlaps another one but reading, which a thread does ahead; what is read takes cores all the same. So the path is
+the sum of what a step does in turn. Seconds of communication are those of :mod:`girih.planner.costs`.
+
+B, T, t, c: as in :mod:`girih.planner.speed.basis`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
+from girih.planner.costs import BUCKET_BYTES
+from girih.planner.speed.basis import BACKWARD, Basis
+from girih.planner.speed.step import StepCost
+from girih.planner.traffic import Traffic
+
+READ, LOOKUP, PASS, MOVE, UPDATE, STEP, WIRE = (
+    "reading", "lookups", "forward and backward", "dense update", "row updates", "step", "messages",
+)  # fmt: skip
+
+
+def local(basis: Basis) -> StepCost:
+    """Everything in one process: lookups, pass and updates in turn, each on all threads; reading beside them.
+
+    path = (lookups + row updates) / min(c, t) + pass + dense update + step.
+    """
+    return _in_turn(basis, readings=1.0)
+
+
+def synchronous(
+    basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, num_messages: float
+) -> StepCost:
+    """Rows from their owners and back (PICASSO §III-A), gradients of a replica summed beside its backward pass.
+
+    path = lookups and row updates of all trainers over the cores that they have + exchanges + forward
+    + max(backward, rings) + dense update + step. Each trainer reads all examples and keeps its share.
+
+    Args:
+        sent: by one trainer, per step. seconds: of its communication, by kind; "dense" goes beside the backward pass.
+        num_messages: that one trainer sends.
+    """
+    exchanged = sum(each for kind, each in seconds.items() if kind != "dense")
+    cost = _in_turn(basis, readings=basis.trainers, share=basis.share, hidden_s=seconds.get("dense", 0.0))
+    links, others = basis.calibration.links, sent.total - sent.dense
+    rings = ring_messages(sent.dense, basis.trainers)
+    wire_s = basis.trainers * (
+        links[ALL_TO_ALL].cpu_s(num_messages, others) + links[ALL_REDUCE].cpu_s(rings, sent.dense)
+    )
+    busy_s = others / links[ALL_TO_ALL].bytes_per_s + sent.dense / links[ALL_REDUCE].bytes_per_s
+    return _with(cost, {WIRE: wire_s}, {WIRE: exchanged}, {"a trainer's link": busy_s})
+
+
+def substitution(
+    basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, split: bool, num_messages: float
+) -> StepCost:
+    """Tables whole on their owners, partial results aggregated (DES, Algorithm 1).
+
+    path as of :func:`synchronous`, with a pass of all B examples on each trainer unless the upper network is split. Operators'
+    own part of a pass is counted as if each trainer did all of it: nothing says what it is.
+    """
+    aggregated = sum(each for kind, each in seconds.items() if kind != "dense")
+    share = basis.share if split else float(basis.batch_size)
+    cost = _in_turn(basis, readings=basis.trainers, share=share, hidden_s=seconds.get("dense", 0.0))
+    links = basis.calibration.links
+    wire_s = basis.trainers * links[ALL_REDUCE].cpu_s(num_messages, sent.total)
+    busy_s = sent.total / min(links[name].bytes_per_s for name in (ALL_REDUCE, ALL_GATHER))
+    return _with(cost, {WIRE: wire_s}, {WIRE: aggregated}, {"a trainer's link": busy_s})
+
+
+def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
+    """Seconds of a pass whose gradients are summed in buckets meanwhile: forward + max(backward, rings)."""
+    own = basis.pass_s(examples)
+    return own * (1 - BACKWARD) + max(own * BACKWARD, rings_s)
+
+
+def ring_messages(sent_bytes: float, trainers: int) -> float:
+    """Messages that one trainer sends for its gradients and the vote: 2(T − 1) for each bucket's ring."""
+    if trainers == 1:
+        return 0.0
+    others = 2 * (trainers - 1)
+    return float(others * (1 + math.ceil(sent_bytes * trainers / others / BUCKET_BYTES)))
+
+
+def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidden_s: float = 0.0) -> StepCost:
+    """A step whose trainers look up, compute and update in turn, all of them at once."""
+    examples = float(basis.batch_size) if share is None else share
+    trainers, parallel = basis.trainers, basis.parallel
+    lookup_s, update_s = basis.lookup_s(trainers), basis.update_s(trainers)
+    moved_s = basis.dense.update_s
+    return StepCost(
+        examples=basis.batch_size,
+        work_s={
+            READ: basis.read_s(readings),
+            LOOKUP: lookup_s,
+            PASS: basis.pass_work_s(examples),
+            MOVE: trainers * basis.busy_threads * moved_s,
+            UPDATE: update_s,
+            STEP: trainers * basis.work.step_s,
+        },
+        path_s={
+            LOOKUP: lookup_s / parallel,
+            PASS: reduced_s(basis, examples, hidden_s),
+            MOVE: moved_s * basis.crowd,
+            UPDATE: update_s / parallel,
+            STEP: basis.work.step_s * max(1.0, trainers / basis.cores),
+        },
+    )
+
+
+def _with(
+    cost: StepCost, work_s: Mapping[str, float], path_s: Mapping[str, float], busy_s: Mapping[str, float]
+) -> StepCost:
+    return StepCost(
+        examples=cost.examples,
+        work_s={**cost.work_s, **work_s},
+        path_s={**cost.path_s, **path_s},
+        busy_s=busy_s,
+        in_flight=cost.in_flight,
+    )

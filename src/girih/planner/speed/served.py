@@ -1,0 +1,198 @@
+"""Steps whose rows are in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
+
+Several steps of a trainer are under way at once, so that a step's path is divided by their number, and mostly the busiest process or
+link decides. Readings, lookups and updates are the same work as in one process, done by others; what they send one another takes cores
+at both ends.
+
+B, T, t, c: as in :mod:`girih.planner.speed.basis`. W, S, L: embedding workers, embedding servers, loaders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from girih.planner.calibration import ALL_REDUCE, Link
+from girih.planner.costs import one_way_s
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.group import Spread
+from girih.planner.speed.in_step import (
+    LOOKUP,
+    MOVE,
+    PASS,
+    READ,
+    STEP,
+    UPDATE,
+    WIRE,
+    reduced_s,
+    ring_messages,
+)
+from girih.planner.speed.step import StepCost
+from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
+
+TRAINER, DENSE_SERVER, AVERAGING = "a trainer", "the dense server", "averaging"
+TRAINER_LINK, WORKER_LINK, SERVER_LINK = (
+    "a trainer's link", "an embedding worker's link", "an embedding server's link",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The processes that serve rows.
+
+    Attributes:
+        workers, servers, loaders: W, S, L.
+        link: between processes.
+        sent: bytes of all processes for one trainer's share of a step, see :func:`girih.planner.traffic.remote`.
+        message_s: seconds of the messages of a step one after the other, dense ones left out.
+    """
+
+    workers: int
+    servers: int
+    loaders: int
+    link: Link
+    sent: Traffic
+    message_s: float
+
+    def links_s(self, basis: Basis) -> dict[str, float]:
+        """Seconds per step that the busier direction of a process's link takes: of a trainer, a worker, a server.
+
+        Trainers get pooled rows and send their gradients; servers send rows and get gradients and keys; workers do both, and get ids.
+        """
+        profile, trainers = basis.profile, basis.trainers
+        rows = FLOAT_BYTES * profile.numbers_of_share
+        keys = (KEY_BYTES + COUNT_BYTES) * profile.keys_of_share
+        told, pooled, back = self.sent.ids - keys, self.sent.embeddings - rows, self.sent.gradients - rows
+        to_worker, from_worker = told + rows + back, pooled + rows + keys
+        busiest = {
+            TRAINER_LINK: max(pooled, back),
+            WORKER_LINK: trainers * max(to_worker, from_worker) / self.workers,
+            SERVER_LINK: trainers * (rows + keys) / self.servers,
+        }
+        return {name: size / self.link.bytes_per_s for name, size in busiest.items()}
+
+
+def hybrid(basis: Basis, service: Service, *, staleness: int, rings_s: float) -> StepCost:
+    """Rows read ahead, dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps under way, a trainer computes one at a time.
+
+    A trainer is busy for forward + max(backward, rings) + dense update + step.
+
+    Args:
+        rings_s: seconds of the rings of a replica's gradients.
+    """
+    cost = _served(basis, service, passes_s=reduced_s(basis, basis.share, rings_s), in_flight=1 + staleness)
+    reduced = basis.calibration.links[ALL_REDUCE]
+    dense = service.sent.dense
+    wire_s = basis.trainers * reduced.cpu_s(ring_messages(dense, basis.trainers), dense)
+    busy_s = cost.busy_s[TRAINER_LINK] + dense / reduced.bytes_per_s
+    return _adding(cost, {"rings": wire_s}, {TRAINER_LINK: busy_s, TRAINER: _one_trainer_s(cost)})
+
+
+def asynchronous(basis: Basis, service: Service, *, staleness: int) -> StepCost:
+    """Neither half waits for other trainers; a dense server, a thread of the first trainer, moves parameters for all.
+
+    The dense server is busy for T · (dense update + its messages, 2(α + S / C) with S bytes of parameters) per step.
+    """
+    cost = _served(basis, service, passes_s=basis.pass_s(basis.share), in_flight=1 + staleness)
+    size = basis.parameter_bytes if basis.trainers > 1 else 0.0
+    wire_s = basis.trainers * service.link.cpu_s(2 if size else 0, 2 * size)
+    messages_s = 2 * one_way_s(size, service.link) if size else 0.0
+    trainer_s = _one_trainer_s(cost) - cost.path_s[MOVE]
+    busy_s = {TRAINER: trainer_s, DENSE_SERVER: basis.trainers * (basis.dense.update_s + messages_s / 2)}
+    through_first = max(1, basis.trainers - 1) * size  # parameters of all others, one way
+    busy_s[TRAINER_LINK] = cost.busy_s[TRAINER_LINK] + through_first / service.link.bytes_per_s
+    return _adding(cost, {"parameters": wire_s}, busy_s)
+
+
+def replicas(
+    basis: Basis, service: Service, *, nets: int, average_every_steps: int, dense_servers: int
+) -> StepCost:
+    """``hierarchical`` without group servers (HT §2.2): r nets of each trainer, each with its own step under way.
+
+    A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads; averaging sends S bytes of parameters
+    there and back in every so many steps, in the background.
+
+    Args:
+        nets: r. dense_servers: 0 where there is one replica, and nothing to average.
+    """
+    threads = basis.facts.threads
+    own = max(1, threads // nets)
+    crowd = max(1.0, basis.trainers * nets * own / basis.cores)
+    passes_s = basis.dense.seconds(basis.share) * threads / own * crowd
+    cost = _served(basis, service, passes_s=passes_s, in_flight=nets)
+    return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
+
+
+def grouped(
+    basis: Basis,
+    service: Service,
+    net: Spread,
+    *,
+    nets: int,
+    average_every_steps: int,
+    dense_servers: int,
+) -> StepCost:
+    """``hierarchical`` with group servers (HT §3.1): the net is spread over devices, as tagging found.
+
+    A net's path has its pass, wherever it is computed, and its exchanges. Each device is busy with what it computes, packs and moves.
+    """
+    cost = _served(basis, service, passes_s=basis.pass_s(basis.share) + net.exchange_s, in_flight=nets)
+    cost = replace(cost, work_s={**cost.work_s, PASS: net.work_s, MOVE: 0.0})
+    links = {f"{name}'s link": each for name, each in net.links_s.items()}
+    cost = _adding(cost, {}, {**net.devices_s, **links})
+    return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
+
+
+def _served(basis: Basis, service: Service, *, passes_s: float, in_flight: float) -> StepCost:
+    """The common part: rows are worked on by as many workers as there are trainers to ask them, at most as many as cores."""
+    trainers, sent = basis.trainers, service.sent
+    lookup_s, update_s = basis.lookup_s(trainers), basis.update_s(trainers)
+    at_once = max(1, min(service.workers, trainers, basis.cores))
+    num_messages = (
+        6 + 4 * service.servers
+    )  # ids, pull and push with their answers; of each server, lookups and updates
+    moved_s = basis.dense.update_s
+    return StepCost(
+        examples=basis.batch_size,
+        work_s={
+            READ: basis.read_s(service.loaders),
+            LOOKUP: lookup_s,
+            PASS: basis.pass_work_s(basis.share),
+            MOVE: trainers * basis.busy_threads * moved_s,
+            UPDATE: update_s,
+            STEP: trainers * basis.work.step_s,
+            WIRE: trainers * service.link.cpu_s(num_messages, sent.ids + sent.embeddings + sent.gradients),
+        },
+        path_s={
+            LOOKUP: lookup_s / at_once,
+            PASS: passes_s,
+            MOVE: moved_s * basis.crowd,
+            UPDATE: update_s / at_once,
+            STEP: basis.work.step_s,
+            WIRE: service.message_s,
+        },
+        busy_s=service.links_s(basis),
+        in_flight=in_flight,
+    )
+
+
+def _one_trainer_s(cost: StepCost) -> float:
+    """Seconds of a step that a trainer has to itself."""
+    return cost.path_s[PASS] + cost.path_s[MOVE] + cost.path_s[STEP]
+
+
+def _averaged(cost: StepCost, basis: Basis, link: Link, every_steps: int, dense_servers: int) -> StepCost:
+    """Rounds of averaging: parameters of each trainer go to the dense servers and corrections come back, beside the steps."""
+    if not dense_servers:
+        return cost
+    size = basis.parameter_bytes / every_steps
+    wire_s = basis.trainers * link.cpu_s(2 * dense_servers / every_steps, 2 * size)
+    busy_s = {
+        TRAINER_LINK: cost.busy_s[TRAINER_LINK] + size / link.bytes_per_s,
+        "a dense server's link": basis.trainers * size / dense_servers / link.bytes_per_s,
+    }
+    return _adding(cost, {AVERAGING: wire_s}, busy_s)
+
+
+def _adding(cost: StepCost, work_s: Mapping[str, float], busy_s: Mapping[str, float]) -> StepCost:
+    return replace(cost, work_s={**cost.work_s, **work_s}, busy_s={**cost.busy_s, **busy_s})

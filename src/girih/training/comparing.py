@@ -1,0 +1,101 @@
+"""One config under every strategy: which of them refuse it and why, which speed is predicted for the others, and which to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from girih.errors import ConfigError
+from girih.planner.facts import Facts
+from girih.planner.speed.step import Prediction
+from girih.strategies import BY_NAME, roles_of
+from girih.strategies.strategy import Strategy, price
+
+LEAST_TRAINERS = 2
+NEAR = 0.95
+"""Part of the best predicted speed from which on a strategy counts as good as the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A way to train, and what is known of it.
+
+    Attributes:
+        strategy: with its options. own: whether it is the config's.
+        prediction: None where it is refused, or not priced.
+        refused: why it is refused, or not priced; "" where it is neither.
+    """
+
+    strategy: Strategy
+    own: bool
+    prediction: Prediction | None
+    refused: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, with options that differ from their defaults."""
+        told = options_of(self.strategy)
+        return f"{self.strategy.name} ({told})" if told else self.strategy.name
+
+    @property
+    def processes(self) -> int:
+        """All that it starts."""
+        return int(self.strategy.trainers) + sum(roles_of(self.strategy).values())
+
+    @property
+    def samples_per_s(self) -> float:
+        """Predicted; 0 where nothing is."""
+        return 0.0 if self.prediction is None else self.prediction.samples_per_s
+
+
+def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[Offer, ...]:
+    """The config's own strategy, then all others with as many trainers, or two where it has one.
+
+    Args:
+        facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
+    """
+    count = max(LEAST_TRAINERS, own.trainers)
+    others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
+    return tuple(_offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
+
+
+def choose(found: Sequence[Offer]) -> tuple[Offer | None, str]:
+    """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
+    priced = [offer for offer in found if offer.prediction is not None]
+    if not priced:
+        return None, "no speed is predicted for any strategy"
+    fastest = max(priced, key=lambda offer: offer.samples_per_s)
+    near = [offer for offer in priced if offer.samples_per_s >= NEAR * fastest.samples_per_s]
+    best = min(near, key=lambda offer: (offer.processes, -offer.samples_per_s))
+    bound = "" if best.prediction is None else best.prediction.bound
+    if best is fastest:
+        return best, f"it is predicted to be the fastest, bounded by {bound}"
+    return best, (
+        f"it is predicted to be within {1 - NEAR:.0%} of the fastest, {fastest.label}, with {best.processes} processes instead of"
+        f" {fastest.processes}; bounded by {bound}"
+    )
+
+
+def options_of(strategy: Strategy) -> str:
+    """Options that differ from their defaults, as ``[strategy]`` has them."""
+    own: Any = strategy
+    if not is_dataclass(own):
+        return ""
+    told = {
+        each.name: getattr(own, each.name) for each in fields(own) if getattr(own, each.name) != each.default
+    }
+    return ", ".join(f"{name} = {value!r}" for name, value in told.items())
+
+
+def _offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> Offer:
+    try:
+        facts = facts_of(strategy)
+        strategy.plan(facts)
+        prediction = price(strategy, facts)
+    except ConfigError as error:
+        return Offer(strategy=strategy, own=own, prediction=None, refused=str(error))
+    why = (
+        "" if prediction else "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost"
+    )
+    return Offer(strategy=strategy, own=own, prediction=prediction, refused=why)

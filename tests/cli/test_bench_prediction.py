@@ -1,0 +1,70 @@
+"""Predictions held to measurements: how they are judged, and that the benchmark runs."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from girih.cli import bench
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+def row(case, strategy, predicted, measured):
+    return {"case": case, "strategy": strategy, "predicted": predicted, "measured": measured}
+
+
+def test_errors_and_orders_are_judged_by_hand():
+    from prediction import judged
+
+    found = judged(
+        [
+            row("a", "local", 50, 100),  # 50 % off; in no pair
+            row("a", "hybrid", 110, 100),  # 10 %
+            row("a", "synchronous", 120, 150),  # 20 %; faster than hybrid, and predicted so
+            row(
+                "a", "asynchronous", 90, 105
+            ),  # 14 %; no pair with hybrid, which is within 10 %; behind synchronous
+            row("b", "hybrid", 100, 100),
+            row("b", "synchronous", 90, 120),  # 25 %; predicted to be slower than hybrid
+        ]
+    )
+    assert found["median error"] == pytest.approx((15 / 105 + 0.2) / 2)
+    assert found["worst error"] == 0.5
+    assert found["pairs"] == 3
+    assert found["rightly ordered"] == pytest.approx(2 / 3)
+    assert judged([])["rightly ordered"] is None
+
+
+@pytest.mark.heavy
+def test_the_benchmark_runs_and_keeps_what_it_found(tmp_path):
+    work = Work(
+        lookup=Rate(1e-4, 1e-6, 1e-8),
+        updates={"adagrad": Rate(1e-4, 1e-6, 1e-8)},
+        example_s=1e-6,
+        value_s=1e-7,
+        step_s=1e-3,
+        products=((64, 1e9),),
+    )
+    links = dict.fromkeys(LINKS, Link(1e-4, 1e9))
+    calibration = Calibration(trainers=2, machine={"cores": 2}, links=links, work=work)
+    (tmp_path / "calibration.json").write_text(json.dumps(asdict(calibration)))
+    words = [sys.executable, str(bench.FOLDER / "prediction.py"), "--quick", "--json", "found.json"]
+    words += ["--results", "kept", "--calibration", "calibration.json"]
+    for _ in range(2):  # the second time from what was kept
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "ms a step" not in done.stdout
+    speeds, judgement = json.loads((tmp_path / "found.json").read_text())["tables"]
+    assert [each["strategy"] for each in speeds["rows"]] == ["local", "hybrid, τ = 4"]
+    assert all(each["predicted"] > 0 < each["measured"] for each in speeds["rows"])
+    assert judgement["rows"][0]["runs"] == 2

@@ -1,0 +1,262 @@
+"""The cost model against steps computed by hand; what holds of it whatever the numbers are."""
+
+from dataclasses import replace
+
+import pytest
+
+from girih.config.schedule import ScheduleOptions
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
+from girih.planner.operators import Edge, Operator, OperatorGraph
+from girih.planner.speed.basis import Basis
+from girih.planner.speed.group import Known, group_of, known_of, timed
+from girih.planner.speed.step import CORES, PATH, StepCost, predict
+from girih.schema import Categorical, Numeric, Schema
+from girih.strategies import BY_NAME
+from girih.strategies.strategy import price
+
+CORE_COUNT, BATCH = 4, 1000
+# of a batch: 2,000 ids of one group of 8 numbers; 1,000 examples of 2 ids and a number
+WORK = Work(
+    lookup=Rate(1e-4, 1e-6, 1e-8),
+    updates={"adagrad": Rate(2e-4, 2e-6, 2e-8)},
+    example_s=1e-6,
+    value_s=1e-7,
+    step_s=5e-4,
+    products=((64, 1e10), (256, 2e10), (1024, 4e10)),
+)
+LOOKUPS_S = 1e-4 + 2000 * 1e-6 + 16_000 * 1e-8  # 2.26 ms
+UPDATES_S = 2 * LOOKUPS_S
+READING_S = 1000 * 1e-6 + 3000 * 1e-7  # 1.3 ms
+DENSE = DenseCost(
+    bytes_per_example=100, free_bytes=1e9, pass_s=1e-3, example_s=1e-6, update_s=3e-4, parameter_copies=4
+)
+GRAPH = OperatorGraph(
+    operators=(
+        Operator(name="input", kind="input", output_bytes_per_example=64, movable=False),
+        Operator(name="top", kind="Linear", module="top", flops_per_example=6000, parameter_bytes=40_000, output_bytes_per_example=4),
+        Operator(name="logits", kind="output", movable=False),
+    ),
+    edges=(
+        Edge(producer="input", consumer="top", bytes_per_example=64),
+        Edge(producer="top", consumer="logits", bytes_per_example=4),
+    ),
+)  # fmt: skip
+
+
+def calibration(latency_s=1e-4, bytes_per_s=1e9, message_cpu_s=1e-5, byte_cpu_s=1e-10):
+    link = Link(latency_s, bytes_per_s, (), message_cpu_s, byte_cpu_s)
+    machine = {"cores": CORE_COUNT}
+    return Calibration(trainers=2, machine=machine, links=dict.fromkeys(LINKS, link), work=WORK)
+
+
+def facts(trainers=1, **changed):
+    features = [Categorical(name="a", dim=8), Categorical(name="b", dim=8), Numeric(name="x")]
+    tables = {"a": 800.0, "b": 200.0}
+    known = {
+        "schema": Schema(features, labels="click"),
+        "model": ModelFacts(name="DNN", num_parameters=10_000),
+        "groups": (
+            GroupFacts(
+                name="all", tables=("a", "b"), dim=8, output_vectors=2, output_numbers=16, optimizer="adagrad"
+            ),
+        ),
+        "num_trainers": trainers,
+        "seed": 1,
+        "batch_size": BATCH,
+        "schedule": ScheduleOptions(),
+        "profile": AccessProfile(
+            rows=tables,
+            rows_of_share={name: count / trainers for name, count in tables.items()},
+            widths={"a": 8, "b": 8},
+            ids=2000.0,
+            ids_of_tables={"a": 1000.0, "b": 1000.0},
+        ),
+        "dense_cost": DENSE,
+        "calibration": calibration(),
+        "threads": max(1, CORE_COUNT // trainers),
+        "graph": GRAPH,
+    }
+    return Facts(**(known | changed))
+
+
+STRATEGIES = {
+    "local": BY_NAME["local"](),
+    "synchronous": BY_NAME["synchronous"](trainers=2),
+    "hybrid": BY_NAME["hybrid"](trainers=2),
+    "hybrid, τ = 0": BY_NAME["hybrid"](trainers=2, staleness=0),
+    "asynchronous": BY_NAME["asynchronous"](trainers=2),
+    "replicas": BY_NAME["hierarchical"](groups=2, nets=2),
+    "groups": BY_NAME["hierarchical"](trainers_per_group=2, servers_per_group=2, nets=2),
+}
+DISTRIBUTED = [name for name in STRATEGIES if name != "local"]
+
+
+def speed(name, **changed):
+    return price(STRATEGIES[name], facts(STRATEGIES[name].trainers, **changed))
+
+
+def test_a_step_takes_as_long_as_its_busiest_resource():
+    cost = StepCost(
+        examples=100,
+        work_s={"a": 0.2, "b": 0.4},
+        path_s={"a": 0.5, "c": 0.1},
+        busy_s={"link": 0.25},
+        in_flight=2,
+    )
+    assert cost.seconds(2) == pytest.approx({CORES: 0.3, "link": 0.25, PATH: 0.3})
+    assert predict(cost, 4).bound == PATH
+    assert predict(cost, 4).samples_per_s == pytest.approx(100 / 0.3)
+    assert predict(replace(cost, in_flight=3), 2).bound == CORES
+    assert predict(replace(cost, in_flight=3), 4).bound == "link"
+    assert predict(replace(cost, in_flight=3), 4).samples_per_s == pytest.approx(400)
+
+
+def test_local_by_hand():
+    found = speed("local")
+    path_s = (
+        (LOOKUPS_S + UPDATES_S) / 4 + 2e-3 + 3e-4 + 5e-4
+    )  # rows on four threads, the pass, the update, the step
+    work_s = READING_S + LOOKUPS_S + UPDATES_S + 4 * 2e-3 + 4 * 3e-4 + 5e-4
+    assert found.seconds == pytest.approx({CORES: work_s / 4, PATH: path_s})
+    assert found.bound == PATH
+    assert found.samples_per_s == pytest.approx(BATCH / path_s)
+    slow = replace(WORK, example_s=1e-5)  # 9 ms more of reading, for which nothing waits but cores
+    reading = speed("local", calibration=replace(calibration(), work=slow))
+    assert reading.seconds[PATH] == pytest.approx(path_s)
+    assert reading.samples_per_s == pytest.approx(BATCH / ((work_s + 9e-3) / 4))
+
+
+def test_synchronous_by_hand():
+    """Two trainers of two threads: 500 keys of a share, half of which are the other's, 250 · 12 bytes of ids, 250 · 32 of rows each way."""
+    found = speed("synchronous")
+    lookups_s = LOOKUPS_S + 1e-4  # a call each
+    pass_s = 1e-3 + 500e-6
+    rings_s = 2 * (1e-4 + 40_000 / 2 / 1e9) + 2 * (1e-4 + 12 / 1e9)  # one bucket, and the vote
+    # numbers of keys, keys, rows, gradients; and the small AllReduce before gradients are applied
+    exchanged_s = 4 * 1e-4 + (3000 + 8000 + 8000) / 1e9 + 2 * (1e-4 + 12 / 1e9)
+    path_s = 3 * lookups_s / 4 + pass_s / 3 + max(pass_s * 2 / 3, rings_s) + 3e-4 + 5e-4 + exchanged_s
+    assert found.seconds[PATH] == pytest.approx(path_s, rel=1e-6)
+    sent = 19_000 + 40_000
+    wire_s = 2 * ((4 + 4) * 1e-5 + sent * 1e-10)  # 4 messages of exchanges; 2 · 1 of the ring and of the vote
+    work_s = 2 * READING_S + 3 * lookups_s + 4 * pass_s + 4 * 3e-4 + 2 * 5e-4 + wire_s
+    assert found.seconds[CORES] == pytest.approx(work_s / 4, rel=1e-6)
+    assert found.seconds["a trainer's link"] == pytest.approx(sent / 1e9)
+
+
+def test_steps_under_way_divide_the_path_and_nothing_else():
+    deep = price(BY_NAME["hybrid"](trainers=2, staleness=3), facts(2))
+    flat = speed("hybrid, τ = 0")
+    assert deep.seconds[PATH] == pytest.approx(flat.seconds[PATH] / 4)
+    assert deep.seconds[CORES] == flat.seconds[CORES]
+    assert deep.samples_per_s > flat.samples_per_s
+
+
+def test_links_of_servers_by_hand():
+    """Rows of 32 bytes, keys of 12; 500 keys and 1,000 ids of a share, 16 numbers of an example pooled."""
+    found = speed("hybrid")
+    rows, keys, ids, pooled = 500 * 32, 500 * 12, 1000 * 8, 500 * 64
+    assert found.seconds["an embedding server's link"] == pytest.approx(2 * (rows + keys) / 1e9)
+    assert found.seconds["an embedding worker's link"] == pytest.approx(
+        2 * max(ids + rows + pooled, pooled + rows + keys) / 1e9
+    )
+    assert found.seconds["a trainer's link"] == pytest.approx((pooled + 40_000) / 1e9)
+    parameters = 3 * 40_000  # of four trainers, the three that are not beside the dense server
+    four = price(BY_NAME["asynchronous"](trainers=4), facts(4))
+    assert four.seconds["a trainer's link"] == pytest.approx((250 * 64 + parameters) / 1e9)
+    assert four.seconds["the dense server"] == pytest.approx(4 * (3e-4 + 1e-4 + 40_000 / 1e9))
+    slow = price(STRATEGIES["hybrid"], facts(2, calibration=calibration().over(1e6)))
+    assert slow.bound == "an embedding worker's link"
+    assert slow.samples_per_s == pytest.approx(BATCH / (2 * (ids + rows + pooled) / 1e6))
+
+
+def test_a_net_too_small_for_all_threads_leaves_the_others_cores():
+    base, lazy = speed("local"), speed("local", dense_cost=replace(DENSE, busy_threads=1.5))
+    assert lazy.seconds[PATH] == base.seconds[PATH]
+    assert lazy.seconds[CORES] == pytest.approx(base.seconds[CORES] - 2.5 * (2e-3 + 3e-4) / 4)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_better_machines_are_never_slower(name):
+    base = speed(name).samples_per_s
+    for better in (
+        calibration(bytes_per_s=1e10),
+        calibration(latency_s=1e-5),
+        calibration(message_cpu_s=0.0),
+        calibration(byte_cpu_s=0.0),
+        replace(calibration(), work=replace(WORK, lookup=Rate(0, 0, 0), step_s=0.0, example_s=0.0)),
+    ):
+        assert speed(name, calibration=better).samples_per_s >= base * (1 - 1e-9)
+    worse = [speed(name, calibration=calibration().over(rate)).samples_per_s for rate in (1e8, 1e7, 1e6, 1e5)]
+    assert worse == sorted(worse, reverse=True)
+    assert worse[-1] < base / 10
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"calibration": None},
+        {"calibration": replace(calibration(), work=None)},
+        {"profile": None},
+        {"dense_cost": None},
+        {"batch_size": None},
+        {"device": "cuda"},
+        {"compile": True},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_nothing_is_guessed(name, unknown):
+    assert speed(name, **unknown) is None
+
+
+def test_group_servers_need_the_graph_and_others_do_not():
+    assert speed("groups", graph=None) is None
+    assert speed("replicas", graph=None) is not None
+
+
+def test_a_group_has_the_speeds_of_its_machine():
+    """A pass of 500 examples takes 1.5 ms of two threads: 6,000 operations an example."""
+    known = facts(2)
+    options = {
+        "groups": 1, "trainers_per_group": 2, "servers_per_group": 2, "nets": 2, "transport": "tcp", "average_every_steps": 10,
+        "wire_activations": "float32", "wire_dense_gradients": "float32",
+    }  # fmt: skip
+    group = group_of(GRAPH, options, known_of(known, options))
+    assert group.batch_size == 500
+    assert group.trainer.flops_per_s == 2e10  # the middle of the calibrated products
+    (top,) = [each for each in timed(GRAPH, known_of(known, options)).operators if each.flops_per_example]
+    assert top.seconds_per_example == pytest.approx(
+        1.5e-3 * 2 / 500
+    )  # all of the pass: the only one that computes
+    assert group.trainer.cores == 1.0  # four processes on four cores
+    assert group.trainer.memory_bytes == 1e9 / 4
+    assert group.trainer.bytes_per_s == 1e9
+    assert group.parameter_copies == 4
+    assert group.update_s_per_byte == pytest.approx(3e-4 * 2 / 40_000)
+    assert group.request_s == 1e-5
+    assert group.average_every_examples is None
+    two = group_of(GRAPH, options | {"groups": 2}, known_of(known, options))
+    assert two.average_every_examples == 10 * 500 * 2
+
+
+def test_operators_share_a_pass():
+    """1 ms a pass and 1 µs an example, of two threads that are busy: halves of the first, and by 1 : 3 of the second."""
+    one, other = (
+        Operator(name=name, kind="Linear", module=name, flops_per_example=flops, output_bytes_per_example=4)
+        for name, flops in (("one", 1000.0), ("other", 3000.0))
+    )
+    graph = OperatorGraph(operators=(GRAPH.operators[0], one, other), edges=())
+    found = timed(graph, Known(batch_size=100, threads=2, dense=DENSE))
+    times = [each.seconds_per_example for each in found.operators]
+    assert times == [None, pytest.approx(2 * (5e-6 + 2.5e-7)), pytest.approx(2 * (5e-6 + 7.5e-7))]
+    assert sum(times[1:]) * 100 == pytest.approx(2 * DENSE.seconds(100))
+    assert timed(graph, Known(batch_size=100, threads=2)) == graph
+
+
+def test_more_trainers_than_cores_share_them():
+    """Passes of eight trainers on four cores take twice as long each, and so the path."""
+    many = Basis.of(facts(8))
+    assert many.crowd == 2
+    assert many.pass_s(125) == pytest.approx(2 * (1e-3 + 125e-6))
+    assert many.parallel == 4
