@@ -239,7 +239,7 @@ def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parame
 
 
 def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
-    """How many operators read each parameter, under whatever name."""
+    """The number of operators that read each parameter, under whatever name."""
     found: Counter[nn.Parameter] = Counter()
     for node in graph.nodes:
         if node.op == "call_module":

@@ -32,12 +32,12 @@ class Wire:
         return (self.activations, self.gradients) != ("float32", "float32")
 
     def forward(self, *, train: bool) -> Coders:
-        """What writes activations."""
+        """The codec of activations."""
         codec = ACTIVATIONS[self.activations if train else "float32"]
         return lambda number: codec
 
     def backward(self) -> GradientStreams:
-        """What writes gradients of one net from here on."""
+        """New streams for the gradients of one net."""
         return GradientStreams(GRADIENTS[self.gradients])
 
 
@@ -56,7 +56,7 @@ class GradientStreams:
         self._streams: dict[tuple[Hashable, int], ErrorFeedback] = {}
 
     def of(self, part: Hashable) -> Coders:
-        """What writes the tensors of a part."""
+        """The codecs of the tensors of a part."""
         codec = self._codec
         if not isinstance(codec, TopK):
             return lambda number: codec
