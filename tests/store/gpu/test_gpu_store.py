@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from girih.errors import StorageFullError
+from girih.kernels.gpu import jit
 from girih.store import Store
 from girih.store.gpu.options import Gpu
 from girih.tables import MinCount, Probability
@@ -23,13 +24,14 @@ from girih.testing.store_verbs import (
     write_snapshot,
 )
 from girih.testing.stores import StoreSuite
-from store_machine import StoreMachine
+from store_machine import ORDERLESS, SEGMENTS, StoreMachine
 
 SMALL = Gpu(chunk_bytes=4096, reserve_rows=20_000)
 
 
 class TestGpu(StoreSuite):
     cells = 50_000
+    sums_in_order = jit.INTERPRETED
 
     @pytest.fixture(autouse=True)
     def stores(self):
@@ -46,6 +48,7 @@ class GpuMachine(StoreMachine):
 
     dtypes: ClassVar = ("float32", "bfloat16", "float16")
     admissions: ClassVar = [None, None, MinCount(count=3, cells=50_000), Probability(p=0.5)]
+    segments: ClassVar = SEGMENTS if jit.INTERPRETED else ORDERLESS
 
     def new_store(self):
         return Store(self.spec, arena=SMALL, clock=self.clock)

@@ -155,6 +155,7 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
 def test_no_step_waits_for_the_gpu(log_directory):
     settings = RunConfig.load(
         log_directory / "config.toml",
