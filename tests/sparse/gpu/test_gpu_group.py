@@ -13,11 +13,14 @@ from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.pack import pack
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.store import Store
 from girih.store.gpu.options import Gpu
+from girih.tables import LRU, Fixed
 from girih.testing import cases
 from girih.testing.sparse_suite import SparseHalfSuite
 from girih.testing.store_verbs import by_key
+from gpu_order import ORDERS, take
 
 OPTIMIZERS = [
     girih.optim.SGD(lr=0.1),
@@ -61,8 +64,8 @@ def some_batch(longest, seed, *, weighted=False, num_examples=24, num_ids=30):
     return batch_of(lengths, ids, weighted=weighted, seed=seed)
 
 
-def groups_of(optimizer=None, dtype="float32", dim=5):
-    tables = [girih.Table(name=name, dim=dim, dtype=dtype) for name in ("user", "tags")]
+def groups_of(optimizer=None, dtype="float32", dim=5, **rules):
+    tables = [girih.Table(name=name, dim=dim, dtype=dtype, **rules) for name in ("user", "tags")]
     schema = girih.Schema(
         [
             girih.Categorical(name="user", table="user"),
@@ -249,6 +252,58 @@ def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
         for key, columns in rows[0].items():
             for name, value in columns.items():
                 np.testing.assert_allclose(other[key][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("eviction", [Fixed(max_rows=9), LRU(max_rows=9)], ids=str)
+def test_a_full_table_serves_the_keys_that_a_cpus_serves(eviction):
+    """Each batch has more keys than either table takes; what has no row is read, and moves nothing."""
+    (gpu, there), (cpu, here) = both(groups_of(eviction=eviction))
+    for step in range(1, 4):
+        batch = some_batch(2, step, num_examples=16, num_ids=40)
+        outputs = [run(group, batch, step, np.random.default_rng(step)) for group in (gpu, cpu)]
+        for mine, expected in zip(*outputs, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+        assert [there.num_rows_of(table) for table in (0, 1)] == [9, 9]
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
+    assert there.counters() == here.counters()
+    assert there.counters()["full" if eviction.name == "none" else "evicted"] > 0
+
+
+def test_zero_features_take_their_steps():
+    schema = girih.Schema([girih.Numeric(name="x")], labels="y")
+    store = StoreOptions(tiers=("gpu",))
+    half = LocalSparse(SparseSpec(schema=schema, needs={}, optimizer=girih.optim.SGD(lr=1.0), store=store))
+    batch = batch_of(np.zeros((0, 3), np.int64), np.empty(0), weighted=False, seed=0)
+    pulled = half.pull(batch, half.prepare(batch))
+    embeddings = pulled.wait()
+    assert (len(embeddings.blocks), len(embeddings.first_order), len(embeddings.sequences)) == (0, 0, 0)
+    pulled.push(1, 1.0).wait()
+    assert half.stats().store.get("rows", 0) == 0
+    half.close()
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="a GPU takes an order of its own")
+def test_results_do_not_depend_on_the_order_in_which_programs_run(monkeypatch):
+    """To the bit: of unique keys, of rows' numbers, of sums of long runs in pieces."""
+    found = []
+    for order in ORDERS:
+        with monkeypatch.context() as patched:
+            take(patched, order)
+            patched.setattr(gradients, "LONG", 8)
+            group = groups_of()
+            with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store:
+                gpu = GpuGroup(group, [store])
+                outputs = []
+                for step in range(1, 3):
+                    batch = some_batch(4, step, num_examples=8, num_ids=12)
+                    outputs += run(gpu, batch, step, np.random.default_rng(step))
+                found.append((outputs, by_key(store), store.counters()))
+    (outputs, rows, counters), *others = found
+    for other_outputs, other_rows, other_counters in others:
+        for mine, expected in zip(other_outputs, outputs, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+        assert other_rows == rows
+        assert other_counters == counters
 
 
 def test_a_gradient_that_is_not_finite_moves_no_row():

@@ -32,12 +32,20 @@ class CountWaits(TorchDispatchMode):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.launching, self.found = 0, []
+        self.active, self.launching, self.found = False, 0, []
         for name, module in list(sys.modules.items()):
             if name.startswith("girih.kernels.gpu") and hasattr(module, "launch"):
                 self._replace(monkeypatch, module, "launch", self._unheard)
         for name in HOST_COPIES:
             self._replace(monkeypatch, torch.Tensor, name, self._heard)
+
+    def __enter__(self):
+        self.active = True
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.active = False
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet = func.overloadpacket
@@ -48,7 +56,7 @@ class CountWaits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _note(self, what):
-        if not self.launching and torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if self.active and not self.launching:
             self.found.append(what + "\n" + "".join(traceback.format_stack(limit=6)[:-2]))
 
     def _replace(self, monkeypatch, owner, name, around):
