@@ -7,6 +7,8 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from girih.dense.outcome import Late
+
 ATEN = torch.ops.aten
 SIZED_BY_VALUES = {
     ATEN.nonzero, ATEN.masked_select, ATEN.bincount, ATEN._unique, ATEN._unique2, ATEN.unique_dim,
@@ -36,6 +38,9 @@ class CountWaits(TorchDispatchMode):
         for name, module in list(sys.modules.items()):
             if name.startswith("girih.kernels.gpu") and hasattr(module, "launch"):
                 self._replace(monkeypatch, module, "launch", self._unheard)
+        self._newest = None
+        self._replace(monkeypatch, Late, "__init__", self._made)
+        self._replace(monkeypatch, Late, "_arrived", self._asked)
         for name in HOST_COPIES:
             self._replace(monkeypatch, torch.Tensor, name, self._heard)
 
@@ -69,6 +74,16 @@ class CountWaits(TorchDispatchMode):
             return call(*args, **kwargs)
         finally:
             self.launching -= 1
+
+    def _made(self, name, call, args, kwargs):
+        self._newest = args[0]
+        call(*args, **kwargs)
+
+    def _asked(self, name, call, args, kwargs):
+        """What came of a step is told by pinned memory: a wait for the GPU to be idle where no later step is launched."""
+        if args[0] is self._newest and args[0]._known is None:
+            self._note("the outcome of the newest step")
+        return self._unheard(name, call, args, kwargs)
 
     def _heard(self, name, call, args, kwargs):
         self._note(name)
