@@ -136,3 +136,28 @@ def test_the_benchmark_runs_quickly_and_writes_all_its_tables(tmp_path):
     assert all(table["title"].startswith(title) for table, title in zip(found["tables"], titles, strict=True))
     assert all(table["rows"] for table in found["tables"])
     assert "not measured: dedup of 1,048,576 ids" in done.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.gpu
+def test_kernels_as_a_step_launches_them_compile_and_spill_nothing(tmp_path):
+    words = [sys.executable, "-m", "girih", "bench", "gpu_registers", "--json", tmp_path / "registers.json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (table,) = json.loads((tmp_path / "registers.json").read_text())["tables"]
+    kernels = {"pool_short", "pool_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows"}
+    for dim in (64, 128):
+        assert {row["kernel"] for row in table["rows"] if row["D"] == dim} == kernels
+    assert {row["spilled bytes"] for row in table["rows"]} == {0}
+    assert all(0 < row["registers"] <= 255 for row in table["rows"])
+
+
+def test_the_page_has_the_registers_that_were_found():
+    import gpu_registers
+
+    root = bench.FOLDER.parent
+    (table,) = json.loads((root / "docs" / "results" / "gpu-registers.json").read_text())["tables"]
+    page = (root / "docs" / "gpu.md").read_text()
+    shown = page[page.index(gpu_registers.BEGIN) : page.index(gpu_registers.END)]
+    for row in table["rows"]:
+        assert f"| {' | '.join(str(value) for value in row.values())} |" in shown

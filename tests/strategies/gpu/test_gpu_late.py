@@ -140,7 +140,7 @@ def test_what_does_not_wait_is_not_counted(monkeypatch, name):
 
 def test_waits_are_found_in_a_trace_of_the_profiler():
     trace = json.loads((Path(__file__).parent / "trace.json").read_text())
-    assert waits_in(trace) == {"cudaStreamSynchronize": 1, "cudaEventSynchronize": 1, TO_PAGEABLE: 1}
+    assert waits_in(trace) == {"cudaStreamSynchronize": 2, "cudaEventSynchronize": 1, TO_PAGEABLE: 1}
 
 
 @pytest.mark.skipif(not jit.INTERPRETED, reason="on a GPU the profiler counts, and torch raises at a wait")
@@ -173,6 +173,7 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
     assert (by_step == 0).all() == (on_nonfinite == "stop"), "".join(counted.found[waits[2] :])
 
 
+@pytest.mark.filterwarnings("ignore:.*rofiler")  # which may tell how its events are kept
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 def test_the_profiler_sees_no_wait_in_a_step(log_directory, tmp_path):
     settings = RunConfig.load(

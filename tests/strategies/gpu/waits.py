@@ -91,16 +91,16 @@ class CountWaits(TorchDispatchMode):
 
 
 def waits_in(trace):
-    """Counts waits between the first and the last mark of a trace, as ``export_chrome_trace`` writes it, on the thread that set them.
+    """Counts waits between the first and the last mark of a trace, as ``export_chrome_trace`` writes it, on whatever thread.
 
     A copy to pinned memory is none; one to other memory is, whether or not the program waits for its stream as well.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     marks = [event for event in events if event["name"] == MARK and event.get("cat") == "user_annotation"]
-    begin, end, thread = min(m["ts"] for m in marks), max(m["ts"] for m in marks), marks[0]["tid"]
+    begin, end = (choose(mark["ts"] for mark in marks) for choose in (min, max))
 
     def within(event):
-        return event is not None and event["tid"] == thread and begin <= event["ts"] < end
+        return event is not None and begin <= event["ts"] < end
 
     calls = [event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
     by_correlation = {event["args"]["correlation"]: event for event in calls}
