@@ -46,7 +46,7 @@ gpu:
 	.venv-gpu/bin/python -m pip install --quiet --editable '.[dev]'
 	.venv-gpu/bin/python -m pip install --quiet --no-deps fbgemm-gpu || echo 'no wheel of fbgemm-gpu: measured without'
 	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
-	GOMP_SPINCOUNT=0 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200; tested=$$?; \
+	GOMP_SPINCOUNT=0 GIRIH_PATIENCE_S=900 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200; tested=$$?; \
 	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json --page docs/gpu.md && exit $$tested
 
 bench: setup

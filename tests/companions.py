@@ -22,7 +22,8 @@ import pytest
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.comm.registry.remote import RemoteRegistry
 
-ALL_S = 120
+ALL_S = int(os.environ.get("GIRIH_PATIENCE_S", "120"))
+"""How long all of them may take: more where kernels are compiled first, or a machine is busy."""
 SECRET = b"of these companions"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

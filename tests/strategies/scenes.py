@@ -32,7 +32,7 @@ from girih.testing.click_log import click_log
 
 STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
 SECRET = b"of these scenes"
-MOST_S = 280
+MOST_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 ODD = 5
 """Examples of an epoch's last batch."""
 

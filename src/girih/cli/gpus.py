@@ -58,4 +58,4 @@ def _has_triton() -> bool:
 def _nccl() -> str:
     if not torch.distributed.is_nccl_available():
         return "not built into torch"
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
