@@ -151,7 +151,7 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
         GPU,
         f"train.on_nonfinite={on_nonfinite}",
         "train.max_steps=8",
-        "train.log_every_steps=100",
+        "train.log_every_steps=2",
     )
     counted = CountWaits(monkeypatch)
     with settings.trainer() as trainer:
@@ -210,6 +210,27 @@ def test_the_profiler_sees_no_wait_in_a_step(log_directory, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_a_record_has_the_counters_of_its_step(log_directory, tmp_path):
+    """Those that the device told with what came of the step, though the next one is launched by then."""
+    records = []
+    for tier in (CPU, GPU):
+        settings = settings_of(log_directory, tier, "train.log_every_steps=2")
+        options = girih.TrainOptions(
+            seed=3, max_steps=6, on_nonfinite="stop", device=DEVICE, log_every_steps=2
+        )
+        trainer = girih.Trainer(
+            Exploding(settings.schema), options=options, store=settings.store, run=tmp_path / tier[-6:-2]
+        )
+        with trainer, pytest.raises(NonFiniteError):
+            trainer.fit(settings.dataset("train"))
+        lines = (tmp_path / tier[-6:-2] / "metrics.jsonl").read_text().splitlines()
+        records.append(
+            [{name: json.loads(line)[name] for name in ("step", "rows", "hit_rate")} for line in lines]
+        )
+    assert records[0] == records[1]
+    assert records[0][0]["step"] == 2
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
 def test_no_step_waits_for_the_gpu(log_directory):
     settings = RunConfig.load(
