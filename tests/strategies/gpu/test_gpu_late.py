@@ -209,7 +209,6 @@ def test_the_profiler_sees_no_wait_in_a_step(log_directory, tmp_path):
     assert found["cudaEventSynchronize"] <= 30 - 12
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 def test_a_record_has_the_counters_of_its_step(log_directory, tmp_path):
     """Those that the device told with what came of the step, though the next one is launched by then."""
     records = []
@@ -231,6 +230,7 @@ def test_a_record_has_the_counters_of_its_step(log_directory, tmp_path):
     assert records[0][0]["step"] == 2
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
 def test_no_step_waits_for_the_gpu(log_directory):
     settings = RunConfig.load(
