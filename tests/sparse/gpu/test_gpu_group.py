@@ -295,7 +295,7 @@ def test_results_do_not_depend_on_the_order_in_which_programs_run(monkeypatch):
                 gpu = GpuGroup(group, [store])
                 outputs = []
                 for step in range(1, 3):
-                    batch = some_batch(4, step, num_examples=8, num_ids=12)
+                    batch = some_batch(4, step, num_examples=5, num_ids=8)
                     outputs += run(gpu, batch, step, np.random.default_rng(step))
                 found.append((outputs, by_key(store), store.counters()))
     (outputs, rows, counters), *others = found

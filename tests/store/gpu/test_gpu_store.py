@@ -115,7 +115,7 @@ def test_rows_that_left_are_used_again():
 
 
 @pytest.mark.skipif(not jit.INTERPRETED, reason="a GPU takes an order of its own")
-@pytest.mark.parametrize("eviction", [None, LRU(max_rows=15), LFU(max_rows=15)], ids=str)
+@pytest.mark.parametrize("eviction", [LRU(max_rows=15), LFU(max_rows=15)], ids=str)
 def test_no_order_of_programs_changes_a_store(monkeypatch, eviction):
     """To the bit: who is admitted, where rows lie, who leaves, what a row becomes."""
     found = []
@@ -124,8 +124,8 @@ def test_no_order_of_programs_changes_a_store(monkeypatch, eviction):
         with monkeypatch.context() as patched, Store(spec, arena=SMALL) as store:
             take(patched, order)
             read = []
-            for step in range(1, 5):
-                ids = np.unique(np.random.default_rng(step).integers(-20, 20, 40))
+            for step in range(1, 4):
+                ids = np.unique(np.random.default_rng(step).integers(-20, 20, 30))
                 tables = np.sort(ids % 2).astype(np.int32)
                 rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
                 store.apply_gradients(ids, tables, rows, np.ones_like(values) / step, step)
