@@ -1,4 +1,4 @@
-"""What gpu.py is to reach on one H200, figure by figure, beside what was measured; and both as a section of docs/gpu.md.
+"""Goals of gpu.py on one H200, figure by figure, beside what was measured; and both as a section of docs/gpu.md.
 
 Bytes on paper are those of docs/gpu.md, "How a batch goes". Where they take longer than a goal at the rate of copies that was measured, the
 goal lies beyond the machine: it is then 0.9 of that limit.

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def launches(dim: int) -> list[dict[str, Any]]:
-    """What a step on rows of ``dim`` columns launches, each kernel once."""
+    """The kernels that a step on rows of ``dim`` columns launches, each once."""
     import numpy as np
     import torch
 

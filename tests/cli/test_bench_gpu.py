@@ -36,7 +36,7 @@ def of_sparse_half(keys, dim, optimizer, step_ms, num_bytes, forward=0.72, backw
 
 @pytest.fixture
 def found():
-    """What a run of gpu.py may write; nothing here was measured."""
+    """A report as gpu.py may write it; nothing here was measured."""
     gpu = {"name": "GPU X", "memory_bytes": 139 << 30, "capability": "9.0", "multiprocessors": 132}
     return {
         "command": "girih bench gpu",

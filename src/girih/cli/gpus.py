@@ -11,7 +11,7 @@ from girih.report.text import size
 from girih.strategies import BY_NAME
 
 LEAST_CAPABILITY = (7, 0)
-"""Of GPUs for which Triton compiles."""
+"""The oldest GPUs for which Triton compiles."""
 
 
 def described() -> dict[str, str]:

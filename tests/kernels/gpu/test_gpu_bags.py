@@ -61,7 +61,7 @@ def test_bags_are_pooled(kernel, weighted):
 
 @pytest.mark.parametrize("long", [256, 4])
 def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
-    """Of one pooled feature and one whose ids have gradients of their own."""
+    """One feature is pooled, the ids of the other have gradients of their own."""
     monkeypatch.setattr(gradients, "LONG", long)
     rng, counts = np.random.default_rng(0), np.array([1, 0, 23, 5, 4], np.int32)
     n = int(counts.sum())

@@ -27,7 +27,7 @@ def batch_of(seed, most=4):
 
 
 def found_in(ids, offsets):
-    """What is found on the device, and the tensor of places."""
+    """Unique keys as the device finds them, and the tensor of places."""
     begins = offsets[GROUP * SIZE].astype(np.int64)
     counts = offsets[(GROUP + 1) * SIZE] - begins
     there = jit.device()

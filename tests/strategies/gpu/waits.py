@@ -80,7 +80,7 @@ class CountWaits(TorchDispatchMode):
         call(*args, **kwargs)
 
     def _asked(self, name, call, args, kwargs):
-        """What came of a step is told by pinned memory: a wait for the GPU to be idle where no later step is launched."""
+        """The outcome of a step is told by pinned memory: a wait for the GPU to be idle where no later step is launched."""
         if args[0] is self._newest and args[0]._known is None:
             self._note("the outcome of the newest step")
         return self._unheard(name, call, args, kwargs)
