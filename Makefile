@@ -38,14 +38,16 @@ test-all: setup
 	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not gpu" $(PLAIN)
 
-# On a machine with a GPU: the same tests with kernels compiled, then the figures of docs/gpu.md. Takes torch as pip finds it
-# for CUDA, into an environment of its own.
+# On a machine with a GPU: the same tests with kernels compiled, then, whatever came of them, the figures of docs/gpu.md; the
+# status is that of both. Takes torch as pip finds it for CUDA, into an environment of its own, and FBGEMM's tables to measure
+# beside ours, where there is a wheel of theirs for that torch.
 gpu:
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --editable '.[dev]'
+	.venv-gpu/bin/python -m pip install --quiet --no-deps fbgemm-gpu || echo 'no wheel of fbgemm-gpu: measured without'
 	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
-	GOMP_SPINCOUNT=0 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200
-	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json
+	GOMP_SPINCOUNT=0 GIRIH_PATIENCE_S=900 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200; tested=$$?; \
+	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json --page docs/gpu.md && exit $$tested
 
 bench: setup
 	$(BIN)/girih bench kernels

@@ -2,6 +2,7 @@
 
     girih bench gpu                     26 features × 65,536 examples, D = 64 and 128; 1,048,576 keys of 10 tables, Zipf 1.05
     girih bench gpu --quick             a few hundred keys: shows that it runs, also where kernels are interpreted
+    girih bench gpu --page docs/gpu.md  writes the figures, and which goals are met, into the page as well
 
 Beside it, with the same ids: ``nn.EmbeddingBag`` under ``torch.compile``, and FBGEMM's TBE where it is installed. The second table has
 dedup and the finding of keys alone, the third whole models beside their dense halves alone, as they
@@ -10,15 +11,21 @@ are and compiled by torch (``train.compile``).
 ``bytes`` are those that a step cannot do without (docs/gpu.md says which), ``of copies`` is their rate beside that of a copy of
 1 GB on the device, measured in the same run. Times are medians, by events of the device, which is kept busy before each part, so that
 what the host does to start it is not in them; ``host ms`` is a whole step by the clock. Batches are copied to the device in the first part.
+What is to be reached stands in gpu_goals.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import sys
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import gpu_goals
 import gpu_models
 import harness
 import numpy as np
@@ -39,6 +46,7 @@ from girih.store.gpu.record_kernels import Keys
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
 STATE = {"sgd": 0, "adam": 2}
 _HEAD_START = 20_000_000  # cycles in which the host runs ahead
+SECTOR = 32  # bytes of a GPU's caches that come together
 PARTS = ("dedup and sort", "lookup", "pool", "backward and update")
 
 
@@ -157,20 +165,62 @@ def copy_rate(num_bytes: int) -> float:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Runs the benchmark; status 1 where a part of it failed, which the report says."""
     parser = harness.parser("gpu", __doc__)
     parser.add_argument("--quick", action="store_true", help="a few hundred keys")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="a page whose section of figures is written anew"
+    )
     arguments = parser.parse_args()
+    if arguments.page is not None and jit.INTERPRETED:
+        parser.error("--page: kernels are interpreted here; expected a GPU")
+    if arguments.quick:
+        arguments.rounds = 2
     report = harness.Report("gpu", arguments)
     copies = copy_rate(1 << (16 if arguments.quick else 30))
+    report.table("copies of 1 GB on the device, read and written", {"bytes/s": "{:.3e}"}).row(
+        {"bytes/s": copies}
+    )
+    parts = {
+        "the sparse half": sparse_half,
+        "keys alone": keys_alone,
+        "tiers": tiers,
+        "whole models": whole_models,
+    }
+    failed = [name for name, part in parts.items() if not attempted(report, name, part, arguments, copies)]
+    report.finish()
+    if arguments.page is not None:
+        gpu_goals.write_section(arguments.page, arguments.json)
+    for each in gpu_goals.judged(report.as_dict()):
+        print(f"{each.verdict}: {each.goal.what}, {each.goal.column}")
+    sys.exit(1 if failed else 0)
+
+
+def attempted(report: harness.Report, name: str, part: Callable[..., None], *given: Any) -> bool:
+    """Runs a part of the benchmark; where it fails, the others still run, and the report says why."""
+    try:
+        part(report, *given)
+    except Exception as error:
+        traceback.print_exc()
+        report.skip(name, f"failed: {' '.join(str(error).split())[:300]}")
+        return False
+    return True
+
+
+def sparse_half(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """The parts of a step and the whole, beside other people's tables."""
     cases = [
         ("26 × 65,536", 26, 65_536, 1_000_000, 1.05, (64, 128)),
         ("10 × 104,858", 10, 104_858, 1_000_000, 1.05, (128,)),
     ]
     if arguments.quick:
-        cases, arguments.rounds = [("3 × 100", 3, 100, 500, 1.05, (16,))], 2
-    peers = {"nn.EmbeddingBag, compiled": CompiledBag}
+        cases = [("3 × 100", 3, 100, 500, 1.05, (16,))]
+    peers: dict[str, Callable[..., Any]] = {}
+    if jit.INTERPRETED:
+        report.skip("nn.EmbeddingBag, compiled", "it is compiled for the GPU")
+    else:
+        peers["nn.EmbeddingBag, compiled"] = CompiledBag
     if report.peer("fbgemm_gpu", "its wheel for CUDA is needed") is not None and not jit.INTERPRETED:
         peers["FBGEMM"] = Tbe
     report.not_identical("girih's tables grow and are asked by keys, the others' are static arrays")
@@ -178,13 +228,13 @@ def main() -> None:
         "girih's batches are copied to the device in its first part, the others' ids lie there"
     )
     table = report.table(
-        f"the sparse half on a GPU; copies: {copies / 1e9:,.0f} GB/s",
+        "the sparse half on a GPU",
         {"keys": "{}", "D": "{}", "optimizer": "{}", "unique": "{:,}"}
         | {f"{part} ms": "{:.3f}" for part in PARTS}
-        | {"step ms": "{:.3f}",
-            "host ms": "{:.3f}", "forward, of copies": "{:.0%}", "backward, of copies": "{:.0%}"}
+        | {"step ms": "{:.3f}", "host ms": "{:.3f}", "bytes": "{:,}"}
+        | {"forward, of copies": "{:.0%}", "backward, of copies": "{:.0%}"}
         | {f"{name} ms": "{:.3f}" for name in peers},
-    )  # fmt: skip
+    )
     for title, features, examples, rows, exponent, dims in cases:
         rng = np.random.default_rng(0)
         for dim in dims:
@@ -200,33 +250,43 @@ def main() -> None:
                 host = float(np.median([side.step_at_once(batch) for batch in batches]))
                 side.store.close()
                 parts = [harness.median_part(measured, part) for part in range(len(PARTS))]
-                n, unique, row = features * examples, side.num_unique, 4 * dim
-                forward = n * (4 + row) + unique * (8 + row)
-                backward = n * (24 + row) + unique * (4 + 2 * row + 2 * row * (1 + STATE[optimizer]))
-                table.row(
-                    {
-                        "keys": title,
-                        "D": dim,
-                        "optimizer": optimizer,
-                        "unique": unique,
-                        "step ms": 1e3 * sum(parts),
-                        "host ms": 1e3 * host,
-                    }
-                    | {f"{part} ms": 1e3 * seconds for part, seconds in zip(PARTS, parts, strict=True)}
-                    | {
-                        "forward, of copies": forward / parts[2] / copies,
-                        "backward, of copies": backward / parts[3] / copies,
-                    }
-                    | {
-                        f"{name} ms": 1e3
-                        * peer_step(report, name, peer, features, examples, rows, dim, optimizer, batches)
-                        for name, peer in peers.items()
-                    }
-                )
-    keys = report.table("keys alone", {"what": "{}", "keys": "{:,}", "ms": "{:.4f}", "keys/s": "{:.2e}"})
-    for what, count, seconds in keys_alone(500 if arguments.quick else 1 << 20, arguments.rounds):
-        keys.row({"what": what, "keys": count, "ms": 1e3 * seconds, "keys/s": count / seconds})
-    tiered = report.table(
+                keys, forward, backward = bytes_on_paper(features * examples, side.num_unique, dim, optimizer)
+                arm = {"keys": title, "D": dim, "optimizer": optimizer, "unique": side.num_unique}
+                times = {f"{part} ms": 1e3 * seconds for part, seconds in zip(PARTS, parts, strict=True)}
+                shares = {
+                    "forward, of copies": forward / parts[2] / copies,
+                    "backward, of copies": backward / parts[3] / copies,
+                }
+                others = {
+                    f"{name} ms": peer_step(
+                        report, name, peer, features, examples, rows, dim, optimizer, batches
+                    )
+                    for name, peer in peers.items()
+                }
+                whole = {
+                    "step ms": 1e3 * sum(parts),
+                    "host ms": 1e3 * host,
+                    "bytes": keys + forward + backward,
+                }
+                table.row(arm | times | whole | shares | others)
+
+
+def bytes_on_paper(n: int, unique: int, dim: int, optimizer: str) -> tuple[int, int, int]:
+    """Bytes that finding keys, pooling, and the way back cannot do without: see docs/gpu.md, "How a batch goes".
+
+    Args:
+        n: ids; unique: keys of theirs.
+    """
+    row, slots = 4 * dim, 1 << (2 * n - 1).bit_length()
+    keys = n * (8 + 6 * SECTOR + 4 * 24 + 20) + 4 * slots + unique * 3 * SECTOR
+    forward = n * (4 + row) + unique * (8 + row)
+    backward = n * (24 + row) + unique * (4 + 2 * row + 2 * row * (1 + STATE[optimizer]))
+    return keys, forward, backward
+
+
+def tiers(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """Steps with a tenth of the rows hot."""
+    table = report.table(
         "tiers: 10 tables, D = 128, SGD, a tenth of the rows hot in GPU memory above the host's",
         {
             "unique keys of a batch": "{:,}",
@@ -236,7 +296,11 @@ def main() -> None:
         },
     )
     for share in (0.8, 1.0):
-        tiered.row(hot_tier(500 if arguments.quick else 1_000_000, share, 2 if arguments.quick else 20))
+        table.row(hot_tier(500 if arguments.quick else 1_000_000, share, 2 if arguments.quick else 20))
+
+
+def whole_models(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """Samples/s of whole models beside those of their dense halves."""
     models = report.table(
         "whole models, samples/s",
         {"model": "{}", "dense half": "{}", "batch": "{:,}", "step": "{:,.0f}"}
@@ -260,16 +324,17 @@ def main() -> None:
                 report.skip(f"{name}, {arm['dense half']}", " ".join(str(error).split())[:200])
                 continue
             models.row(arm | {"step": whole, "dense half alone": alone, "of it": whole / alone})
-    report.finish()
 
 
-def peer_step(report: harness.Report, name: str, peer: Callable[..., Any], *shape_and_batches: Any) -> float:
-    """Median seconds of a step of somebody else's tables, on ids that are on the device; NaN where it fails."""
+def peer_step(
+    report: harness.Report, name: str, peer: Callable[..., Any], *shape_and_batches: Any
+) -> float | None:
+    """Median milliseconds of a step of somebody else's tables, on ids that are on the device; None where it fails."""
     try:
-        return _peer_step(peer, *shape_and_batches)
+        return 1e3 * _peer_step(peer, *shape_and_batches)
     except RuntimeError as error:  # out of memory, or what it does not compile
         report.skip(name, " ".join(str(error).split())[:200])
-        return float("nan")
+        return None
     finally:
         torch._dynamo.reset()
         gc.collect()
@@ -325,8 +390,15 @@ def hot_tier(rows: int, share: float, rounds: int) -> dict[str, float]:
     }
 
 
-def keys_alone(size: int, rounds: int) -> list[tuple[str, int, float]]:
-    """(what, keys, median seconds): dedup of Zipf ids, and finding keys in an index half full."""
+def keys_alone(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """Dedup of Zipf ids, and finding keys in an index half full."""
+    keys = report.table("keys alone", {"what": "{}", "keys": "{:,}", "ms": "{:.4f}", "keys/s": "{:.2e}"})
+    for what, count, seconds in dedup_and_find(500 if arguments.quick else 1 << 20, arguments.rounds):
+        keys.row({"what": what, "keys": count, "ms": 1e3 * seconds, "keys/s": count / seconds})
+
+
+def dedup_and_find(size: int, rounds: int) -> list[tuple[str, int, float]]:
+    """(what, keys, median seconds) of both."""
     device, rng = jit.device(), np.random.default_rng(2)
     ids = to_device(zipf(rng, 1.05, size, size), device)
     nothing = torch.zeros(2, dtype=torch.int32, device=device)

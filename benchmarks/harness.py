@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 PACKAGES = (
-    "girih", "torch", "numba", "numpy", "pyarrow", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
+    "girih", "torch", "triton", "numba", "numpy", "pyarrow", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
     "rocksdict",
 )  # fmt: skip
 
@@ -232,7 +232,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, huge pages."""
+    """Processor, cores, memory, huge pages, GPUs."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -244,8 +244,25 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "huge_pages": pages.read_text().strip() if pages.is_file() else "unknown",
         "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "gpus": gpus(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT)},
     }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory, capability and multiprocessors of each GPU that torch can use."""
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = [torch.cuda.get_device_properties(each) for each in range(number)]
+    return [
+        {
+            "name": own.name,
+            "memory_bytes": own.total_memory,
+            "capability": f"{own.major}.{own.minor}",
+            "multiprocessors": own.multi_processor_count,
+        }
+        for own in found
+    ]
 
 
 def available_bytes() -> int:

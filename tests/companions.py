@@ -22,7 +22,8 @@ import pytest
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.comm.registry.remote import RemoteRegistry
 
-ALL_S = 120
+ALL_S = int(os.environ.get("GIRIH_PATIENCE_S", "120"))
+"""How long all of them may take: more where kernels are compiled first, or a machine is busy."""
 SECRET = b"of these companions"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -106,14 +107,16 @@ def run(pipe, file, words, cwd, hidden):
     runpy.run_path(file, run_name="__main__")
 
 
-def together(function, size=2, *, barrier=True):
+def together(function, size=2, *, barrier=True, kind=None):
     """What a module's ``function(ranks)`` returns in each of ``size`` processes; anything that JSON can hold.
 
     Args:
         barrier: whether all meet once more when they are done.
+        kind: class of ``ranks``; a ``TrainerGroup`` by default.
     """
     server = RegistryServer(LocalRegistry(), SECRET)
-    companions = [Companion(play, function, rank, size, server.address, barrier) for rank in range(size)]
+    words = size, server.address, barrier, kind
+    companions = [Companion(play, function, rank, *words) for rank in range(size)]
     found = {}
     try:
         while len(found) < size:
@@ -135,12 +138,12 @@ def together(function, size=2, *, barrier=True):
     return [found[each] for each in companions]
 
 
-def play(pipe, function, rank, size, address, barrier):
+def play(pipe, function, rank, size, address, barrier, kind):
     from girih.comm.group import TrainerGroup
 
     faulthandler.dump_traceback_later(ALL_S - 10, exit=True)
     registry = RemoteRegistry(address, SECRET)
-    ranks = TrainerGroup(rank, size, registry)
+    ranks = (kind or TrainerGroup)(rank, size, registry)
     found = function(ranks)
     if barrier:
         ranks.barrier()

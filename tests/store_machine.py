@@ -34,6 +34,8 @@ SEGMENTS = [
     ),
     (Segment("embedding", 4, optim.Adagrad(lr=0.1, initial_accumulator_value=0.5)),),
 ]
+ORDERLESS = [(Segment("embedding", 2, optim.RowwiseAdagrad(lr=0.1)),), *SEGMENTS[1:]]
+"""For stores that add the columns of a row in another order: two numbers have but one sum."""
 INITIALIZERS = [Normal(std=0.5), Uniform(low=-1, high=1), Zeros(), Constant(value=0.25)]
 
 
@@ -51,10 +53,11 @@ class StoreMachine(RuleBasedStateMachine):
     directory: ClassVar = None
     dtypes: ClassVar = ("float32",)
     admissions: ClassVar = ADMISSIONS
+    segments: ClassVar = SEGMENTS
 
     @initialize(data=st.data())
     def begin(self, data):
-        segments = data.draw(st.sampled_from(SEGMENTS))
+        segments = data.draw(st.sampled_from(self.segments))
         tables = [
             TableSpec(
                 name,

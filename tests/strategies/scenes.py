@@ -32,7 +32,7 @@ from girih.testing.click_log import click_log
 
 STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
 SECRET = b"of these scenes"
-MOST_S = 280
+MOST_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 ODD = 5
 """Examples of an epoch's last batch."""
 
@@ -330,23 +330,23 @@ def spoil(trainer, rank, kind, spoiled_rank, step):
     trainer.model.register_forward_pre_hook(before)
 
 
-def play_all(directory, scenes, num_trainers):
-    """Plays scenes in turn with so many trainers; returns the summary of each, by name."""
-    if num_trainers not in COMPANIES:
-        COMPANIES[num_trainers] = Company(num_trainers)
+def play_all(directory, scenes, num_trainers, kind=TrainerGroup):
+    """Plays scenes in turn with so many trainers, whose group is of a ``kind``; returns the summary of each, by name."""
+    if (num_trainers, kind) not in COMPANIES:
+        COMPANIES[num_trainers, kind] = Company(num_trainers, kind)
     try:
-        return COMPANIES[num_trainers].play(directory, scenes)
+        return COMPANIES[num_trainers, kind].play(directory, scenes)
     except BaseException:
-        COMPANIES.pop(num_trainers).end()
+        COMPANIES.pop((num_trainers, kind)).end()
         raise
 
 
 class Company:
     """Trainers that wait for scenes to play, so that one group of processes serves all tests of a session."""
 
-    def __init__(self, size):
+    def __init__(self, size, kind):
         self._server = RegistryServer(LocalRegistry(), SECRET)
-        self._trainers = [Companion(join, rank, size, self._server.address) for rank in range(size)]
+        self._trainers = [Companion(join, rank, size, self._server.address, kind) for rank in range(size)]
         atexit.register(self.end)
 
     def play(self, directory, scenes):
@@ -376,9 +376,9 @@ class Company:
 COMPANIES = {}
 
 
-def join(pipe, rank, num_trainers, address):
+def join(pipe, rank, num_trainers, address, kind):
     """One trainer of a company, which plays until nobody asks any more."""
-    ranks = TrainerGroup(rank, num_trainers, RemoteRegistry(address, SECRET))
+    ranks = kind(rank, num_trainers, RemoteRegistry(address, SECRET))
     with suppress(EOFError):
         while True:
             directory, scenes = pipe.recv()

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import torch
 
-from girih.cli import cli
+from girih.cli import cli, gpus
 from girih.dense.accel import onednn, openmp
 from girih.report.text import size
 
@@ -23,7 +23,7 @@ HUGE_PAGES_SHARED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 @cli.command()
 def info() -> int:
-    """Show the machine and the versions, for bug reports."""
+    """Show the machine, the versions, and what runs on its GPUs."""
     flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
         "girih": version("girih"),
@@ -31,7 +31,7 @@ def info() -> int:
         **{name: _version(name) for name in PACKAGES},
         "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use",
+        **gpus.described(),
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
         "float32 layers": "oneDNN" if onednn.pays() else "as PyTorch has them",
         "idle threads": openmp.spins(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ class Outcome(Protocol):
     Attributes:
         loss: its mean loss; waits until it is known.
         refused: why nothing was applied, or None; waits.
+        counters: those of the sparse half as they were after the step; None where the half is to be asked; waits.
     """
 
     @property
@@ -25,6 +26,9 @@ class Outcome(Protocol):
 
     @property
     def refused(self) -> NonFiniteError | None: ...
+
+    @property
+    def counters(self) -> Mapping[str, int] | None: ...
 
     def known(self) -> bool:
         """Whether asking for it waits for nothing."""
@@ -41,6 +45,7 @@ class Known:
 
     loss: float
     refused: NonFiniteError | None = None
+    counters: Mapping[str, int] | None = None
 
     def known(self) -> bool:
         """Always true."""
@@ -56,10 +61,16 @@ class Late:
     Args:
         told: float64[K], on a device, the loss first.
         explain: the K numbers → why the step was refused, or None; asked once.
+        count: the K numbers → counters, where they are among them.
     """
 
-    def __init__(self, told: Tensor, explain: Callable[[Sequence[float]], NonFiniteError | None]) -> None:
-        self._explain = explain
+    def __init__(
+        self,
+        told: Tensor,
+        explain: Callable[[Sequence[float]], NonFiniteError | None],
+        count: Callable[[Sequence[float]], Mapping[str, int] | None] = lambda numbers: None,
+    ) -> None:
+        self._explain, self._count = explain, count
         self._known: Known | None = None
         self._told = told
         self._event: Any = None
@@ -79,6 +90,11 @@ class Late:
         """See :class:`Outcome`."""
         return self._arrived().refused
 
+    @property
+    def counters(self) -> Mapping[str, int] | None:
+        """See :class:`Outcome`."""
+        return self._arrived().counters
+
     def known(self) -> bool:
         """See :class:`Outcome`; without a GPU, once it was asked for."""
         return self._known is not None or (self._event is not None and bool(self._event.query()))
@@ -92,10 +108,10 @@ class Late:
             if self._event is not None:
                 self._event.synchronize()
             numbers = self._told.tolist()
-            self._known = Known(numbers[0], self._explain(numbers))
-            self._explain = _explained  # lets go of what it held
+            self._known = Known(numbers[0], self._explain(numbers), self._count(numbers))
+            self._explain = self._count = _explained  # lets go of what they held
         return self._known
 
 
-def _explained(numbers: Sequence[float]) -> NonFiniteError | None:
+def _explained(numbers: Sequence[float]) -> None:
     return None

@@ -18,6 +18,7 @@ from girih.planner.speed.step import Prediction, StepCost, predict
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
+    from girih.sparse.options import StoreOptions
     from girih.training.context import RunContext
     from girih.training.session import Session
 
@@ -180,6 +181,18 @@ def device_of_rows(strategy: Strategy, facts: Facts) -> str:
             " without 'gpu'"
         )
     return facts.rows_on or ("gpu" if may and facts.device == "cuda" else "cpu")
+
+
+def note_on_rows(strategy: Strategy, facts: Facts, store: StoreOptions) -> str | None:
+    """A line where rows could be in GPU memory beside the dense half, and an option that is not about that keeps them away."""
+    may = getattr(strategy, "keeps_rows_on_gpu", False)
+    given = [name for name in ("shards", "arena") if getattr(store, name) is not None]
+    if not may or facts.device != "cuda" or store.tiers is not None or not given:
+        return None
+    return (
+        f"rows stay in the host's memory, as store.{' and store.'.join(given)} asks: leave that out to have them in the GPU's,"
+        " or set store.tiers = ['dram']"
+    )
 
 
 def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:

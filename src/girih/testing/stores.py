@@ -39,9 +39,11 @@ class StoreSuite:
 
     Attributes:
         cells: of the filters of rules that count; many where keys of one call do not see what others of it add to shared cells.
+        sums_in_order: whether the columns of a row are added from the first to the last; else those that are have two of them.
     """
 
     cells = 500
+    sums_in_order = True
 
     def make(self, spec: GroupSpec, **where: Any) -> AnyStore:
         """A new, empty store; ``where`` may be ``shard``, ``num_shards`` and ``clock``."""
@@ -65,13 +67,14 @@ class StoreSuite:
     def test_gradients_move_rows_as_the_plain_twin_says(self, optimizer: Any, rules: Any) -> None:
         if isinstance(rules.get("admission"), MinCount):
             rules = {**rules, "admission": MinCount(count=2, cells=self.cells)}
-        spec = group(("a", "b"), optimizer=optimizer, **rules)
+        dim = 4 if self.sums_in_order else 2
+        spec = group(("a", "b"), dim, optimizer, **rules)
         model, rng = FakeStore(spec), np.random.default_rng(0)
         with self.make(spec) as store:
             for step in range(1, 7):
                 ids = np.unique(rng.integers(-20, 40, 30))
                 tables, counts = (ids % 2).astype(np.int32), (1 + ids % 3).astype(np.int32)
-                grads = rng.normal(size=(len(ids), 4)).astype(np.float32)
+                grads = rng.normal(size=(len(ids), dim)).astype(np.float32)
                 results = []
                 for each in (store, model):
                     rows, values = look(each, ids, tables, step, counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -158,7 +158,12 @@ class Loop:
                     f"step {then.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
-            self.log.step(step, then, lr_scale, lambda: self.session.sparse.stats().counters)
+            self.log.step(step, then, lr_scale, partial(self._counters_after, step))
+
+    def _counters_after(self, step: Step[Position]) -> Mapping[str, int]:
+        """Those of the sparse half after a step, where it told them; else as they are now."""
+        told = step.outcome.counters
+        return self.session.sparse.stats().counters if told is None else told
 
     def _wait_for(self, step: Step[Position]) -> None:
         """Waits for what came of a step: it is time spent on training, of this step and of those launched after it."""

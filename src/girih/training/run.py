@@ -33,7 +33,7 @@ from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
-from girih.strategies.strategy import Strategy
+from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
@@ -141,6 +141,8 @@ class TrainingRun:
                 dense_cost=cost,
             )
             self.session = self.strategy.build(plan, self.context)
+            if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
+                self.notes.say(note)
             if self.context.dense.compile:
                 self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
             warm_up()  # else the first step takes a third of a second more than others, and counts

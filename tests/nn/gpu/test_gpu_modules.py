@@ -74,7 +74,7 @@ def test_weights_get_the_cpus_gradients(learns):
         given.append(step(module.train(learns), *RAGGED, weights))
         own.append(weights.grad)
     torch.testing.assert_close(*given)
-    torch.testing.assert_close(*own)
+    torch.testing.assert_close(*own, rtol=1e-5, atol=1e-6)  # sums of float32
 
 
 def test_padding_last_offsets_and_any_shape_are_the_cpus():
@@ -152,8 +152,9 @@ def test_a_gradient_that_is_not_finite_is_raised_and_moves_no_row():
     given = {"a": torch.tensor([[1], [2]]), "b": torch.tensor([[1], [2]])}
     out = gpu(given)
     before = rows_of(gpu)
+    factors = torch.tensor([[1.0], [float("nan")]], device=out["b"].device)
     with pytest.raises(NonFiniteError, match="gradient of feature 'b' is NaN or infinite"):
-        (out["a"].sum() + (out["b"] * torch.tensor([[1.0], [float("nan")]])).sum()).backward()
+        (out["a"].sum() + (out["b"] * factors).sum()).backward()
     assert rows_of(gpu) == before
     assert gpu.tables.step == 0
 

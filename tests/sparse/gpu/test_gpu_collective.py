@@ -15,6 +15,7 @@ from girih.checkpoint.parts import PartReader
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch, Share
 from girih.errors import NonFiniteError
+from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import unique
 from girih.kernels.gpu.routing import route
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
@@ -31,6 +32,7 @@ from girih.tables import MinCount
 from girih.testing import cases
 from girih.testing.sparse_suite import SparseHalfSuite
 from girih.testing.store_verbs import by_key
+from gpu_ranks import gpu_of, kind_of
 
 GPU = StoreOptions(tiers=("gpu",))
 
@@ -56,7 +58,8 @@ class OfTwo(SparseHalfSuite):
         self.ranks = ranks
 
     def make(self):
-        return GpuCollectiveSparse(cases.spec(store=GPU), self.ranks, ahead=True)
+        spec = replace(cases.spec(store=GPU), gpu=gpu_of(self.ranks))
+        return GpuCollectiveSparse(spec, self.ranks, ahead=True)
 
     def saved(self, half, storage):
         own = self.ranks.gather(dict(super().saved(half, storage).parts))
@@ -77,11 +80,16 @@ def play_suite(ranks):
     return True
 
 
+def on_gpus(function, size):
+    """What each trainer finds, on a GPU of its own where there are as many."""
+    return together(function, size, kind=kind_of(size))
+
+
 def test_two_trainers_pass_the_suite_together():
-    assert together(play_suite, 2) == [True, True]
+    assert on_gpus(play_suite, 2) == [True, True]
 
 
-def spec_of(store=GPU, dtype="float32", admission=None):
+def spec_of(store=GPU, dtype="float32", admission=None, gpu=None):
     tables = [
         girih.Table(name="user", dim=4, dtype=dtype, admission=admission),
         girih.Table(name="item", dim=4, dtype=dtype),
@@ -103,7 +111,8 @@ def spec_of(store=GPU, dtype="float32", admission=None):
         "wide": frozenset({"embedding", "first_order"}),
         "history": frozenset({"embedding", "sequence"}),
     }
-    return SparseSpec(schema=schema, needs=needs, optimizer=girih.optim.Adagrad(lr=0.3), store=store, seed=5)
+    moved_by = girih.optim.Adagrad(lr=0.3)
+    return SparseSpec(schema=schema, needs=needs, optimizer=moved_by, store=store, seed=5, gpu=gpu)
 
 
 def batch_of(rank, step, *, weighted=False):
@@ -184,7 +193,8 @@ def equal_to_rows_in_dram(ranks, kinds=KINDS, steps=2):
         here = CollectiveSparse(
             spec_of(StoreOptions(shards=1), dtype, admission), ranks, stats, ahead=True, **wire
         )
-        there = GpuCollectiveSparse(spec_of(GPU, dtype, admission), ranks, there_stats, ahead=True, **wire)
+        spec = spec_of(GPU, dtype, admission, gpu_of(ranks))
+        there = GpuCollectiveSparse(spec, ranks, there_stats, ahead=True, **wire)
         probe = batch_of(ranks.rank, 1)  # initial values, some of them pooled
         for mine, expected in zip(
             *(numbers_of(half.peek(probe).wait()) for half in (there, here)), strict=True
@@ -215,7 +225,7 @@ def equal_to_rows_in_dram(ranks, kinds=KINDS, steps=2):
 def ahead_or_not(ranks):
     """Whether prefetching and micro-batches change no bit; and that a step which one trainer refuses moves nothing on any."""
     plain, ahead = (
-        GpuCollectiveSparse(spec_of(), ranks, **options)
+        GpuCollectiveSparse(spec_of(gpu=gpu_of(ranks)), ranks, **options)
         for options in ({}, {"ahead": True, "micro_batches": 2})
     )
     (seen, rows), (other_seen, other_rows) = run(plain, ranks), run(ahead, ranks, prefetch=True)
@@ -251,11 +261,11 @@ def of_three(ranks):
 
 
 def test_rows_and_what_is_read_are_those_of_rows_in_dram():
-    assert together(equal_to_rows_in_dram, 2) == [True, True]
+    assert on_gpus(equal_to_rows_in_dram, 2) == [True, True]
 
 
 def test_three_trainers_of_whom_one_has_no_example_and_one_no_id():
-    assert together(of_three, 3) == [True] * 3
+    assert on_gpus(of_three, 3) == [True] * 3
 
 
 def test_rows_of_one_trainer_are_those_of_rows_in_dram():
@@ -263,7 +273,7 @@ def test_rows_of_one_trainer_are_those_of_rows_in_dram():
 
 
 def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywhere():
-    one, other = together(ahead_or_not, 2)
+    one, other = on_gpus(ahead_or_not, 2)
     assert one == other
     assert len(one) == 2
     assert all("of table" in each for each in one)
@@ -272,19 +282,20 @@ def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywher
 def test_owners_are_those_of_the_cpu():
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 60)
     ids[40:] = ids[:20]
-    tables, device = to_device(np.array([0, 1], np.int32), torch.device("cpu")), torch.device("cpu")
+    device = jit.device()
+    tables = to_device(np.array([0, 1], np.int32), device)
     for num_ranks in (1, 2, 7):
         found = unique(
             to_device(ids, device), to_device(np.array([0, 30, 0, 0], np.int32), device), tables, 60
         )
         order, ends = route(found, num_ranks, 2)
         size = int(found.num_keys)
-        keys, of = found.keys.numpy()[:size], found.tables.numpy()[:size]
+        keys, of = found.keys.cpu().numpy()[:size], found.tables.cpu().numpy()[:size]
         owners = shard_of(keys, of, num_ranks)
         expected = np.argsort(owners * 2 + of, kind="stable")
-        np.testing.assert_array_equal(order.numpy()[:size], expected)
+        np.testing.assert_array_equal(order.cpu().numpy()[:size], expected)
         counts = np.bincount(owners * 2 + of, minlength=2 * num_ranks)
-        np.testing.assert_array_equal(ends.numpy(), np.cumsum(counts))
+        np.testing.assert_array_equal(ends.cpu().numpy(), np.cumsum(counts))
 
 
 def test_rows_are_rounded_on_the_wire_as_on_the_cpu():
@@ -293,11 +304,11 @@ def test_rows_are_rounded_on_the_wire_as_on_the_cpu():
     rows[1:5] = [[0] * 5, [np.inf, 1, 2, 3, -np.inf], [np.nan, 0, 0, 1, 0], [1e-44, 0, -0.0, 1, 3e38]]
     here, there = RowCodec(True), GpuRowCodec(True)
     for some in (rows, rows[:1], rows[:0]):
-        packed = there.pack(torch.from_numpy(some))
+        packed = there.pack(torch.from_numpy(some).to(jit.device()))
         assert packed.shape == (len(some), there.width(5))
         with np.errstate(invalid="ignore", over="ignore"):
             expected = here.unpack(here.pack(some))
-        np.testing.assert_array_equal(there.unpack(packed).numpy(), expected)
+        np.testing.assert_array_equal(there.unpack(packed).cpu().numpy(), expected)
 
 
 def test_a_model_of_numbers_alone_takes_its_steps():
@@ -315,8 +326,11 @@ def test_a_model_of_numbers_alone_takes_its_steps():
 
 @pytest.mark.parametrize("make", [LocalSparse, lambda spec: GpuCollectiveSparse(spec, TrainerGroup())])
 def test_rows_lie_on_the_gpu_that_the_specification_names(make):
-    half = make(replace(cases.spec(store=GPU), gpu=3))
-    assert {store.state.memory.options.device for _, store in half.stores()} == {3}
+    number = 3 if jit.INTERPRETED else torch.cuda.device_count() - 1
+    half = make(replace(cases.spec(store=GPU), gpu=number))
+    assert {store.state.memory.options.device for _, store in half.stores()} == {number}
+    if not jit.INTERPRETED:
+        assert {store.state.device.index for _, store in half.stores()} == {number}
     half.close()
 
 

@@ -13,11 +13,14 @@ from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.pack import pack
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
+from girih.sparse.spec import SparseSpec
 from girih.store import Store
 from girih.store.gpu.options import Gpu
+from girih.tables import LRU, Fixed
 from girih.testing import cases
 from girih.testing.sparse_suite import SparseHalfSuite
 from girih.testing.store_verbs import by_key
+from gpu_order import ORDERS, take
 
 OPTIMIZERS = [
     girih.optim.SGD(lr=0.1),
@@ -61,8 +64,8 @@ def some_batch(longest, seed, *, weighted=False, num_examples=24, num_ids=30):
     return batch_of(lengths, ids, weighted=weighted, seed=seed)
 
 
-def groups_of(optimizer=None, dtype="float32", dim=5):
-    tables = [girih.Table(name=name, dim=dim, dtype=dtype) for name in ("user", "tags")]
+def groups_of(optimizer=None, dtype="float32", dim=5, **rules):
+    tables = [girih.Table(name=name, dim=dim, dtype=dtype, **rules) for name in ("user", "tags")]
     schema = girih.Schema(
         [
             girih.Categorical(name="user", table="user"),
@@ -172,15 +175,66 @@ def edge_cases():
     }
 
 
+def plain_step(group, batch, lr, rng):
+    """The plain twin of a step with SGD, in float64: outputs, and {(table, id): columns} after it."""
+    size, names = batch.num_examples, [table.name for table in group.spec.tables]
+    bounds = batch.offsets[np.arange(len(group.features) + 1) * size]
+    of_feature = dict(zip(group.features.tolist(), group.tables.tolist(), strict=True))
+    keys = {
+        (table, int(i))
+        for f, table in of_feature.items()
+        for i in np.unique(batch.ids[bounds[f] : bounds[f + 1]])
+    }
+    keys = sorted(keys)
+    rows = np.empty((len(keys), group.spec.dim), np.float32)
+    with Store(group.spec) as initial:
+        ids, tables = np.array([i for _, i in keys], np.int64), np.array([t for t, _ in keys], np.int32)
+        initial.peek(ids, tables, rows)
+    rows, place = rows.astype(float), {key: number for number, key in enumerate(keys)}
+    outputs, moves = [], np.zeros_like(rows)
+    for output in group.outputs:
+        own = slice(output.first_column, output.first_column + output.segment.dim)
+        shape = output.shape_in(batch)
+        found, given = np.zeros(shape), rng.normal(size=shape).astype(np.float32).astype(float)
+        for p, (f, mode) in enumerate(zip(output.features.tolist(), output.modes.tolist(), strict=True)):
+            values, inverse = np.unique(batch.ids[bounds[f] : bounds[f + 1]], return_inverse=True)
+            numbers = np.array([place[of_feature[f], int(i)] for i in values], int)[inverse]
+            lengths = np.diff(batch.offsets[f * size : (f + 1) * size + 1])
+            bag = np.repeat(np.arange(size), lengths)
+            scale = (lengths[bag].astype(float) ** -[0, 1, 0.5][mode])[:, None]
+            gradient = given if output.whole else scale * given[bag, p]
+            for column, number in enumerate(range(own.start, own.stop)):
+                moves[:, number] += np.bincount(numbers, gradient[:, column], len(rows))
+                if not output.whole:
+                    pooled = (scale * rows[numbers, own])[:, column]
+                    found[:, p, column] = np.bincount(bag, pooled, size)
+            if output.whole:
+                found[:] = rows[numbers, own]
+        outputs.append(found)
+    return outputs, {(names[t], i): row for (t, i), row in zip(keys, rows - lr * moves, strict=True)}
+
+
+def assert_near(mine, expected):
+    """To the rounding of long sums of float32, beside numbers of both signs."""
+    largest = np.abs(expected).max(initial=0)
+    np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4 * largest)
+
+
 @pytest.mark.parametrize("case", edge_cases())
 def test_edges(case):
     lengths, ids = edge_cases()[case]
     batch = batch_of(lengths, ids, weighted=False, seed=0)
-    (gpu, there), (cpu, here) = both(groups_of(girih.optim.SGD(lr=1e-3)))
-    outputs = [run(group, batch, 1, np.random.default_rng(1)) for group in (gpu, cpu)]
-    for mine, expected in zip(*outputs, strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-2 if len(ids) > 1000 else 1e-6)
-    assert_same_rows(there, here, rtol=1e-2, atol=1e-3)
+    group = groups_of(girih.optim.SGD(lr=1e-3))
+    expected, rows = plain_step(group, batch, 0.7e-3, np.random.default_rng(1))
+    with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as there:
+        outputs = run(GpuGroup(group, [there]), batch, 1, np.random.default_rng(1))
+        for mine, wanted in zip(outputs, expected, strict=True):
+            assert_near(mine, wanted)
+        found = by_key(there)
+    assert found.keys() == rows.keys()
+    for key, columns in rows.items():
+        mine = np.concatenate([found[key][segment.name] for segment in group.spec.segments])
+        assert_near(mine, columns)
 
 
 def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
@@ -198,6 +252,58 @@ def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
         for key, columns in rows[0].items():
             for name, value in columns.items():
                 np.testing.assert_allclose(other[key][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("eviction", [Fixed(max_rows=9), LRU(max_rows=9)], ids=str)
+def test_a_full_table_serves_the_keys_that_a_cpus_serves(eviction):
+    """Each batch has more keys than either table takes; what has no row is read, and moves nothing."""
+    (gpu, there), (cpu, here) = both(groups_of(eviction=eviction))
+    for step in range(1, 4):
+        batch = some_batch(2, step, num_examples=16, num_ids=40)
+        outputs = [run(group, batch, step, np.random.default_rng(step)) for group in (gpu, cpu)]
+        for mine, expected in zip(*outputs, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+        assert [there.num_rows_of(table) for table in (0, 1)] == [9, 9]
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
+    assert there.counters() == here.counters()
+    assert there.counters()["full" if eviction.name == "none" else "evicted"] > 0
+
+
+def test_zero_features_take_their_steps():
+    schema = girih.Schema([girih.Numeric(name="x")], labels="y")
+    store = StoreOptions(tiers=("gpu",))
+    half = LocalSparse(SparseSpec(schema=schema, needs={}, optimizer=girih.optim.SGD(lr=1.0), store=store))
+    batch = batch_of(np.zeros((0, 3), np.int64), np.empty(0), weighted=False, seed=0)
+    pulled = half.pull(batch, half.prepare(batch))
+    embeddings = pulled.wait()
+    assert (len(embeddings.blocks), len(embeddings.first_order), len(embeddings.sequences)) == (0, 0, 0)
+    pulled.push(1, 1.0).wait()
+    assert half.stats().store.get("rows", 0) == 0
+    half.close()
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="a GPU takes an order of its own")
+def test_results_do_not_depend_on_the_order_in_which_programs_run(monkeypatch):
+    """To the bit: of unique keys, of rows' numbers, of sums of long runs in pieces."""
+    found = []
+    for order in ORDERS:
+        with monkeypatch.context() as patched:
+            take(patched, order)
+            patched.setattr(gradients, "LONG", 8)
+            group = groups_of()
+            with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store:
+                gpu = GpuGroup(group, [store])
+                outputs = []
+                for step in range(1, 3):
+                    batch = some_batch(4, step, num_examples=5, num_ids=8)
+                    outputs += run(gpu, batch, step, np.random.default_rng(step))
+                found.append((outputs, by_key(store), store.counters()))
+    (outputs, rows, counters), *others = found
+    for other_outputs, other_rows, other_counters in others:
+        for mine, expected in zip(other_outputs, outputs, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+        assert other_rows == rows
+        assert other_counters == counters
 
 
 def test_a_gradient_that_is_not_finite_moves_no_row():

@@ -29,6 +29,7 @@ def test_batches_that_are_sent_ahead_come_as_they_were():
     assert len(lane.buffers) <= 5
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
 def test_what_comes_back_is_what_was_computed_and_the_host_does_not_wait_to_begin():
     lane = FromDevice(torch.device("cuda"))
     for seed in range(10):

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from girih.errors import StorageFullError
+from girih.kernels.gpu import jit
 from girih.store import Store
 from girih.store.gpu.options import Gpu
-from girih.tables import MinCount, Probability
+from girih.tables import LFU, LRU, MinCount, Probability
 from girih.testing.store_verbs import (
     by_key,
     group,
@@ -23,13 +24,15 @@ from girih.testing.store_verbs import (
     write_snapshot,
 )
 from girih.testing.stores import StoreSuite
-from store_machine import StoreMachine
+from gpu_order import ORDERS, take
+from store_machine import ORDERLESS, SEGMENTS, StoreMachine
 
 SMALL = Gpu(chunk_bytes=4096, reserve_rows=20_000)
 
 
 class TestGpu(StoreSuite):
     cells = 50_000
+    sums_in_order = jit.INTERPRETED
 
     @pytest.fixture(autouse=True)
     def stores(self):
@@ -46,6 +49,7 @@ class GpuMachine(StoreMachine):
 
     dtypes: ClassVar = ("float32", "bfloat16", "float16")
     admissions: ClassVar = [None, None, MinCount(count=3, cells=50_000), Probability(p=0.5)]
+    segments: ClassVar = SEGMENTS if jit.INTERPRETED else ORDERLESS
 
     def new_store(self):
         return Store(self.spec, arena=SMALL, clock=self.clock)
@@ -108,3 +112,24 @@ def test_rows_that_left_are_used_again():
         assert store.num_rows == 60
         assert set(rows[:20].tolist()) <= set(again.tolist())
         np.testing.assert_array_equal(look(store, *keys_of(*range(20, 50)), 3)[0], rows[20:])
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="a GPU takes an order of its own")
+@pytest.mark.parametrize("eviction", [LRU(max_rows=15), LFU(max_rows=15)], ids=str)
+def test_no_order_of_programs_changes_a_store(monkeypatch, eviction):
+    """To the bit: who is admitted, where rows lie, who leaves, what a row becomes."""
+    found = []
+    for order in ORDERS:
+        spec = two_segments(eviction=eviction, admission=MinCount(count=2, cells=5000))
+        with monkeypatch.context() as patched, Store(spec, arena=SMALL) as store:
+            take(patched, order)
+            read = []
+            for step in range(1, 4):
+                ids = np.unique(np.random.default_rng(step).integers(-20, 20, 30))
+                tables = np.sort(ids % 2).astype(np.int32)
+                rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
+                store.apply_gradients(ids, tables, rows, np.ones_like(values) / step, step)
+                read.append((rows.tolist(), values.tolist()))
+            found.append((read, by_key(store), store.counters()))
+    assert found[1] == found[0]
+    assert found[2] == found[0]

@@ -10,12 +10,13 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from girih import optim
 from girih.errors import StorageFullError
+from girih.kernels.gpu import jit
 from girih.store import Heap, Store, Tiers
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LFU, LRU, TTL, MinCount
 from girih.testing.store_verbs import by_key, group, keys_of, look, taken, train, two_segments
 from girih.testing.stores import StoreSuite
-from store_machine import KEYS, StoreMachine
+from store_machine import KEYS, ORDERLESS, SEGMENTS, StoreMachine
 
 
 def tier(hot_rows, **options):
@@ -38,6 +39,8 @@ def few_slots(monkeypatch):
 
 
 class TestGpuTiers(StoreSuite):
+    sums_in_order = jit.INTERPRETED
+
     @pytest.fixture(autouse=True)
     def stores(self, few_slots):
         with contextlib.ExitStack() as self.made:
@@ -52,6 +55,7 @@ def test_any_sequence_of_verbs_is_the_dictionarys(below, few_slots, tmp_path):
     class Machine(StoreMachine):
         directory = tmp_path
         dtypes: ClassVar = ("float32", "bfloat16", "float16")
+        segments: ClassVar = SEGMENTS if jit.INTERPRETED else ORDERLESS
 
         def new_store(self):
             return tiered(self.spec, 5, tmp_path if below else None, clock=self.clock)

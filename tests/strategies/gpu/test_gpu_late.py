@@ -1,11 +1,12 @@
 """A step on a GPU waits for nothing, and is refused there as it is on a CPU."""
 
-import traceback
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from waits import MARK, TO_PAGEABLE, CountWaits, waits_in
 
 import girih
 from girih.config.file import RunConfig
@@ -99,22 +100,50 @@ def test_a_gradient_of_rows_is_refused_and_named(log_directory):
         assert trainer.model.bias.item() == 0.0
 
 
-class CountWaits(TorchDispatchMode):
-    """Counts reads of a tensor's value by the host, each of which waits on a GPU; not those of the interpreter."""
+WAITING = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool((x > 0).any()),
+    "cpu": lambda x: x.cpu(),
+    "tolist": lambda x: x.tolist(),
+    "nonzero": lambda x: torch.nonzero(x),
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "set by a mask": lambda x: x.index_put_((x > 0,), x.new_zeros(())),
+    "unique": lambda x: torch.unique(x),
+    "bincount": lambda x: torch.bincount(x),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, x),
+}
+NOT_WAITING = {
+    "gather": lambda x: x[torch.tensor([0, 2])],
+    "where": lambda x: torch.where(x > 0, x, 0).cumsum(0),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, x, output_size=4),
+    "copy": lambda x: torch.empty_like(x).copy_(x),
+}
 
-    def __init__(self):
-        super().__init__()
-        self.launching, self.found = False, []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default and not self.launching:
-            self.found.append("".join(traceback.format_stack(limit=4)[:-1]))
-        return func(*args, **(kwargs or {}))
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_is_counted(monkeypatch, name):
+    counted = CountWaits(monkeypatch)
+    WAITING[name](torch.tensor([0, 1, 3]))
+    assert not counted.found  # before it is asked to
+    with counted:
+        WAITING[name](torch.tensor([0, 1, 3]))
+    assert counted.found
 
 
-@pytest.mark.skipif(
-    not jit.INTERPRETED, reason="counts the interpreter's reads; on a GPU torch raises at a wait"
-)
+@pytest.mark.parametrize("name", NOT_WAITING)
+def test_what_does_not_wait_is_not_counted(monkeypatch, name):
+    with CountWaits(monkeypatch) as counted:
+        NOT_WAITING[name](torch.tensor([0, 1, 3]))
+    assert not counted.found
+
+
+def test_waits_are_found_in_a_trace_of_the_profiler():
+    trace = json.loads((Path(__file__).parent / "trace.json").read_text())
+    assert waits_in(trace) == {"cudaStreamSynchronize": 2, "cudaEventSynchronize": 1, TO_PAGEABLE: 1}
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="on a GPU the profiler counts, and torch raises at a wait")
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfinite):
     settings = settings_of(
@@ -122,19 +151,9 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
         GPU,
         f"train.on_nonfinite={on_nonfinite}",
         "train.max_steps=8",
-        "train.log_every_steps=100",
+        "train.log_every_steps=2",
     )
-    counted = CountWaits()
-    launch = jit.launch
-
-    def launched(*args, **kwargs):
-        counted.launching = True
-        try:
-            return launch(*args, **kwargs)
-        finally:
-            counted.launching = False
-
-    monkeypatch.setattr(jit, "launch", launched)
+    counted = CountWaits(monkeypatch)
     with settings.trainer() as trainer:
         trainer.fit(settings.dataset("train"), epochs=0)
         for _, store in trainer.sparse.stores():
@@ -151,10 +170,68 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
     by_step = np.diff(waits)[2:]  # from one forward pass to the next, once all is warm
     assert len(by_step) >= 4
     # where steps may be skipped, the number of the next update is to be known
-    assert (by_step == 0).all() == (on_nonfinite == "stop"), counted.found
+    assert (by_step == 0).all() == (on_nonfinite == "stop"), "".join(counted.found[waits[2] :])
+
+
+@pytest.mark.filterwarnings("ignore:.*rofiler")  # which may tell how its events are kept
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_the_profiler_sees_no_wait_in_a_step(log_directory, tmp_path):
+    settings = RunConfig.load(
+        log_directory / "config.toml",
+        overrides=("train.device=cuda", "data.batch_size=32", "train.epochs=1", "train.log_every_steps=100"),
+    )
+    kinds = torch.profiler.ProfilerActivity
+    profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA], acc_events=True)
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), epochs=0)
+        for _, store in trainer.sparse.stores():
+            store.state.memory.make_room(1 << 16)
+        original, steps = trainer.dense.compute, []
+
+        def compute(*args, **kwargs):
+            steps.append(None)
+            if len(steps) == 10:
+                profiler.start()
+            if 12 <= len(steps) <= 30:
+                with torch.profiler.record_function(MARK):
+                    pass
+            if len(steps) == 31:
+                profiler.stop()
+            return original(*args, **kwargs)
+
+        trainer.dense.compute = compute
+        trainer.fit(settings.dataset("train"))
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
+    found = waits_in(trace)
+    assert found.keys() <= {"cudaEventSynchronize"}  # for what came of the step before the one just launched
+    assert found["cudaEventSynchronize"] <= 30 - 12
+
+
+def test_a_record_has_the_counters_of_its_step(log_directory, tmp_path):
+    """Those that the device told with what came of the step, though the next one is launched by then."""
+    records = []
+    for tier in (CPU, GPU):
+        settings = settings_of(log_directory, tier, "train.log_every_steps=2")
+        options = girih.TrainOptions(
+            seed=3, max_steps=6, on_nonfinite="stop", device=DEVICE, log_every_steps=2
+        )
+        trainer = girih.Trainer(
+            Exploding(settings.schema), options=options, store=settings.store, run=tmp_path / tier[-6:-2]
+        )
+        with trainer, pytest.raises(NonFiniteError):
+            trainer.fit(settings.dataset("train"))
+        lines = (tmp_path / tier[-6:-2] / "metrics.jsonl").read_text().splitlines()
+        records.append(
+            [{name: json.loads(line)[name] for name in ("step", "rows", "hit_rate")} for line in lines]
+        )
+    assert records[0] == records[1]
+    assert records[0][0]["step"] == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
 def test_no_step_waits_for_the_gpu(log_directory):
     settings = RunConfig.load(
         log_directory / "config.toml",

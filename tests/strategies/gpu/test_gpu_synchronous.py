@@ -1,4 +1,7 @@
-"""Whole runs of ``synchronous`` with rows in GPU memory: they learn what ``local`` learns with rows in DRAM."""
+"""Whole runs of ``synchronous`` with rows in GPU memory: they learn what ``local`` learns with rows in DRAM.
+
+Dense halves are on GPUs where each of the two trainers has one.
+"""
 
 import pytest
 from scenes import play, play_all, write
@@ -6,6 +9,7 @@ from scenes import play, play_all, write
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from girih.planner.plan import Plan
+from gpu_ranks import kind_of, share_a_gpu
 from runs import difference
 
 STEPS, SIZE = 4, 16
@@ -30,13 +34,14 @@ def directory(tmp_path_factory):
     play(directory, scene("half-local", "din", *HALF, strategy="local"))
     for config in CONFIGS:
         play(directory, scene(f"local-{config}", config, strategy="local"))
+    device = ["train.device=cpu"] if share_a_gpu(2) else []
     scenes = [
-        scene("gpu-din", "din", GPU),
-        scene("gpu-weighted", "weighted", GPU, "schedule.prefetch=true", "schedule.micro_batches=2"),
-        scene("half-gpu", "din", GPU, *HALF),
-        scene("gpu-from-local", "din", GPU, load="half-local"),
+        scene("gpu-din", "din", GPU, *device),
+        scene("gpu-weighted", "weighted", GPU, "schedule.prefetch=true", "schedule.micro_batches=2", *device),
+        scene("half-gpu", "din", GPU, *HALF, *device),
+        scene("gpu-from-local", "din", GPU, *device, load="half-local"),
     ]
-    play_all(directory, scenes, 2)
+    play_all(directory, scenes, 2, kind_of(2))
     return directory
 
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+import girih
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
+from girih.planner.facts import Facts, ModelFacts
 from girih.store.gpu.gpu_state import GpuState
+from girih.strategies.strategy import note_on_rows
 from girih.testing.store_verbs import by_key
 
 STEPS = int(os.environ.get("GIRIH_STEPS", "12"))
@@ -88,6 +91,34 @@ def test_a_checkpoint_goes_on_on_the_other_device(log_directory, tmp_path, order
 def test_what_has_no_rows_on_a_gpu_says_so(log_directory, overrides, message):
     with pytest.raises(ConfigError, match=message):
         trained(settings_of(log_directory, GPU, *overrides))
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy", "options", "told"),
+    [
+        ("cuda", girih.Local(), {"shards": 2}, "as store.shards asks"),
+        ("cuda", girih.Synchronous(), {"shards": 2, "arena": "heap"}, "as store.shards and store.arena asks"),
+        ("cuda", girih.Local(), {}, None),
+        ("cuda", girih.Local(), {"shards": 2, "tiers": ("dram",)}, None),
+        ("cuda", girih.Hybrid(), {"shards": 2}, None),
+        ("cpu", girih.Local(), {"shards": 2}, None),
+    ],
+)
+def test_an_option_that_keeps_rows_in_the_hosts_memory_is_named(device, strategy, options, told):
+    schema = girih.Schema([girih.Categorical(name="user", dim=2)], labels="click")
+    model = ModelFacts(name="Net", num_parameters=6)
+    facts = Facts(schema=schema, model=model, groups=(), num_trainers=1, seed=0, device=device)
+    note = note_on_rows(strategy, facts, girih.StoreOptions(**options))
+    assert note is None if told is None else told in note
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_a_run_on_cuda_says_why_its_rows_are_not_there(log_directory, caplog):
+    settings = settings_of(log_directory, "train.device=cuda", "store.shards=2")
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), epochs=0)
+        assert not any(isinstance(store.state, GpuState) for _, store in trainer.sparse.stores())
+    assert "rows stay in the host's memory" in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

@@ -9,7 +9,7 @@ Shapes: P parameters with a gradient, K groups of tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,16 +26,30 @@ from girih.models.embeddings import Embeddings
 NameOf = Callable[[int, int], str]
 
 
+class Counts(Protocol):
+    """Counters on their way to the host; :class:`girih.sparse.halves.late.LateCounts`."""
+
+    @property
+    def numbers(self) -> Tensor: ...
+
+    @property
+    def by_name(self) -> Callable[[Sequence[float]], Mapping[str, int]]: ...
+
+
 class Update(Protocol):
     """The update of a step's rows, which is launched; :class:`girih.sparse.halves.late.LateUpdate`.
 
     Attributes:
         refused: 0-d bool, on the device: the step moves nothing.
         nonfinite_keys: int32[1] of each of K groups: a key whose gradient is not finite, or -1.
+        counts: counters after it, where the device has all of them.
     """
 
     @property
     def refused(self) -> Tensor: ...
+
+    @property
+    def counts(self) -> Counts | None: ...
 
     @property
     def nonfinite_keys(self) -> Sequence[Tensor]: ...
@@ -82,18 +96,22 @@ class LateComputed:
 
     def apply_unless(self, rows: Update) -> Late:
         """One optimizer step, which moves nothing where that of the rows does not."""
-        told = self._told(rows.nonfinite_keys)
+        told, counts = self._told(rows.nonfinite_keys), rows.counts
+        num_own = len(told)
         put_back = self.half.move_unless(rows.refused, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
 
         def explain(numbers: Sequence[float]) -> NonFiniteError | None:
-            reason = self._explain(numbers, rows.name_of)
+            reason = self._explain(numbers[:num_own], rows.name_of)
             if reason is not None:
                 put_back()
                 rows.take_back()
             return reason
 
-        return Late(told, explain)
+        if counts is None:
+            return Late(told, explain)
+        by_name = counts.by_name
+        return Late(torch.cat([told, counts.numbers]), explain, lambda numbers: by_name(numbers[num_own:]))
 
     def discard(self) -> None:
         """Drops the gradients, and puts back the buffers that the forward pass moved."""
@@ -134,6 +152,7 @@ class _NoRows:
 
     refused: Tensor
     nonfinite_keys: Sequence[Tensor] = ()
+    counts: None = None
 
     @staticmethod
     def name_of(number: int, key: int) -> str:

@@ -22,8 +22,6 @@ from girih.kernels.gpu.layout import floats_at
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
-_LONG: tl.constexpr = tl.constexpr(LONG)
-_MOST_PIECES: tl.constexpr = tl.constexpr(MOST_PIECES)
 
 
 class Pieces:

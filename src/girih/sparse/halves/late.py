@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.sparse.groups.group import EmbeddingGroup, feature_of
+from girih.sparse.groups.local_shards import LocalShards
+from girih.store.gpu.gpu_state import GpuState
+
+
+@dataclass(frozen=True)
+class LateCounts:
+    """Counters on their way to the host.
+
+    Attributes:
+        numbers: float64[K], on the device. by_name: these on the host → counters, as ``SparseStats`` has them.
+    """
+
+    numbers: Tensor
+    by_name: Callable[[Sequence[float]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -22,12 +38,14 @@ class LateUpdate:
         nonfinite_keys: int32[1] of each group that took part: a key whose gradient is not finite, or -1.
         name_of: (number of such a group, key) → name of a feature that has it.
         take_back: what the host is to do once it learns that the step was refused.
+        counts: counters after the update; None where the host has to ask for some.
     """
 
     refused: Tensor
     nonfinite_keys: Sequence[Tensor]
     name_of: Callable[[int, int], str]
     take_back: Callable[[], None] = lambda: None
+    counts: LateCounts | None = None
 
     def done(self) -> bool:
         """Always true: whatever is launched later sees it."""
@@ -71,3 +89,24 @@ def apply_unless(
         return feature_of(group.group, inverse.cpu().numpy(), key, batch)
 
     return LateUpdate(refused, keys, name_of)
+
+
+def counts_of(shards: LocalShards) -> LateCounts | None:
+    """Counters of shards as they are once all is done that was launched; None where some are not in GPU memory alone."""
+    stores = [store for _, store in shards.files()]
+    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
+    if not memories or len(memories) < len(stores):
+        return None
+    parts = [memory.counts() for memory in memories]
+    ends = np.cumsum([len(part) for part in parts])
+    of_host: Counter[str] = Counter()
+    for store in stores:
+        of_host.update(peeks=store.num_peeks, absent=store.num_absent)
+
+    def by_name(numbers: Sequence[float]) -> Mapping[str, int]:
+        total = Counter(of_host)
+        for memory, part in zip(memories, np.split(np.array(numbers), ends[:-1]), strict=True):
+            total.update(memory.counters_of(part.astype(np.int64)))
+        return dict(total)
+
+    return LateCounts(torch.cat(parts).double(), by_name)

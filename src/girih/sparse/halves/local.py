@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from girih.data.batch import Batch
@@ -103,9 +104,10 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         lr_scale: float,
     ) -> Any:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.late.LateUpdate`."""
-        from girih.sparse.halves.late import apply_unless
+        from girih.sparse.halves.late import apply_unless, counts_of
 
-        return apply_unless(refused, self.groups, reads, gradients, batch, step, lr_scale)
+        update = apply_unless(refused, self.groups, reads, gradients, batch, step, lr_scale)
+        return replace(update, counts=counts_of(self._shards))
 
 
 def open_group(

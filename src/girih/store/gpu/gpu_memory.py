@@ -193,6 +193,16 @@ class GpuMemory:
         chosen = chosen if table is None else chosen[table : table + 1]
         return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
 
+    def counts(self) -> Tensor:
+        """int64[16T + 4], a copy of all that is counted on the device, as :meth:`counters_of` takes it; waits for nothing."""
+        return torch.cat([self.tables.reshape(-1), self.words])
+
+    def counters_of(self, counts: Longs) -> dict[str, int]:
+        """:meth:`counters`, and ``rows``, at the time of a copy."""
+        tables = counts[: -len(self.words)].reshape(-1, at.TABLE_COLUMNS)
+        found = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
+        return found | {"rows": int(counts[counting.NUM_ROWS - len(self.words)])}
+
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part."""
         rows = 4 * self.stride * self.capacity

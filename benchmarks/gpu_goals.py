@@ -1,0 +1,200 @@
+"""Goals of gpu.py on one H200, figure by figure, beside what was measured; and both as a section of docs/gpu.md.
+
+Bytes on paper are those of docs/gpu.md, "How a batch goes". Where they take longer than a goal at the rate of copies that was measured, the
+goal lies beyond the machine: it is then 0.9 of that limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- figures of a GPU: begin -->", "<!-- figures of a GPU: end -->"
+SHARE_OF_LIMIT = 0.9
+SPARSE, KEYS, TIERS, MODELS = "sparse half", "keys alone", "tiers", "whole models"
+"""Beginnings of titles of tables; that of the first one is as gpu.py has it."""
+_BATCH, _MILLION = "26 × 65,536", "10 × 104,858"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure that is to be reached.
+
+    Attributes:
+        what: for readers.
+        table, row: where it stands: words of the table's title, and what the row's columns begin with.
+        column: which figure.
+        at_most, at_least: the bound, one of them.
+        limited: whether bytes on paper bound it, which the row says in ``bytes``.
+        published: whose figure it is, scaled to an H200 by bandwidth; None for a goal of our own.
+    """
+
+    what: str
+    table: str
+    row: Mapping[str, Any]
+    column: str
+    at_most: float | None = None
+    at_least: float | None = None
+    limited: bool = False
+    published: str | None = None
+
+
+def _of_sparse_half() -> Iterator[Goal]:
+    for dim in (64, 128):
+        for optimizer in ("sgd", "adam"):
+            row = {"keys": _BATCH, "D": dim, "optimizer": optimizer}
+            named = f"{_BATCH}, D = {dim}, {optimizer}"
+            yield Goal(f"{named}: forward", SPARSE, row, "forward, of copies", at_least=0.7)
+            yield Goal(f"{named}: backward and update", SPARSE, row, "backward, of copies", at_least=0.5)
+    for optimizer, own, dynamicemb, fbgemm in (("sgd", 1.0, 1.10, 0.67), ("adam", 1.2, 1.28, 0.94)):
+        row = {"keys": _MILLION, "D": 128, "optimizer": optimizer}
+        named = f"{_MILLION}, D = 128, {optimizer}: a step"
+        yield Goal(named, SPARSE, row, "step ms", at_most=own, limited=True)
+        yield Goal(named, SPARSE, row, "step ms", at_most=dynamicemb, published="dynamicemb")
+        yield Goal(named, SPARSE, row, "step ms", at_most=fbgemm, published="FBGEMM, static tables")
+
+
+GOALS = (
+    *_of_sparse_half(),
+    Goal("dedup of 1,048,576 ids", KEYS, {"what": "dedup", "keys": 1 << 20}, "ms", at_most=0.1),
+    Goal("finding keys, the index half full", KEYS, {"what": "find, the index 50%"}, "keys/s", at_least=3e9),
+    *(
+        Goal(
+            f"{model}, {kind}, beside its dense half alone", MODELS,
+            {"model": model, "dense half": kind, "batch": 65_536}, "of it", at_least=0.9,
+        )
+        for model in ("DeepFM", "DLRM")
+        for kind in ("plain", "compiled")
+    ),
+    *(
+        Goal(
+            f"a tenth of the rows hot, unique keys {share:.0%} of them", TIERS, {"of the hot rows": share}, "host ms",
+            at_most=bound, published=whose,
+        )
+        for share in (0.8, 1.0)
+        for whose, bound in (("dynamicemb", 24.0), ("FBGEMM, UVM", 15.0))
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A goal beside what was measured.
+
+    Attributes:
+        bound: what was to be reached; another than the goal's where that lies beyond the machine.
+        measured: None where it was not.
+    """
+
+    goal: Goal
+    bound: float
+    measured: float | None
+
+    @property
+    def verdict(self) -> str:
+        """ "met", "missed" or "not measured"."""
+        if self.measured is None:
+            return "not measured"
+        reached = self.measured <= self.bound if self.goal.at_least is None else self.measured >= self.bound
+        return "met" if reached else "missed"
+
+
+def judged(found: Mapping[str, Any]) -> list[Judged]:
+    """All goals, of what a run of gpu.py wrote."""
+    copies = next((t["rows"][0]["bytes/s"] for t in found["tables"] if t["title"].startswith("copies")), None)
+    verdicts = []
+    for goal in GOALS:
+        row = _row(goal, found["tables"])
+        bound = goal.at_least if goal.at_most is None else goal.at_most
+        if bound is None:
+            raise ValueError(f"goal {goal.what!r} has no bound")
+        if goal.limited and row is not None and copies:
+            bound = max(bound, 1e3 * row["bytes"] / copies / SHARE_OF_LIMIT)
+        verdicts.append(Judged(goal, bound, None if row is None else row.get(goal.column)))
+    return verdicts
+
+
+def _row(goal: Goal, tables: Any) -> Mapping[str, Any] | None:
+    for table in tables:
+        for row in table["rows"] if goal.table in table["title"] else ():
+            if all(_begins(row.get(name), value) for name, value in goal.row.items()):
+                return row
+    return None
+
+
+def _begins(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str):
+        return isinstance(found, str) and found.startswith(wanted)
+    if isinstance(wanted, float):
+        return isinstance(found, float) and abs(found - wanted) < 0.05
+    return bool(found == wanted)
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """The machine, every table, and every goal met or missed, as Markdown."""
+    machine, versions = found["machine"], found["versions"]
+    gpus = ", ".join(f"{gpu['name']} ({gpu['memory_bytes'] / 2**30:.0f} GiB)" for gpu in machine["gpus"])
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    lines = [
+        f"`{found['command']}`, {found['when'][:10]}, on {gpus}, CUDA {machine['cuda']}, {machine['processor']}, {machine['cores']} cores;"
+        f" {packages}.",
+    ]
+    for table in found["tables"]:
+        names = table["columns"]
+        lines += ["", f"**{table['title']}**", "", _cells(names), _cells(["---"] * len(names))]
+        lines += [_cells(_shown(name, row[name]) for name in names) for row in table["rows"]]
+    lines += ["", "**Goals**", "", _cells(["what", "goal", "measured", "", "whose"]), _cells(["---"] * 5)]
+    for each in judged(found):
+        sign = "≤" if each.goal.at_least is None else "≥"
+        column, whose = each.goal.column, each.goal.published
+        changed = each.bound not in (each.goal.at_most, each.goal.at_least)
+        lines.append(
+            _cells(
+                [
+                    each.goal.what,
+                    f"{sign} {_shown(column, each.bound)}" + (" (0.9 of the limit)" if changed else ""),
+                    _shown(column, each.measured),
+                    each.verdict,
+                    "ours" if whose is None else f"{whose}, published",
+                ]
+            )
+        )
+    lines += [f"\nNot identical: {what}." for what in found["not_identical"]]
+    lines += [f"\nLeft out: {what}: {why}." for what, why in found["skipped"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_section(page: Path, result: Path) -> None:
+    """Puts the section of a result between the markers of a page.
+
+    Raises:
+        ValueError: the page has no markers, or the result is not of a GPU.
+    """
+    found = json.loads(result.read_text())
+    if not found["machine"]["gpus"]:
+        raise ValueError(f"{result}: was measured without a GPU; expected one")
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, behind = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{page}: the markers {BEGIN} and {END} are missing")
+    page.write_text(f"{before}{BEGIN}\n{section(found)}{END}{behind}")
+
+
+def _cells(values: Any) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str) or name == "D":
+        return str(value)
+    if name.endswith("of copies") or name in ("of the hot rows", "hits"):
+        return f"{value:.1%}"
+    if name.endswith("/s") and value >= 1e6:
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -1,0 +1,163 @@
+"""Goals of a GPU beside made-up figures, their section of a page, and the benchmark itself, interpreted."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from girih.cli import bench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+def table(title, *rows):
+    return {"title": title, "columns": list(rows[0]), "rows": list(rows)}
+
+
+def of_sparse_half(keys, dim, optimizer, step_ms, num_bytes, forward=0.72, backward=0.49):
+    return {
+        "keys": keys,
+        "D": dim,
+        "optimizer": optimizer,
+        "step ms": step_ms,
+        "bytes": num_bytes,
+        "forward, of copies": forward,
+        "backward, of copies": backward,
+    }
+
+
+@pytest.fixture
+def found():
+    """A report as gpu.py may write it; nothing here was measured."""
+    gpu = {"name": "GPU X", "memory_bytes": 139 << 30, "capability": "9.0", "multiprocessors": 132}
+    return {
+        "command": "girih bench gpu",
+        "when": "2030-01-02T03:04:05+00:00",
+        "machine": {"processor": "CPU Y", "cores": 16, "cuda": "13.0", "gpus": [gpu]},
+        "versions": {"torch": "2.13", "triton": "3.7"},
+        "tables": [
+            table("copies of 1 GB on the device, read and written", {"bytes/s": 4e12}),
+            table(
+                "the sparse half on a GPU",
+                of_sparse_half("26 × 65,536", 64, "sgd", 1.5, 2_000_000_000),
+                of_sparse_half("10 × 104,858", 128, "sgd", 1.05, 2_000_000_000),
+                of_sparse_half("10 × 104,858", 128, "adam", 1.5, 7_200_000_000),
+            ),
+            table(
+                "keys alone",
+                {"what": "dedup, 9 unique", "keys": 1 << 20, "ms": 0.12, "keys/s": 1e9},
+                {"what": "find, the index 50% full", "keys": 1 << 20, "ms": 0.3, "keys/s": 3.1e9},
+            ),
+            table("tiers: 10 tables", {"of the hot rows": 0.8, "host ms": 20.0}),
+            table(
+                "whole models, samples/s",
+                {"model": "DeepFM", "dense half": "plain", "batch": 65_536, "of it": 0.91},
+                {"model": "DeepFM", "dense half": "compiled", "batch": 65_536, "of it": None},
+            ),
+        ],
+        "not_identical": ["tables differ"],
+        "skipped": {"fbgemm_gpu": "no wheel"},
+    }
+
+
+def test_goals_are_met_or_missed_figure_by_figure(found):
+    import gpu_goals
+
+    verdicts = {}
+    for each in gpu_goals.judged(found):
+        verdicts[each.goal.what, each.goal.column, each.goal.published] = (each.bound, each.verdict)
+    million = "10 × 104,858, D = 128, {}: a step"
+    assert verdicts["26 × 65,536, D = 64, sgd: forward", "forward, of copies", None] == (0.7, "met")
+    assert (
+        verdicts["26 × 65,536, D = 64, sgd: backward and update", "backward, of copies", None][1] == "missed"
+    )
+    assert verdicts["26 × 65,536, D = 64, adam: forward", "forward, of copies", None][1] == "not measured"
+    assert verdicts[million.format("sgd"), "step ms", None] == (1.0, "missed")
+    assert verdicts[million.format("sgd"), "step ms", "dynamicemb"] == (1.10, "met")
+    assert verdicts[million.format("sgd"), "step ms", "FBGEMM, static tables"] == (0.67, "missed")
+    bound, verdict = verdicts[million.format("adam"), "step ms", None]  # beyond the machine: 1.8 ms of bytes
+    assert bound == pytest.approx(2.0)
+    assert verdict == "met"
+    assert verdicts["dedup of 1,048,576 ids", "ms", None] == (0.1, "missed")
+    assert verdicts["finding keys, the index half full", "keys/s", None] == (3e9, "met")
+    assert verdicts["DeepFM, plain, beside its dense half alone", "of it", None] == (0.9, "met")
+    assert verdicts["DeepFM, compiled, beside its dense half alone", "of it", None][1] == "not measured"
+    hot = "a tenth of the rows hot, unique keys 80% of them"
+    assert verdicts[hot, "host ms", "dynamicemb"] == (24.0, "met")
+    assert verdicts[hot, "host ms", "FBGEMM, UVM"] == (15.0, "missed")
+
+
+def test_the_section_of_a_page_is_written_anew(found, tmp_path):
+    import gpu_goals
+
+    page, result = tmp_path / "gpu.md", tmp_path / "gpu.json"
+    page.write_text(f"before\n{gpu_goals.BEGIN}\nold\n{gpu_goals.END}\nbehind\n")
+    result.write_text(json.dumps(found))
+    for _ in range(2):
+        gpu_goals.write_section(page, result)
+    written = page.read_text()
+    assert written.startswith(f"before\n{gpu_goals.BEGIN}\n`girih bench gpu`, 2030-01-02, on GPU X (139 GiB)")
+    assert written.endswith(f"{gpu_goals.END}\nbehind\n")
+    assert "old" not in written
+    assert "| dedup of 1,048,576 ids | ≤ 0.1 | 0.12 | missed | ours |" in written
+    assert "≤ 2 (0.9 of the limit) | 1.5 | met" in written
+    assert "Left out: fbgemm_gpu: no wheel." in written
+    found["machine"]["gpus"] = []
+    result.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="measured without a GPU"):
+        gpu_goals.write_section(page, result)
+    assert page.read_text() == written
+
+
+def test_the_page_has_the_markers():
+    import gpu_goals
+
+    page = (bench.FOLDER.parent / "docs" / "gpu.md").read_text()
+    assert page.index(gpu_goals.BEGIN) < page.index(gpu_goals.END)
+
+
+@pytest.mark.heavy
+@pytest.mark.gpu
+def test_the_benchmark_runs_quickly_and_writes_all_its_tables(tmp_path):
+    words = [sys.executable, "-m", "girih", "bench", "gpu", "--quick", "--json", tmp_path / "gpu.json"]
+    done = subprocess.run(words, env={**os.environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    titles = ("copies", "the sparse half", "keys alone", "tiers", "whole models")
+    assert len(found["tables"]) == len(titles)
+    assert all(table["title"].startswith(title) for table, title in zip(found["tables"], titles, strict=True))
+    assert all(table["rows"] for table in found["tables"])
+    assert "not measured: dedup of 1,048,576 ids" in done.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.gpu
+def test_kernels_as_a_step_launches_them_compile_and_spill_nothing(tmp_path):
+    words = [sys.executable, "-m", "girih", "bench", "gpu_registers", "--json", tmp_path / "registers.json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (table,) = json.loads((tmp_path / "registers.json").read_text())["tables"]
+    kernels = {"pool_short", "pool_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows"}
+    for dim in (64, 128):
+        assert {row["kernel"] for row in table["rows"] if row["D"] == dim} == kernels
+    assert {row["spilled bytes"] for row in table["rows"]} == {0}
+    assert all(0 < row["registers"] <= 255 for row in table["rows"])
+
+
+def test_the_page_has_the_registers_that_were_found():
+    import gpu_registers
+
+    root = bench.FOLDER.parent
+    (table,) = json.loads((root / "docs" / "results" / "gpu-registers.json").read_text())["tables"]
+    page = (root / "docs" / "gpu.md").read_text()
+    shown = page[page.index(gpu_registers.BEGIN) : page.index(gpu_registers.END)]
+    for row in table["rows"]:
+        assert f"| {' | '.join(str(value) for value in row.values())} |" in shown
