@@ -203,6 +203,6 @@ def test_quality_runs_on_a_log(tmp_path, monkeypatch):
         "2 trainers, EASGD",
         "1 group of 2 trainers",
     ]
-    assert all(0.5 < float(row["test NE"]) < 1.1 for row in rows.values())
+    assert all(0.5 < float(row["test NE"]) < 2 for row in rows.values())
     assert {row["updates"] for row in rows.values()} == {"4"}
     assert (tmp_path / "runs" / "experiments" / "hierarchical-quality.svg").is_file()
