@@ -215,7 +215,7 @@ def refused(arm: Arm) -> str | None:
     try:
         strategies.create(dict(arm.strategy), "strategy")
     except ConfigError as error:
-        return str(error)
+        return str(error).removeprefix("strategy: ")
     return None
 
 
