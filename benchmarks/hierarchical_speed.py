@@ -129,7 +129,12 @@ def arms(part: str, most: int, batch: int) -> dict[str, Arm]:
             for groups in counts[1:]
             if 2 * groups <= most
         }
-        easgd = {f"EASGD, {trainers} trainers": _arm(batch, groups=trainers, nets=2) for trainers in counts}
+        easgd = {
+            f"EASGD, {trainers} {'trainer' if trainers == 1 else 'trainers'}": _arm(
+                batch, groups=trainers, nets=2
+            )
+            for trainers in counts
+        }
         return pairs | several | easgd
     if part == "ablation":
         return {name: _arm(batch, **group, **own) for name, own in ABLATION.items()}

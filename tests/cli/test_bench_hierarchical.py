@@ -165,7 +165,7 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
     assert [row["arm"] for row in speed["rows"]] == [
         "1 × (1, 1)",
         "1 × (2, 2)",
-        "EASGD, 1 trainers",
+        "EASGD, 1 trainer",
         "EASGD, 2 trainers",
     ]
     processes = {(row["arm"], row["process"]) for row in use["rows"]}
