@@ -97,6 +97,10 @@ def main() -> None:
         f"all processes share {fleet.CORES} cores, where the paper's have machines of their own: samples/s by trainers or nets"
         " say what they cost each other, not what a cluster gains"
     )
+    report.not_identical(
+        "trainers share no step: samples/s are the first trainer's steps times the trainers, and what the others' processors and"
+        " links do is what they did in its windows"
+    )
     reason = network.missing()
     if reason is None:
         kept = results(options, "hierarchical-speed", parts=RUNNING_PARTS)

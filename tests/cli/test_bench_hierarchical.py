@@ -172,7 +172,10 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
     ]
     processes = {(row["arm"], row["process"]) for row in use["rows"]}
     assert {("1 × (2, 2)", "group-server 1"), ("EASGD, 2 trainers", "dense-server 0")} <= processes
-    asked = [row for row in use["rows"] if "dense-server" not in row["process"]]  # six steps have no round
+    # six steps have no round of averaging, and another trainer may have ended before the first one's window
+    asked = [
+        row for row in use["rows"] if row["process"] in ("trainer 0", "group-server 0", "group-server 1")
+    ]
     assert all(0 < row["link out"] < 1 for row in asked)
 
 
