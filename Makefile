@@ -82,6 +82,8 @@ claims: setup
 	$(BIN)/girih bench picasso_table7
 	$(BIN)/girih bench picasso_table8 --rounds 1
 	$(BIN)/girih bench picasso_fig15 --rounds 1
+	$(BIN)/girih bench hierarchical_quality
+	$(BIN)/girih bench hierarchical_speed
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

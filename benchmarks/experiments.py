@@ -39,7 +39,7 @@ RUNNING_PARTS = (*LEARNING_PARTS, "cluster", "comm", "planner", "runs")
 
 KEPT = (
     "auc", "logloss", "steps", "num_examples", "staleness_max", "staleness_mean", "updates_since_read_max",
-    "updates_since_read_mean", "dense_staleness_max", "duration_s",
+    "updates_since_read_mean", "dense_staleness", "dense_staleness_max", "duration_s",
 )  # fmt: skip
 
 
@@ -125,9 +125,9 @@ class Results:
         """Trains what is not kept yet; returns what is kept of all, in their order.
 
         Args:
-            how: trains one run and returns what it found, an ``auc`` among it; ``girih train`` once by default.
+            how: trains one run and returns what it found, an ``auc`` among it; :func:`trained` by default.
         """
-        found = [self.kept(run) or self._trained(run, how or _train) for run in runs]
+        found = [self.kept(run) or self._trained(run, how or trained) for run in runs]
         self.used += found
         return found
 
@@ -185,15 +185,18 @@ class Results:
         return kept
 
 
-def _train(run: Run) -> dict[str, Any]:
+def trained(run: Run, metric: str = "auc") -> dict[str, Any]:
+    """What ``girih train`` finds, with ``curve``: (step, metric on validation data) of each evaluation."""
     with tempfile.TemporaryDirectory(prefix="girih-experiment-") as directory:
         config, path = Path(directory, "config.toml"), Path(directory, "run")
         config.write_text(tomli_w.dumps(run.settings))
         girih_train(run, config, path)
         summary = json.loads((path / "summary.json").read_text())
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    curve = [[r["step"], round(r["auc"], 6)] for r in records if r.get("split") == "valid"]
-    return {key: summary[key] for key in KEPT if key in summary} | {"curve": curve}
+    curve = [[r["step"], round(r[metric], 6)] for r in records if r.get("split") == "valid"]
+    entropy = next(iter(summary["by_label"].values()))["normalized_entropy"]
+    found = {key: summary[key] for key in KEPT if key in summary}
+    return found | {"normalized_entropy": entropy, "curve": curve}
 
 
 def girih_train(run: Run, config: Path, directory: Path, *words: str) -> None:
@@ -231,6 +234,16 @@ def tuned(
 def best_valid(run: Mapping[str, Any]) -> float:
     """The best AUC on validation data."""
     return float(max(auc for _, auc in run["curve"]))
+
+
+def tried(kept: Results, arm: str, seed: int, told: Callable[[Mapping[str, Any]], str]) -> str:
+    """Each factor of an arm's rates that was tried with a seed, and what is told of its run; runs are named arm/xfactor/seed."""
+    found = {}
+    for run in kept.used:
+        of, factor, by = run["name"].rsplit("/", 2)
+        if of == arm and by == str(seed):
+            found[float(factor[1:])] = f"{factor[1:]}: {told(run)}"
+    return ", ".join(found[factor] for factor in sorted(found))
 
 
 def last_valid(run: Mapping[str, Any]) -> float:

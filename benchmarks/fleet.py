@@ -146,7 +146,12 @@ def write_task(
 
 def strategy_override(strategy: Mapping[str, Any]) -> str:
     """``[strategy]`` as an override of ``girih train``."""
-    return f"strategy = {{{', '.join(f'{key} = {json.dumps(value)}' for key, value in strategy.items())}}}"
+    return override("strategy", strategy)
+
+
+def override(section: str, values: Mapping[str, Any]) -> str:
+    """A section of the config as an override of ``girih train``."""
+    return f"{section} = {{{', '.join(f'{key} = {json.dumps(value)}' for key, value in values.items())}}}"
 
 
 DISTURBED = {"others, of the cores": "{:.0%}", "disturbed": "{}"}

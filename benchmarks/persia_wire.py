@@ -40,7 +40,9 @@ COMPRESSED_STALENESS = 4
 SYNCHRONOUS = "synchronous"
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 QUICK = {"batch": 64, "cardinality": 1000, "rounds": 1, "warmup": 2, "steps": 2, "windows": 2}
-KEPT = ("wire_bytes", "num_examples", "steps", "staleness_mean", "staleness_max", "server_load")
+KEPT = (
+    "wire_bytes", "num_examples", "steps", "staleness_mean", "staleness_max", "server_load", "dense_staleness",
+)  # fmt: skip
 
 Found = Mapping[str, Any]
 
@@ -265,21 +267,21 @@ def _show_compression(report: harness.Report, options: argparse.Namespace, bench
             shown = {key: row[key] for key in ("samples/s", "step ms", "limit ms", "step / limit")}
             shown |= {kind: summary["wire_bytes"][kind] / summary["num_examples"] for kind in counted}
             shown |= {
-                title: _middle(runs, lambda window, way=way: _of_hosts(window, *way)) / batch
+                title: middle(runs, lambda window, way=way: _of_hosts(window, *way)) / batch
                 for title, way in ways.items()
             }
-            shown |= {"busiest link": _middle(runs, busiest) / batch, **fleet.disturbance(*runs)}
+            shown |= {"busiest link": middle(runs, busiest) / batch, **fleet.disturbance(*runs)}
             table.row({"link": rate, "compressed": each, "of none": row["samples/s"] / base, **shown})
 
 
 def parts(runs: Sequence[Found], rate: str) -> dict[str, float]:
     """A step, and what it consists of: medians over all windows of all rounds."""
-    step = _middle(runs, lambda window: window["step_s"])
-    compute = _middle(runs, lambda window: window["machine_cpu_s"]) / fleet.CORES
-    wire = _middle(runs, busiest) / bytes_per_s(rate)
+    step = middle(runs, lambda window: window["step_s"])
+    compute = middle(runs, lambda window: window["machine_cpu_s"]) / fleet.CORES
+    wire = middle(runs, busiest) / bytes_per_s(rate)
     limit, whole = max(compute, wire), compute + _in_turn(runs) / bytes_per_s(rate)
     return {
-        "samples/s": _middle(runs, lambda window: window["samples_per_s"]),
+        "samples/s": middle(runs, lambda window: window["samples_per_s"]),
         "step ms": 1e3 * step,
         "CPU / cores ms": 1e3 * compute,
         "wire ms": 1e3 * wire,
@@ -304,7 +306,7 @@ def _in_turn(runs: Sequence[Found]) -> float:
     """
     strategy, summary = runs[0]["asked"]["strategy"], runs[0]["summary"]
     if strategy["name"] == SYNCHRONOUS:
-        return _middle(runs, busiest)
+        return middle(runs, busiest)
     sent = summary["wire_bytes"]["embeddings"] + summary["wire_bytes"]["gradients"]
     return float(sent / summary["steps"] / strategy["trainers"])
 
@@ -320,7 +322,8 @@ def bytes_per_s(rate: str) -> float:
     return float(rate.removesuffix(unit)) * BITS[unit] / 8
 
 
-def _middle(runs: Sequence[Found], of: Callable[[Mapping[str, Any]], float]) -> float:
+def middle(runs: Sequence[Found], of: Callable[[Mapping[str, Any]], float]) -> float:
+    """The median over all windows of all runs."""
     return float(np.median([of(window) for run in runs for window in run["windows"]]))
 
 

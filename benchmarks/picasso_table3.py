@@ -27,6 +27,7 @@ from experiments import (
     results,
     show,
     spread,
+    tried,
     tuned,
 )
 
@@ -87,7 +88,11 @@ def main() -> None:
     for model in options.models:
         runs, factors = _trained(model, kept, quick=options.quick)
         rows += [_row(model, arm, found, runs["1×"], factors[arm]) for arm, found in runs.items()]
-        rates += [[model, arm, _tried(kept, f"{model}/{arm}")] for arm in runs if ARMS[arm].like is None]
+        rates += [
+            [model, arm, tried(kept, f"{model}/{arm}", TUNED, lambda run: f"{best_valid(run):.4f}")]
+            for arm in runs
+            if ARMS[arm].like is None
+        ]
     show(report, "AUC by batch", list(rows[0]), [list(row.values()) for row in rows])
     show(
         report,
@@ -170,16 +175,6 @@ def _row(model: str, name: str, found: Found, first: Found, factor: float) -> di
         "test logloss": spread([run["logloss"] for run in found]),
         "paper: PICASSO, PyTorch": f"{ours}, {theirs}" if found is first else "",
     }
-
-
-def _tried(kept: Results, arm: str) -> str:
-    """Each factor that was tried."""
-    found = {}
-    for run in kept.used:
-        name, factor, seed = run["name"].rsplit("/", 2)
-        if name == arm and seed == str(TUNED):
-            found[float(factor[1:])] = f"{factor[1:]}: {best_valid(run):.4f}"
-    return ", ".join(found[factor] for factor in sorted(found))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from experiments import (
     results,
     show,
     spread,
+    tried,
     tuned,
 )
 from pictures import Chart, write_picture
@@ -173,10 +174,14 @@ def main() -> None:
     for name in arguments.cases:
         case = CASES[name]
         if case.data == "generated":
-            _generate()
+            generate()
         runs, factors = _trained(name, case, kept, arguments.factor, quick=arguments.quick)
         rows += _rows(name, case, runs, factors)
-        rates += [[name, arm, _rates(kept, f"{name}/{arm}")] for arm in runs if arm not in case.same]
+        rates += [
+            [name, arm, tried(kept, f"{name}/{arm}", TUNED, _valid_and_test)]
+            for arm in runs
+            if arm not in case.same
+        ]
         if "hybrid, τ = 4" in case.arms and arguments.factor is None:
             curves = {arm: _curve(case, arm, of) for arm, of in runs.items()}
             charts.append(Chart(name, "updates", "AUC on validation data", curves))
@@ -243,14 +248,8 @@ def _rows(
     return rows
 
 
-def _rates(kept: Results, arm: str) -> str:
-    """Each factor that was tried."""
-    found = {}
-    for run in kept.used:
-        of, factor, seed = run["name"].rsplit("/", 2)
-        if of == arm and seed == str(TUNED):
-            found[float(factor[1:])] = f"{factor[1:]}: {best_valid(run):.4f} ({run['auc']:.4f})"
-    return ", ".join(found[factor] for factor in sorted(found))
+def _valid_and_test(run: Mapping[str, Any]) -> str:
+    return f"{best_valid(run):.4f} ({run['auc']:.4f})"
 
 
 def _mean_most(runs: list[dict[str, Any]], of: str) -> str:
@@ -283,7 +282,7 @@ def _base(data: str) -> dict[str, Any]:
     return made
 
 
-def _generate() -> None:
+def generate() -> None:
     """Writes the log once; about half a GB."""
     folder = Path(os.environ.setdefault("CLICKLOG", str(Path("runs/click-log-5m").resolve())))
     if (folder / "test.parquet").exists():

@@ -1,0 +1,207 @@
+"""HT's Figures 3, 4 and 7: normalised entropy by trainers with a dense copy each, by nets on one copy, and by groups.
+
+    GIRIH_DATA=... girih bench hierarchical_quality [--data kuairand] [--parts nets trainers] [--most 4] [--quick]
+
+All arms train on the same examples once, each update on as many: a net's step takes the examples of one update, so that copies share
+the updates out among themselves, as the paper's do. Learning rates (sparse and dense by one factor) are chosen for each arm by
+itself: the best normalised entropy on validation data with seed 1; seeds 2 to 4 are reported, with the weights that were best
+on validation data. ``trainers``: the paper's EASGD system (§2.2, Figure 3), every trainer with one net and a copy. ``nets``: nets
+of one trainer, on one copy (Figure 4). ``groups``: ``--most`` trainers in groups with two group servers each, beside as many
+trainers of EASGD (Figure 7). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import mean, stdev
+from typing import Any
+
+import harness
+from experiments import (
+    Results,
+    Run,
+    add_options,
+    find_data,
+    pictures,
+    results,
+    show,
+    spread,
+    trained,
+    tried,
+    tuned,
+)
+from pictures import Chart, write_picture
+from strategy_quality import CASES, MOST_FACTORS, REPORTED, TUNED, Arm, generate
+
+METRIC = "normalized_entropy"
+DATA = {
+    "kuairand": replace(CASES["kuairand/dnn"], update=64, passes=1),
+    "generated": replace(CASES["generated/dnn"], update=512),
+}
+"""One pass, as the paper's, and small updates: eight copies are to be averaged more than a few times."""
+PARTS = ("trainers", "nets", "groups")
+SERVERS_PER_GROUP = 2
+ONE = "one trainer, one net"
+
+Found = Mapping[str, Any]
+HEADER = [
+    "data", "arm", "dense copies", "rates ×", "updates", "of each copy", "test NE", "over one trainer's, %",
+    "over EASGD's of as many trainers, %", "test AUC", "last validation NE", "dense staleness: median, p99, most",
+    "updates of rows since read: mean",
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = harness.parser("hierarchical_quality", __doc__)
+    add_options(parser)
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument(
+        "--most", type=int, default=8, help="trainers, or nets, of the largest arm: a power of two"
+    )
+    options = parser.parse_args()
+    if options.most < 2 or options.most & (options.most - 1):
+        parser.error(f"--most {options.most}: expected a power of two from 2 on")
+    report = harness.Report("hierarchical_quality", options)
+    if "kuairand" in options.data:
+        find_data(parser)
+    if "generated" in options.data:
+        generate()
+    kept = results(options, "hierarchical-quality")
+    rows, rates, charts = [], [], []
+    for data in options.data:
+        runs = {
+            name: _trained(data, name, arm, kept, quick=options.quick)
+            for name, arm in arms(options.parts, options.most).items()
+        }
+        rows += [_row(data, name, runs) for name in runs]
+        rates += [[data, name, tried(kept, f"{data}/{name}", TUNED, _told)] for name in runs]
+        charts += _charts(data, runs)
+    show(report, "normalised entropy by trainers, nets and groups", HEADER, rows)
+    show(
+        report, f"how rates were chosen, seed {TUNED}", ["data", "arm", "rates ×: best validation NE"], rates
+    )
+    print(kept.told())
+    write_picture(pictures(options) / "hierarchical-quality.svg", charts)
+    report.finish()
+
+
+def arms(parts: Sequence[str], most: int) -> dict[str, Arm]:
+    """Name → arm, the one that others are held against first; 2, 4, … of each part.
+
+    Args:
+        most: trainers or nets of a part's largest arm; all arms of ``groups`` have as many trainers.
+    """
+    counts = [2**power for power in range(1, most.bit_length())]
+    made = {ONE: _arm(groups=1)}
+    if "nets" in parts:
+        made |= {f"{nets} nets of one trainer": _arm(groups=1, nets=nets) for nets in counts}
+    if "trainers" in parts:
+        made |= {easgd(trainers): _arm(groups=trainers) for trainers in counts}
+    if "groups" in parts:
+        made |= {easgd(most): _arm(groups=most)}
+        made |= {
+            f"{groups} {'group' if groups == 1 else 'groups'} of {most // groups} trainers": _arm(
+                groups=groups, trainers_per_group=most // groups, servers_per_group=SERVERS_PER_GROUP
+            )
+            for groups in (1, *counts[:-1])
+        }
+    return made
+
+
+def easgd(trainers: int) -> str:
+    """The name of the arm with so many trainers, each of which has a copy."""
+    return f"{trainers} trainers, EASGD"
+
+
+def _arm(*, groups: int, trainers_per_group: int = 1, **options: int) -> Arm:
+    strategy = {"name": "hierarchical", "groups": groups, "trainers_per_group": trainers_per_group, **options}
+    return Arm(strategy, per_step=groups * trainers_per_group)
+
+
+def config(data: str, arm: Arm, factor: float, seed: int, *, quick: bool) -> dict[str, Any]:
+    """The config of one run, without ``[strategy]``."""
+    made = DATA[data].config(arm, factor, seed, quick=quick)
+    made["train"]["early_stopping"] = {"metric": METRIC, "patience": 1000}
+    return made
+
+
+def best(run: Found) -> float:
+    """The best normalised entropy on validation data."""
+    return float(min(entropy for _, entropy in run["curve"]))
+
+
+def _told(run: Found) -> str:
+    return f"{best(run):.5f}"
+
+
+def _trained(data: str, name: str, arm: Arm, kept: Results, *, quick: bool) -> list[dict[str, Any]]:
+    """Runs of the reported seeds, at the arm's own best rates."""
+
+    def run(factor: float, seed: int) -> Run:
+        made = config(data, arm, factor, seed, quick=quick)
+        return Run(f"{data}/{name}/x{factor:g}/{seed}", made, arm.strategy)
+
+    how: Callable[[Run], Found] = partial(trained, metric=METRIC)
+    factor = tuned(
+        lambda factor: -best(kept.train([run(factor, TUNED)], how)[0]),
+        DATA[data].factors[: 1 if quick else None],
+        MOST_FACTORS,
+        grow=not quick,
+    )
+    return kept.train([run(factor, seed) for seed in REPORTED[: 1 if quick else None]], how)
+
+
+def _row(data: str, name: str, runs: Mapping[str, Sequence[Found]]) -> list[str]:
+    found, strategy = runs[name], runs[name][0]["asked"]["strategy"]
+    trainers = strategy["groups"] * strategy["trainers_per_group"]
+    updates = found[0]["steps"] * trainers
+    peers = None if strategy["trainers_per_group"] == 1 else runs[easgd(trainers)]
+    stale = [run["dense_staleness"] for run in found if "dense_staleness" in run]
+    return [
+        data, name, str(strategy["groups"]), found[0]["name"].rsplit("/", 2)[1][1:], f"{updates:,}",
+        f"{updates // strategy['groups']:,}", spread([run[METRIC] for run in found]),
+        "" if name == ONE else _over(found, runs[ONE]), "" if peers is None else _over(found, peers),
+        spread([run["auc"] for run in found]), spread([run["curve"][-1][1] for run in found]),
+        ", ".join(str(max(each[part] for each in stale)) for part in ("median", "p99", "max")) if stale else "0, 0, 0",
+        f"{mean(run['updates_since_read_mean'] for run in found):.1f}",
+    ]  # fmt: skip
+
+
+def over(found: Sequence[Found], reference: Sequence[Found]) -> list[float]:
+    """Per cent by which the test data's normalised entropy is above the reference's, seed by seed."""
+    return [100 * (run[METRIC] / other[METRIC] - 1) for run, other in zip(found, reference, strict=True)]
+
+
+def _over(found: Sequence[Found], reference: Sequence[Found]) -> str:
+    """Mean over seeds ± its standard error."""
+    each = over(found, reference)
+    error = f" ± {stdev(each) / len(each) ** 0.5:.3f}" if len(each) > 1 else ""
+    return f"{mean(each):+.3f}{error}"
+
+
+def _charts(data: str, runs: Mapping[str, Sequence[Found]]) -> list[Chart]:
+    """Trainers and nets in one chart; groups in another."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for found in runs.values():
+        strategy = found[0]["asked"]["strategy"]
+        copies, nets, trainers = strategy["groups"], strategy.get("nets", 1), strategy["trainers_per_group"]
+        height = mean(over(found, runs[ONE]))
+        if "servers_per_group" in strategy:
+            peers = mean(over(runs[easgd(copies * trainers)], runs[ONE]))
+            groups.setdefault(f"{copies * trainers} trainers in groups", []).append((copies, height))
+            groups["as many, a copy each (EASGD)"] = [(copies * trainers, peers)]
+        elif nets > 1:
+            lines.setdefault("nets of one trainer, one copy", [(1, 0.0)]).append((nets, height))
+        elif copies > 1:
+            lines.setdefault("trainers, a copy each (EASGD)", [(1, 0.0)]).append((copies, height))
+    title = "normalised entropy over one trainer's, %"
+    both = (("trainers, or nets", lines), ("groups", groups))
+    return [Chart(data, x_title, title, series) for x_title, series in both if series]
+
+
+if __name__ == "__main__":
+    main()

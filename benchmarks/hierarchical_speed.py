@@ -1,0 +1,306 @@
+"""HT's Figures 3a, 4a and 8 to 11: samples/s by trainers, nets and groups, what each process does, and what each optimisation is worth.
+
+Every process has a host of its own (a network namespace), whose link has the bandwidth of ``--rate`` in each direction
+(``tc tbf``); needs root; the transport is TCP. DLRM over 26 categorical and 13 numeric features; a net's step has ``--batch``
+examples, in all arms but those of ``batches``. All processes share the cores of this machine: what more trainers add in work,
+the others lose in time. Options that the strategy refuses are skipped, with what it says. What is kept in ``--results`` is not
+run again.
+
+    girih bench hierarchical_speed
+    girih bench hierarchical_speed --parts ablation --rate 200mbit
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fleet
+import harness
+import network
+from experiments import RUNNING_PARTS, Results, Run, add_options, results
+from persia_wire import busiest, bytes_per_s, middle, short
+
+from girih import strategies
+from girih.errors import ConfigError
+
+PARTS = {
+    "trainers": "Figure 3a: a copy each, EASGD",
+    "nets": "Figure 4a: of one trainer",
+    "groups": "Figures 8 and 10: (trainers, group servers) of a group",
+    "ablation": "Figure 11: one group",
+    "batches": "§4.2: batch size and compression, one group",
+}
+BFLOAT16 = {"wire_activations": "bfloat16", "wire_dense_gradients": "bfloat16"}
+ABLATION: dict[str, dict[str, Any]] = {
+    "rules and refinement": {"tagging": "refined"},
+    "no refinement": {"tagging": "rules"},
+    "no rules, no refinement": {"tagging": "none"},
+    "no FC splits": {"split_fc": False},
+    "FC splits": {"split_fc": True},
+    "bfloat16": BFLOAT16,
+    "int8 activations, bfloat16 gradients": BFLOAT16 | {"wire_activations": "int8"},
+    "int8 activations, top-k gradients": {"wire_activations": "int8", "wire_dense_gradients": "topk"},
+    "compression where it pays": {"wire_activations": "auto", "wire_dense_gradients": "auto"},
+}
+TITLES = {letter: role for letter, role in network.LETTERS.items() if letter in "tgd"}
+"""Hosts whose processor and link the second table shows."""
+MODEL = {"name": "dlrm", "bottom_hidden": [512, 256], "hidden": [1024, 1024, 512]}
+AHEAD = 8
+"""Steps' worth of data beyond those that are measured: what is read ahead must not end the epoch."""
+QUICK = {"batch": 32, "cardinality": 500, "most": 2, "rounds": 1, "warmup": 2, "steps": 2, "windows": 2}
+QUICK_MODEL = {"name": "dlrm", "bottom_hidden": [8], "hidden": [16, 8]}
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        batch: examples of a net's step.
+    """
+
+    strategy: Mapping[str, Any]
+    batch: int
+
+    @property
+    def trainers(self) -> int:
+        return int(self.strategy["groups"] * self.strategy["trainers_per_group"])
+
+
+def main() -> None:
+    parser = harness.parser("hierarchical_speed", __doc__)
+    add_options(parser, pictures=False)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it")
+    parser.add_argument(
+        "--most", type=int, default=4, help="trainers, and half the nets, of the largest arms"
+    )
+    parser.add_argument("--batch", type=int, default=512, help="examples of a net's step")
+    parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=20, help="steps that do not count")
+    parser.add_argument("--steps", type=int, default=20, help="of a window")
+    parser.add_argument("--windows", type=int, default=5)
+    options = parser.parse_args()
+    if options.quick:
+        vars(options).update(QUICK)
+    report = harness.Report("hierarchical_speed", options)
+    report.not_identical(
+        f"all processes share {fleet.CORES} cores, where the paper's have machines of their own: samples/s by trainers or nets"
+        " say what they cost each other, not what a cluster gains"
+    )
+    report.not_identical(
+        "trainers share no step: samples/s are the first trainer's steps times the trainers, and what the others' processors and"
+        " links do is what they did in its windows"
+    )
+    reason = network.missing()
+    if reason is None:
+        kept = results(options, "hierarchical-speed", parts=RUNNING_PARTS)
+        with tempfile.TemporaryDirectory() as directory:
+            bench = Bench(options, kept, Path(directory))
+            bench.run_all(report)
+        _show_speed(report, options, bench.found)
+        _show_use(report, options, bench.found)
+        print(kept.told())
+    else:
+        report.skip("all", reason)
+    report.finish()
+
+
+def arms(part: str, most: int, batch: int) -> dict[str, Arm]:
+    """Name → arm; the part's first is the one that others are held against."""
+    counts = [2**power for power in range(most.bit_length())]
+    group = {"trainers_per_group": 2, "servers_per_group": 2, "nets": 2}
+    if part == "trainers":
+        return {f"{trainers} × 1 net": _arm(batch, groups=trainers) for trainers in counts}
+    if part == "nets":
+        return {f"{nets} nets": _arm(batch, nets=nets) for nets in (*counts, 2 * most)}
+    if part == "groups":
+        pairs = {
+            f"1 × ({size}, {size})": _arm(batch, trainers_per_group=size, servers_per_group=size, nets=2)
+            for size in counts
+        }
+        several = {
+            f"{groups} × (2, 2)": _arm(batch, groups=groups, **group)
+            for groups in counts[1:]
+            if 2 * groups <= most
+        }
+        easgd = {
+            f"EASGD, {trainers} {'trainer' if trainers == 1 else 'trainers'}": _arm(
+                batch, groups=trainers, nets=2
+            )
+            for trainers in counts
+        }
+        return pairs | several | easgd
+    if part == "ablation":
+        return {name: _arm(batch, **group, **own) for name, own in ABLATION.items()}
+    return {
+        f"{size} examples, {name}": _arm(size, **group, **own)
+        for size in (batch // 4, batch, 4 * batch)
+        for name, own in (("float32", {}), ("bfloat16", BFLOAT16))
+    }
+
+
+def _arm(batch: int, **options: Any) -> Arm:
+    strategy = {"name": "hierarchical", "groups": 1, "trainers_per_group": 1, "transport": "tcp"}
+    return Arm(strategy | options, batch)
+
+
+@dataclass
+class Bench:
+    """Runs, kept ones among them.
+
+    Attributes:
+        found: part and arm → its runs, one a round.
+    """
+
+    options: argparse.Namespace
+    kept: Results
+    directory: Path
+    found: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
+
+    def run_all(self, report: harness.Report) -> None:
+        """All rounds; in each, arms take turns."""
+        options = self.options
+        wanted = {
+            (p, name): arm
+            for p in options.parts
+            for name, arm in arms(p, options.most, options.batch).items()
+        }
+        for key, arm in list(wanted.items()):
+            if (reason := refused(arm)) is not None:
+                report.skip(" / ".join(key), reason)
+                del wanted[key]
+        for number in range(options.rounds):
+            for key, arm in wanted.items():
+                self.found.setdefault(key, []).append(self._run(key, arm, number))
+
+    def _run(self, key: tuple[str, str], arm: Arm, number: int) -> Found:
+        options = self.options
+        task = {name: getattr(options, name) for name in ("cardinality", "dim")}
+        task |= {"batch": arm.batch, "model": QUICK_MODEL if options.quick else MODEL}
+        conditions = {name: getattr(options, name) for name in ("rate", "warmup", "steps", "windows")}
+        run = Run("/".join((options.rate, *key, str(number))), task, arm.strategy, conditions)
+        return self.kept.measure(run, lambda run: self._measured(run, arm))
+
+    def _measured(self, run: Run, arm: Arm) -> dict[str, Any]:
+        options, task = self.options, run.config
+        steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
+        rows = steps * arm.batch * arm.trainers
+        config = self.directory / str(rows) / "config.toml"
+        if not config.exists():
+            fleet.write_task(
+                config.parent, rows=rows, cardinality=task["cardinality"], dim=task["dim"], shuffle=False
+            )
+        counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
+        with network.network(network.names_apart(counts), options.rate) as hosts:
+            plan = fleet.Plan(
+                str(config),
+                (
+                    fleet.strategy_override(arm.strategy),
+                    fleet.override("model", task["model"]),
+                    f"data.batch_size = {arm.batch * arm.trainers}",
+                ),
+                warmup=options.warmup,
+                steps=options.steps,
+                windows=options.windows,
+                hosts=network.apart(hosts),
+                links=tuple(hosts.links.values()),
+            )
+            found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else fleet.TRIES)
+        return short(found, hosts)
+
+
+def refused(arm: Arm) -> str | None:
+    """What the strategy says against an arm's options; None where it takes them."""
+    try:
+        strategies.create(dict(arm.strategy), "strategy")
+    except ConfigError as error:
+        return str(error).removeprefix("strategy: ")
+    return None
+
+
+def _show_speed(
+    report: harness.Report, options: argparse.Namespace, found: Mapping[tuple[str, str], list[Found]]
+) -> None:
+    for part in options.parts:
+        table = report.table(
+            f"{part}, links of {options.rate} ({PARTS[part]})",
+            {"arm": "{}", "samples/s": "{:,.0f}", "of the first": "{:.2f}×", "step ms": "{:.0f}", "CPU / cores ms": "{:.0f}",
+             "busiest link ms": "{:.0f}", "activations B an example": "{:,.0f}", "dense B an example": "{:,.0f}",
+             "dense staleness: median": "{}", "p99": "{}", "most": "{}", **fleet.DISTURBED},
+        )  # fmt: skip
+        base = None
+        for (of, name), runs in found.items():
+            if of == part:
+                row = speed(runs, options.rate)
+                base = base or row["samples/s"]
+                disturbed = fleet.disturbance(*runs)
+                table.row({"arm": name, **row, "of the first": row["samples/s"] / base, **disturbed})
+
+
+def speed(runs: list[Found], rate: str) -> dict[str, Any]:
+    """Medians over all windows of all rounds; bytes and staleness of the first round."""
+    summary = runs[0]["summary"]
+    stale = summary["dense_staleness"]
+    sent = {kind: summary["wire_bytes"][kind] / summary["num_examples"] for kind in ("activations", "dense")}
+    return {
+        "samples/s": middle(runs, lambda window: window["samples_per_s"]),
+        "step ms": 1e3 * middle(runs, lambda window: window["step_s"]),
+        "CPU / cores ms": 1e3 * middle(runs, lambda window: window["machine_cpu_s"]) / fleet.CORES,
+        "busiest link ms": 1e3 * middle(runs, busiest) / bytes_per_s(rate),
+        **{f"{kind} B an example": count for kind, count in sent.items()},
+        "dense staleness: median": stale["median"],
+        "p99": stale["p99"],
+        "most": stale["max"],
+    }
+
+
+def _show_use(
+    report: harness.Report, options: argparse.Namespace, found: Mapping[tuple[str, str], list[Found]]
+) -> None:
+    table = report.table(
+        f"processor and link of each trainer, group server and dense server, links of {options.rate} (Figure 9)",
+        {
+            "part": "{}",
+            "arm": "{}",
+            "process": "{}",
+            "cores": "{:.2f}",
+            "link out": "{:.0%}",
+            "link in": "{:.0%}",
+        },
+    )
+    for (part, name), runs in found.items():
+        for row in use(runs, options.rate):
+            table.row({"part": part, "arm": name, **row})
+
+
+def use(runs: list[Found], rate: str) -> list[dict[str, Any]]:
+    """What each process that computes on dense parameters uses: cores, and shares of its link's bandwidth."""
+    rows = []
+    for host in runs[0]["windows"][0]["link_bytes"]:
+        if host[0] not in TITLES:
+            continue
+        title = f"{TITLES[host[0]]} {host[1:]}"
+        row: dict[str, Any] = {
+            "process": title,
+            "cores": middle(runs, lambda window, title=title: window["cpu_s_each"][title] / window["step_s"]),
+        }
+        for way, name in enumerate(("link out", "link in")):
+            row[name] = middle(
+                runs, lambda window, host=host, way=way: window["link_bytes"][host][way] / window["step_s"]
+            ) / bytes_per_s(rate)
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Benchmarks of HT's claims: their arms differ in one thing, what they count is right, and they run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from girih.cli import bench
+from girih.config import write_toml
+from girih.config.file import RunConfig
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_path, monkeypatch):
+    import hierarchical_quality as quality
+    from strategy_quality import EVALUATIONS, NUM_TRAIN
+
+    monkeypatch.setenv("KUAIRAND", "nowhere")
+    monkeypatch.setenv("CLICKLOG", "nowhere")
+    arms = quality.arms(quality.PARTS, 8)
+    assert len(arms) == 1 + 3 + 3 + 3
+    for data, case in quality.DATA.items():
+        for name, arm in arms.items():
+            made = quality.config(data, arm, 1.0, 2, quick=False)
+            write_toml(tmp_path / "config.toml", {**made, "strategy": dict(arm.strategy)})
+            settings = RunConfig.load(tmp_path / "config.toml")
+            trainers = settings.strategy.trainers
+            assert settings.data.batch_size == case.update * trainers, name
+            examples = settings.train.evaluate_every_steps * settings.data.batch_size
+            due = NUM_TRAIN[case.data] / EVALUATIONS
+            assert due - 8 * case.update < examples <= due, name
+            assert settings.train.early_stopping.metric == quality.METRIC
+    eights = [arm.strategy for arm in arms.values() if arm.per_step == 8]
+    assert sorted(strategy["groups"] for strategy in eights) == [1, 2, 4, 8]
+    assert {strategy.get("servers_per_group", 0) for strategy in eights} == {0, quality.SERVERS_PER_GROUP}
+
+
+def test_quality_chooses_rates_on_validation_data_and_is_held_against_one_trainer(
+    tmp_path, monkeypatch, capsys
+):
+    """Training is a formula here: what is shown of it is what the benchmark makes."""
+    import hierarchical_quality as quality
+
+    trained = []
+
+    def formula(run, metric):
+        trained.append(run.name)
+        factor, seed = run.name.rsplit("/", 2)[1:]
+        copies = run.strategy["groups"]
+        valid = 0.8 + 0.01 * abs(float(factor[1:]) * copies - 2)  # the best rates are 2 / copies
+        test = (0.9 + 0.001 * int(seed)) * (1 + 0.001 * (copies - 1))
+        return {
+            "auc": 0.7, "steps": 100 // run.config["data"]["batch_size"], "staleness_mean": 0.0, "staleness_max": 0,
+            "updates_since_read_mean": 1.5, quality.METRIC: test, "curve": [[1, valid + 0.1], [2, valid]],
+            "dense_staleness": {"median": 0, "p99": 1, "max": int(seed)},
+        }  # fmt: skip
+
+    def words():
+        monkeypatch.setattr(sys, "argv", [
+            "hierarchical_quality", "--data", "generated", "--parts", "trainers", "groups", "--most", "4",
+            "--results", str(tmp_path / "results"), "--docs", str(tmp_path), "--json", str(tmp_path / "found.json"),
+        ])  # fmt: skip
+        quality.main()
+        quality_, rates = json.loads((tmp_path / "found.json").read_text())["tables"]
+        return {row["arm"]: row for row in quality_["rows"]}, {row["arm"]: row for row in rates["rows"]}
+
+    monkeypatch.setattr(quality, "trained", formula)
+    monkeypatch.setattr(quality, "generate", lambda: None)
+    rows, rates = words()
+    assert {arm: row["rates ×"] for arm, row in rows.items()} == {
+        "one trainer, one net": "2", "2 trainers, EASGD": "1", "4 trainers, EASGD": "0.5",
+        "1 group of 4 trainers": "2", "2 groups of 2 trainers": "1",
+    }  # fmt: skip
+    assert rates["4 trainers, EASGD"] == {
+        "data": "generated", "arm": "4 trainers, EASGD",
+        "rates ×: best validation NE": "0.25: 0.81000, 0.5: 0.80000, 1: 0.82000, 2: 0.86000",
+    }  # fmt: skip
+    over, peers = "over one trainer's, %", "over EASGD's of as many trainers, %"
+    assert rows["4 trainers, EASGD"][over] == "+0.300 ± 0.000"
+    assert rows["2 groups of 2 trainers"][peers] == "-0.199 ± 0.000"
+    assert rows["4 trainers, EASGD"][peers] == rows["one trainer, one net"][over] == ""
+    assert rows["2 groups of 2 trainers"]["dense staleness: median, p99, most"] == "0, 1, 4"
+    assert {row["last validation NE"] for row in rows.values()} == {"0.8000 ± 0.0000"}
+    assert "svg" in (tmp_path / "hierarchical-quality.svg").read_text()[:100]
+    once, shown = len(trained), rows
+    assert words()[0] == shown
+    assert len(trained) == once, "what is kept is not trained again"
+    capsys.readouterr()
+
+
+def test_arms_of_speed_differ_in_one_thing_and_refused_ones_say_why():
+    import hierarchical_speed as speed
+
+    parts = {part: speed.arms(part, 4, 512) for part in speed.PARTS}
+    assert [arm.trainers for arm in parts["trainers"].values()] == [1, 2, 4]
+    assert [arm.strategy.get("nets", 1) for arm in parts["nets"].values()] == [1, 2, 4, 8]
+    first, *others = parts["ablation"].values()
+    for arm in others:
+        assert arm.batch == first.batch
+        differs = {key for key, _ in arm.strategy.items() ^ first.strategy.items()} - {"tagging"}
+        assert differs in ({"split_fc"}, {"wire_activations", "wire_dense_gradients"}, set())
+    for arms in parts.values():
+        for name, arm in arms.items():
+            reason = speed.refused(arm)
+            later = {"split_fc", "wire_activations", "wire_dense_gradients"} & set(arm.strategy)
+            assert reason is None or later, name
+            assert reason is None or any(option in reason for option in later)
+    assert "tagging" in speed.refused(speed.Arm({**first.strategy, "tagging": "best"}, 8))
+
+
+def test_use_is_processor_time_and_bytes_over_time():
+    import fleet
+    import hierarchical_speed as speed
+
+    window = {
+        "samples_per_s": 2000.0, "step_s": 0.5, "machine_cpu_s": 0.25 * fleet.CORES,
+        "cpu_s_each": {"trainer 0": 0.1, "group-server 1": 0.4, "embedding-server 0": 0.2},
+        "link_bytes": {"t0": [12_500_000, 6_250_000], "g1": [6_250_000, 25_000_000], "s0": [99, 99]},
+    }  # fmt: skip
+    summary = {
+        "wire_bytes": {"activations": 5000, "dense": 4000}, "num_examples": 100,
+        "dense_staleness": {"median": 1, "p99": 2, "max": 3},
+    }  # fmt: skip
+    runs = [{"windows": [window], "summary": summary}]
+    trainer, server = speed.use(runs, "1gbit")  # 62.5 MB a step
+    assert trainer == {"process": "trainer 0", "cores": 0.2, "link out": 0.2, "link in": 0.1}
+    assert server == {"process": "group-server 1", "cores": 0.8, "link out": 0.1, "link in": 0.4}
+    told = speed.speed(runs, "1gbit")
+    assert told["busiest link ms"] == pytest.approx(200)
+    assert told["CPU / cores ms"] == pytest.approx(250)
+    assert told["activations B an example"] == 50
+    assert told["most"] == 3
+
+
+def network_missing():
+    sys.path.insert(0, str(bench.FOLDER))
+    import network
+
+    return network.missing()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)  # four runs of up to nine processes, each of them once
+def test_groups_run_over_links_and_are_kept(tmp_path):
+    if (reason := network_missing()) is not None:
+        pytest.skip(reason)
+    words = [sys.executable, str(bench.FOLDER / "hierarchical_speed.py"), "--quick", "--parts", "groups"]
+    for round_ in range(2):
+        done = subprocess.run(
+            [*words, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert bool(re.findall(r"/.* \d+\.\d ms a step  \d+", done.stdout)) == (round_ == 0)
+    found = json.loads(Path(tmp_path, "found.json").read_text())
+    assert not found["skipped"]
+    speed, use = found["tables"]
+    assert [row["arm"] for row in speed["rows"]] == [
+        "1 × (1, 1)",
+        "1 × (2, 2)",
+        "EASGD, 1 trainer",
+        "EASGD, 2 trainers",
+    ]
+    processes = {(row["arm"], row["process"]) for row in use["rows"]}
+    assert {("1 × (2, 2)", "group-server 1"), ("EASGD, 2 trainers", "dense-server 0")} <= processes
+    # six steps have no round of averaging, and another trainer may have ended before the first one's window
+    asked = [
+        row for row in use["rows"] if row["process"] in ("trainer 0", "group-server 0", "group-server 1")
+    ]
+    assert all(0 < row["link out"] < 1 for row in asked)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)  # eight runs of up to six processes
+def test_quality_runs_on_a_log(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    from girih.testing.click_log import click_log
+
+    for split, start in (("train", 0), ("valid", 1), ("test", 2)):
+        pq.write_table(click_log(8192, start=8192 * start)[0], tmp_path / f"{split}.parquet")
+    monkeypatch.setenv("CLICKLOG", str(tmp_path))
+    words = [
+        sys.executable,
+        str(bench.FOLDER / "hierarchical_quality.py"),
+        "--quick",
+        "--data",
+        "generated",
+        "--most",
+        "2",
+    ]
+    done = subprocess.run(
+        [*words, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "found.json").read_text())["tables"][0]["rows"]}
+    assert list(rows) == [
+        "one trainer, one net",
+        "2 nets of one trainer",
+        "2 trainers, EASGD",
+        "1 group of 2 trainers",
+    ]
+    assert all(0.5 < float(row["test NE"]) < 2 for row in rows.values())
+    assert {row["updates"] for row in rows.values()} == {"16"}
+    assert (tmp_path / "runs" / "experiments" / "hierarchical-quality.svg").is_file()
