@@ -26,7 +26,7 @@ from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
-from girih.errors import ConfigError, Lost
+from girih.errors import ConfigError, GirihError, Lost, RemoteError, named
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
@@ -258,10 +258,16 @@ class RemoteSparse:
         return RemoteSave(self._servers)
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those of any number of shards."""
+        """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""
+        failed: GirihError | None = None
+        try:
+            answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
+        except GirihError as error:  # the others have to learn of it: they would go on to another meeting
+            failed = error
+        told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if told is not None:
+            raise failed or named(told) or RemoteError(told)
         self.last_step = step
-        answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
-        self._ranks.barrier()
 
     def close(self) -> None:
         """Lets workers and servers go."""
