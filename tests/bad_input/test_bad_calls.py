@@ -313,7 +313,7 @@ WRONG = [
     (lambda x: x.repeat(1, 3), errors.ConfigError, "returned logits of shape [32, 3]; expected [32, 1]"),
     (lambda x: [x], errors.ConfigError, "Wrong.forward returned a list; expected logits"),
     (lambda x: x.nothing, errors.ConfigError, "Wrong.forward failed: AttributeError: "),
-    (lambda x: x * float("nan"), errors.NonFiniteError, "step 1: the loss is nan; nothing was applied"),
+    (lambda x: x * float("nan"), errors.NonFiniteError, "step 1: the loss is nan; nothing of it was applied"),
 ]
 
 

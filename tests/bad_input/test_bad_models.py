@@ -105,5 +105,7 @@ def test_a_loss_that_is_not_a_number_is_no_mistake_of_the_config(site, capsys):
     site.configure("model.name = 'own.py:Own'")
     assert cli.run([str(word) for word in site.train()]) == 1
     line = capsys.readouterr().err
-    assert line.startswith("girih: step 1: the loss is nan; nothing was applied. Lower the learning rate")
+    assert line.startswith(
+        "girih: step 1: the loss is nan; nothing of it was applied. Lower the learning rate"
+    )
     assert line.count("\n") == 1

@@ -124,6 +124,18 @@ def test_rounding_stays_within_its_bound():
     assert (got - want).abs().max() > 1e-4  # it does round
 
 
+def test_a_weight_that_another_net_moves_meanwhile_keeps_its_sign(monkeypatch):
+    weight, amax = torch.ones(2, 8), torch.Tensor.amax
+
+    def moved(self, *arguments):
+        found = amax(self, *arguments)
+        weight.mul_(1.5)
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "amax", moved)
+    assert (int8.linear(torch.ones(1, 8), weight) > 7).all()
+
+
 @pytest.mark.parametrize("pays", [False, True])
 def test_gradients_are_the_float32_layers(pays, monkeypatch):
     """Straight-through: dx = g W, dW = gᵀ x, db = Σ g, with the numbers before rounding."""

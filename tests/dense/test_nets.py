@@ -85,6 +85,32 @@ def test_nets_that_do_not_take_turns_have_no_bound():
     assert histogram(spec) == {0: 10, 10: 1}
 
 
+def test_a_write_that_is_under_way_counts_for_who_reads_or_writes_beside_it():
+    writing, go_on = threading.Event(), threading.Event()
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure=None):
+            if threading.current_thread() is not threading.main_thread():
+                writing.set()
+                assert go_on.wait(20)
+            super().step(closure)
+
+    spec = spec_of(lambda parameters: Slow(parameters, lr=0.01))
+    nets = Nets(spec, 3)
+    compute(nets, 0).apply()  # which makes the optimizer's state
+    before, slow = compute(nets, 1), compute(nets, 2)
+    thread = threading.Thread(target=slow.apply)
+    thread.start()
+    assert writing.wait(20)
+    beside = compute(nets, 3)
+    before.apply()
+    assert histogram(spec) == {0: 2, 1: 1}
+    go_on.set()
+    thread.join(20)
+    beside.apply()
+    assert histogram(spec) == {0: 2, 1: 1, 2: 1}
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -37,7 +37,7 @@ def random_graph(rng, num_operators, *, widest=512):
                     kind="Linear",
                     module=sharing[0].module if sharing else module,
                     flops_per_example=6 * inputs * width,
-                    parameter_bytes=int(4 * inputs * width),
+                    parameter_bytes=0 if sharing else int(4 * inputs * width),
                     output_bytes_per_example=4.0 * width,
                 )
             )

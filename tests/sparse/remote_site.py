@@ -87,6 +87,9 @@ class Alone:
     def barrier(self):
         pass
 
+    def broadcast(self, value):
+        return value
+
 
 class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""

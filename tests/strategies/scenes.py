@@ -288,10 +288,22 @@ def _play(directory, scene, ranks, change, act):
         summary = trainer.summary(metrics, duration_s=0.0)
         if counting is not None:
             summary["sent_bytes"] = ranks.sum([counting.end()])[0]
+        if settings.strategy.name == "hierarchical":
+            summary["rounds"] = ranks.gather(rounds_of(trainer))
         if "tell" in scene:
             summary["told"] = ranks.gather(tell(trainer, datasets["test"]))
     summary["kept"] = kept
     return summary
+
+
+def rounds_of(trainer):
+    """Rounds of averaging that this trainer's copy took part in, or each of the group servers that it leads."""
+    of_servers = [
+        told["counters"].get("averaging_rounds", 0)
+        for title, told in trainer.dense.processes().items()
+        if title.startswith("group-server")
+    ]
+    return of_servers or [trainer._run.context.stats.counters["averaging_rounds"]]
 
 
 def kept_samples(trainer):

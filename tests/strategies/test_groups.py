@@ -1,12 +1,16 @@
 """Hierarchical training with group servers (HT §3): the net is traced, tagged and cut, its parts are run by servers."""
 
+import os
+import signal
+import time
+
 import pytest
 from scenes import play, play_all, write
 
 from girih.config.file import RunConfig
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
 from girih.planner.plan import Plan
-from runs import dense_of, difference, latest
+from runs import dense_of, difference, latest, train
 
 EXACT = {}
 """Of ``local``."""
@@ -30,7 +34,7 @@ def directory(tmp_path_factory):
             3e-5,
         ),  # gradients of what several parts read are summed in another order
         ("star", 2, "rules", "false", 0),
-        ("weighted", 2, "refined", "false", 0),
+        ("weighted", 2, "none", "false", 3e-5),  # which refinement has on one server
         ("deepfm", 2, "refined", '"auto"', 2e-5),
         ("deepfm", 3, "refined", "true", 2e-5),
         pytest.param("mmoe", 2, "rules", "true", 2e-5, marks=pytest.mark.heavy),
@@ -119,3 +123,26 @@ def test_groups_are_averaged_by_dense_servers(directory):
     scene = {"name": "groups", "strategy": "hierarchical", "options": options}
     (summary,) = play_all(directory, [scene], 2).values()
     assert summary["auc"] > 0.55
+    assert [len(each) for each in summary["rounds"]] == [2, 2]
+    assert all(rounds > 0 for each in summary["rounds"] for rounds in each)
+
+
+TWO = ["strategy.servers_per_group=2", "strategy.nets=2", "train.log_every_steps=2", "train.epochs=1000000"]
+
+
+@pytest.mark.heavy
+def test_a_group_server_that_is_killed_ends_the_run_and_is_named_and_the_run_goes_on(directory, begin):
+    running = begin("hierarchical", *TWO, "checkpoint.every_steps=2")
+    processes = running.until_it_trains()
+    while not list((running.run / "checkpoints").glob("step-*")):
+        assert running.process.poll() is None
+        time.sleep(0.05)
+    victim = [each for each in processes if each["role"] == "group-server"][-1]
+    os.kill(victim["pid"], signal.SIGKILL)
+    told = running.ends(1)
+    assert f"group-server {victim['index']} was killed by signal 9" in told
+    assert "--resume" in told
+    assert "Traceback" not in told
+    stopped_at = int(latest(running.run).name.removeprefix("step-"))
+    steps = f"train.max_steps={stopped_at + 3}"
+    assert train(directory, "hierarchical", running.run, *TWO, steps, resume=True)["steps"] == stopped_at + 3

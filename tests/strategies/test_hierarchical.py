@@ -105,6 +105,7 @@ def assert_groups_learn(summary, local):
     assert summary["auc"] == pytest.approx(local["auc"], abs=0.03)
     assert summary["dense_staleness"]["max"] == 0  # one net each
     assert summary["wire_bytes"]["dense"] > 2 * 4 * summary["dense_parameters"]
+    assert all(rounds > 0 for each in summary["rounds"] for rounds in each)
 
 
 def test_two_groups_learn_as_much_as_one_process(local, two):
@@ -122,6 +123,7 @@ def test_groups_of_several_nets_evaluate_and_save_together(local, two):
     assert summary["num_examples"] == local["num_examples"]
     assert summary["auc"] == pytest.approx(local["auc"], abs=0.04)
     assert summary["kept"] == 0
+    assert all(rounds > 0 for each in summary["rounds"] for rounds in each)
 
 
 def pulled_apart(ranks):
@@ -150,8 +152,23 @@ def pulled_apart(ranks):
     after = list(half.module.parameters())[-1].item()
     ranks.barrier()
     half.close()
+    seldom = HogwildReplica(
+        dense_spec(), ranks, nets=1, servers=[connect(at, secret=b"of this run")], average_every_steps=1000
+    )
+    for _ in range(30):
+        seldom.compute(one.batch, one.embeddings()).apply()
+    alone = seldom._nets.first.parameters[-1].item()
+    ranks.barrier()
+    seldom.close()
     stop.set()
-    return {"begun": begun, "bias": bias, "apart": flat.abs().max().item(), "same": same, "after": after}
+    return {
+        "begun": begun,
+        "bias": bias,
+        "alone": alone,
+        "apart": flat.abs().max().item(),
+        "same": same,
+        "after": after,
+    }
 
 
 def test_replicas_differ_and_the_centre_lies_between_until_both_are_restored_to_it():
@@ -159,6 +176,7 @@ def test_replicas_differ_and_the_centre_lies_between_until_both_are_restored_to_
     assert zero["begun"] == one["begun"]
     assert zero["bias"][1] == one["bias"][1]
     assert zero["bias"][0] < zero["bias"][1] < one["bias"][0]  # the bias falls where all labels are 0
+    assert one["bias"][0] - zero["bias"][0] < one["alone"] - zero["alone"]
     for each in (zero, one):
         assert each["apart"] > 1e-3
         assert each["same"]

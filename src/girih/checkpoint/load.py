@@ -45,7 +45,8 @@ class Loaded:
     shards: Parts
 
     def put(self, *, sparse: SavedRows, dense: SavedParameters) -> None:
-        """Replaces rows and parameters. Where that fails, both are as before, unless rows are in other processes too.
+        """Replaces rows and parameters. Where that fails, both are as before, unless rows are in other processes too, or several
+        copies of the parameters are averaged: then each copy is the model of the last ``sync``, with optimizer state as it was.
 
         Raises:
             CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.

@@ -46,3 +46,19 @@ def answers(
 ) -> list[Frame]:
     """Asks all of them the same, side by side; waits for their answers."""
     return [answer(reply) for reply in [client.call(kind, fields, arrays) for client in clients]]
+
+
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an array that may be written, as torch wants it.
+
+    What comes over a wire is read-only, and is this process's alone.
+    """
+    return np.asarray(_Writable(array)) if not array.flags.writeable else array
+
+
+class _Writable:
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface

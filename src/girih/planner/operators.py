@@ -32,6 +32,7 @@ class Operator:
         kind: class of a module, or name of a function: "Linear", "PairwiseDots", "cat".
         module: path of the module whose parameters it uses; "" for none. Operators of one module are placed together.
         flops_per_example: a multiplication and an addition count 2; forward and backward.
+        parameter_bytes: of the parameters that it is the first operator to use.
         output_bytes_per_example: of its output, in float32.
         seconds_per_example: measured on one core, forward and backward; None where it was not measured.
         movable: whether it can be run elsewhere than on trainers: not where it reads embeddings or the containers of inputs, or

@@ -153,7 +153,13 @@ def _start(
         group, place = divmod(index, num_servers)
         if not dense_servers:
             return None
-        return AveragedWith(servers=dense_servers, group=group, place=place, every_steps=every_steps)
+        return AveragedWith(
+            servers=dense_servers,
+            group=group,
+            place=place,
+            every_steps=every_steps,
+            trainers=options["trainers_per_group"],
+        )
 
     def servers() -> list[GroupServer]:
         return [
@@ -168,6 +174,7 @@ def _start(
                 forward=context.dense.forward,
                 wire=wire,
                 averaging=averaging(index),
+                seed=plan.seeds["run"] + context.ranks.size + index,  # trainers have those before
             )
             for index in range(plan.roles[GROUP])
         ]

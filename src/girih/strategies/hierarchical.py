@@ -1,8 +1,8 @@
 """``hierarchical``: few copies of the dense parameters, each trained by many nets, averaged in the background (HT).
 
 | sparse half                      | schedule        | dense half                      |
-| ``RemoteSparse``, dispatched     | concurrent nets | ``GroupedReplica``, group servers; or |
-|                                  |                 | ``HogwildReplica``, dense servers |
+| ``RemoteSparse``, dispatched     | concurrent nets | ``HogwildReplica``, or          |
+|                                  |                 | ``GroupedReplica``              |
 
 With one trainer per group and no group servers it is the EASGD-based system that HT begins from (§2.2): every trainer has a
 copy. Trainers share no step, as under ``asynchronous``.
@@ -31,6 +31,7 @@ from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Processes, Strategy
 
 if TYPE_CHECKING:
+    from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.service.dense_server import DenseServer
     from girih.training.context import RunContext
     from girih.training.session import Session
@@ -191,7 +192,7 @@ class Hierarchical(RemoteStrategy):
         return tagged(facts.graph, options, known_of(facts, options))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """The way to the embedding workers, and this trainer's copy of the dense half with the way to dense servers, or to its group's servers."""
+        """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
         from girih.comm.peers import connect_all
         from girih.dense.halves.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
@@ -199,16 +200,18 @@ class Hierarchical(RemoteStrategy):
         context.ranks.step_apart()
         processes, nets = context.processes, plan.schedule["nets"]
         addresses = self._start_dense_servers(plan, context)
+        dense: GroupedReplica | HogwildReplica
         if self.servers_per_group:
-            return self.session(plan, context, grouped(plan, context, addresses), Concurrent(nets))
-        dense = HogwildReplica(
-            context.dense,
-            context.ranks,
-            nets=nets,
-            servers=connect_all(DENSE, addresses, secret=processes.secret, registry=processes.registry),
-            average_every_steps=self.average_every_steps,
-        )
-        return self.session(plan, context, dense, Concurrent(nets))
+            dense = grouped(plan, context, addresses)
+        else:
+            dense = HogwildReplica(
+                context.dense,
+                context.ranks,
+                nets=nets,
+                servers=connect_all(DENSE, addresses, secret=processes.secret, registry=processes.registry),
+                average_every_steps=self.average_every_steps,
+            )
+        return replace(self.session(plan, context, dense, Concurrent(nets)), leave=dense.leave)
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}

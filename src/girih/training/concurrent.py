@@ -139,7 +139,7 @@ class _Training:
 
 @contextmanager
 def _pool(nets: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for the nets, which share the threads that torch computes with: r nets that each took all cores would wait for each other.
+    """Threads for the nets, which share the threads that torch computes with: if each net took all cores, they would wait for each other.
 
     torch counts them for each thread, and for those that begin later: what held before holds again at the end.
     """

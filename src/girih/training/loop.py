@@ -152,10 +152,10 @@ class Loop:
                 self.state.refused += 1
             then.refused = self.state.refused
             if step.refused is not None and self.options.on_nonfinite == "stop":
-                self._unsettled.clear()  # steps that were launched after it moved nothing
+                self._unsettled.clear()  # later ones are told of no more; those of other nets may have moved both halves
                 vars(self.state).update(vars(then))
                 raise NonFiniteError(
-                    f"step {then.step}: {step.refused}; nothing was applied. Lower the learning rate, clip gradients "
+                    f"step {then.step}: {step.refused}; nothing of it was applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             self.log.step(step, then, lr_scale, partial(self._counters_after, step))
@@ -196,7 +196,10 @@ class Loop:
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
-        if self.score is None or not self.ranks.rendezvous():
+        if self.score is None:
+            return None
+        self.session.leave()
+        if not self.ranks.rendezvous():
             return None
         with self.spans("evaluate"):
             scores = self.score()
@@ -224,6 +227,7 @@ class Loop:
 
     def _save(self) -> None:
         self._metrics.settle(wait=True)  # what a resumed run does not compute again must be on disk
+        self.session.leave()
         if self.ranks.rendezvous():
             self.state.saved_step = self.state.step
             self.save()

@@ -214,6 +214,7 @@ class TrainingRun:
         )
         try:
             loop.run(self.ranks.broadcast(self.state.epoch + epochs))
+            session.leave()
             self.ranks.finish()  # others may need the loaders still
             self._loaders = feed.stats()
             loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ class Session:
 
     Attributes:
         optimizer: the one whose learning rate a schedule moves; None where the dense half has none.
+        leave: called by a trainer before it waits for others, when it makes no step before the next ``sync``.
     """
 
     sparse: SparseHalf
@@ -25,6 +27,7 @@ class Session:
     schedule: Schedule
     feed: Feed
     optimizer: torch.optim.Optimizer | None = None
+    leave: Callable[[], None] = lambda: None
 
     def sync(self) -> None:
         """Returns when what this trainer sent is applied; called by all trainers together."""

@@ -9,13 +9,18 @@ import torch
 from torch import nn
 
 from girih.comm.endpoints import connect
+from girih.comm.group import TrainerGroup
 from girih.dense.averaging.algorithm import BY_NAME
 from girih.dense.averaging.easgd import EASGD
+from girih.dense.averaging.ma import MA
 from girih.dense.averaging.shadow import Shadow
+from girih.dense.halves.hogwild import HogwildReplica
 from girih.dense.service.dense_server import DenseServer
 from girih.dense.service.protocol import ranges
-from girih.errors import RemoteError
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, RemoteError
 from girih.runs.stats import Stats
+from girih.testing.dense_suite import sgd
 
 SECRET = b"of this run"
 MOST_S = 30
@@ -79,7 +84,7 @@ def step_and_average(shadow):
 
 def meet(*shadows):
     found = {}
-    threads = [threading.Thread(target=lambda s=s: found.update({s: s.meet()})) for s in shadows]
+    threads = [threading.Thread(target=lambda s=s: found.update({s: s.meet()[0]})) for s in shadows]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -172,6 +177,65 @@ def test_a_round_of_all_waits_for_the_last_one_and_a_meeting_ends_it(serve, aver
         models = meet(first, second)
         np.testing.assert_array_equal(models[0], models[1])
         np.testing.assert_allclose(models[0], (flat(one) + flat(two)) / 2)
+
+
+@pytest.mark.parametrize("averaging", ["ma", "bmuf"])
+def test_a_round_that_one_has_left_moves_nothing(serve, averaging):
+    make = serve(2, 2, averaging)
+    one, two = parameters(0.0), parameters(8.0)
+    first, second = make(0, one), make(1, two)
+    first.begin()
+    first.stepped()
+    second.leave()  # before it waits for who still trains
+    until(lambda: rounds_of(first) == 1)
+    np.testing.assert_array_equal(flat(one), [0.0, 1.0])
+    assert all(told["counters"].get("rounds", 0) == 0 for told in first.processes().values())
+    meet(first, second)
+    first.stepped()
+    second.stepped()
+    until(lambda: rounds_of(first) == 2 and rounds_of(second) == 1)
+    together = BY_NAME[averaging](2)
+    together.begin(np.array([0.0, 1.0], np.float32))
+    start = np.array([[0.0, 1.0], [8.0, 9.0]], np.float32)
+    np.testing.assert_allclose(np.stack([flat(one), flat(two)]), start + together.round(start))
+
+
+def test_a_meeting_takes_the_mean_of_buffers_whatever_the_algorithm(serve):
+    make = serve(2, 2, "easgd")
+    shadows = make(0, parameters(0.0)), make(1, parameters(8.0))
+    shadows[0].begin()
+    moments = [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)], [torch.tensor([3.0, 2.0, 1.0])]
+    found = [None, None]
+
+    def met(number):
+        found[number] = shadows[number].meet(moments[number])[1]
+
+    thread = threading.Thread(target=met, args=(1,))
+    thread.start()
+    met(0)
+    thread.join(MOST_S)
+    assert [each.tolist() for each in found] == [[2.0, 2.0, 2.0]] * 2
+
+
+def test_what_goes_wrong_in_a_round_of_all_is_told_to_all(serve, monkeypatch):
+    def fail(self, replicas):
+        raise ValueError("no room")
+
+    monkeypatch.setattr(MA, "round", fail)
+    make = serve(2, 1, "ma")
+    shadows = [make(number, parameters(1.0)) for number in range(2)]
+    for each in shadows:
+        each.stepped()
+    until(lambda: all(each._failure is not None for each in shadows))
+    for each in shadows:
+        with pytest.raises(RemoteError, match="no room"):
+            each.stepped()
+
+
+def test_parameters_of_other_numbers_than_float32_are_refused_by_name():
+    spec = DenseSpec(module=nn.ModuleDict({"tower": nn.Linear(2, 1).double()}), optimizer=sgd)
+    with pytest.raises(ConfigError, match=r"'tower\.weight' is float64; expected float32.* groups = 1"):
+        HogwildReplica(spec, TrainerGroup(), nets=1, servers=[None])
 
 
 def test_what_goes_wrong_in_a_round_is_raised_by_the_next_step(serve, monkeypatch):

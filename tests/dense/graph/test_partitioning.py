@@ -21,8 +21,12 @@ from dense.graph.graph_cases import (
 from dense.graph.part_server import run, serve
 from dense.graph.test_tracing import NOTHING, NUMERIC, Network
 from girih.dense.graph import partition, trace
+from girih.dense.graph.facts import free_nodes, name_of
+from girih.dense.graph.stages import placed
 from girih.errors import ConfigError
 from girih.models import BY_NAME, Block, Embeddings
+from girih.planner.tagging.components import components
+from girih.planner.tagging.index import Index
 
 
 def all_on_one_server(operator):
@@ -130,6 +134,54 @@ def test_what_several_operators_of_a_server_read_travels_once():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_stages_are_those_that_the_planner_counts(name):
+    net = traced(name).net
+    free = {name_of(node) for node in free_nodes(net.net.graph)}
+    for seed in range(5):
+        tagging = tagging_of(net, at_random(seed, servers=2))
+        expected, runs = {}, {}
+        for each in components(net.graph, tagging):
+            expected.setdefault((each.server, each.stage), set()).update(set(each.operators) - free)
+        for node, where in placed(net.net, tagging, net.graph).items():
+            if where.server is not None and "operator" in node.meta:
+                runs.setdefault((where.server, where.level // 2), set()).add(name_of(node))
+        assert runs == {place: names for place, names in expected.items() if names}
+        found = partition(net, tagging)
+        servers = {part.name: part.server for part in found.parts}
+        assert [{servers[part] for part in stage} for stage in found.stages] == [
+            {server for server, stage in runs if stage == number}
+            for number in sorted({number for _, number in runs})
+        ]
+
+
+def test_what_waits_for_another_server_is_one_part_with_what_need_not():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = NUMERIC.shape[1]
+            self.b, self.c, self.d = nn.Linear(width, 2), nn.Linear(width, 2), nn.Linear(4, 1)
+
+        def forward(self, numeric, embeddings):
+            return self.d(torch.cat([self.b(numeric), self.c(numeric)], dim=1))
+
+    model = Towers()
+    net = trace(model, NUMERIC, NOTHING)
+    tagging = tagging_of(net, lambda each: "server 1" if each.name == "c" else "server 0")
+    found, trainer = partitioned(net, tagging)
+    assert [part.server for part in found.parts] == [1, 0]
+    assert torch.equal(trainer(NUMERIC, NOTHING), model(NUMERIC, NOTHING))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_bytes_of_modules_are_those_of_the_model(name):
+    case = traced(name)
+    bundles = Index(case.net.graph).bundles
+    assert sum(each.parameter_bytes for each in bundles) == sum(
+        each.nbytes for each in case.model.parameters()
+    )
+
+
 def test_what_a_server_reads_is_not_changed():
     # a ReLU in place on a server, of what the trainer reads as well
     class Residual(Network):
@@ -201,7 +253,7 @@ def test_embeddings_packed_otherwise_are_refused():
         ({"first": "server 0"}, "operators of .* on 'server 0' and, as 'last', on 'trainer'"),
     ],
 )
-def test_taggings_that_fit_not_are_refused(changed, message):
+def test_taggings_that_do_not_fit_are_refused(changed, message):
     model = Network(nn.ReLU())
     model.last.bias = model.first.bias = nn.Parameter(torch.zeros(1))
     net = trace(model, NUMERIC, NOTHING)

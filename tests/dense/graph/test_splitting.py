@@ -9,6 +9,7 @@ from torch import nn
 from dense.graph.graph_cases import assert_close, partitioned, step, tagging_of, traced
 from dense.graph.test_tracing import NOTHING, NUMERIC
 from girih.dense.graph import fc_layers, partition, split_as, split_fc, trace
+from girih.dense.service.splits import Splits
 from girih.errors import ConfigError
 from girih.models import BY_NAME
 
@@ -23,11 +24,19 @@ class Layers(nn.Module):
         return self.layers(numeric.double())
 
 
+def joined(split, tensors):
+    """Tensors of a split net's parameters as the model's."""
+    return {
+        name: each
+        for name, _, each in Splits(split.splits).joined((name, None, t) for name, t in tensors.items())
+    }
+
+
 def split_step(split, batch):
     """A step of a split net, with the gradients of the model's parameters."""
     own = dict(split.net.named_parameters())
     logits, gradients = step(split.net, batch, own.values())
-    whole = split.to_model(dict(zip(own, gradients, strict=False)))
+    whole = joined(split, dict(zip(own, gradients, strict=False)))
     return logits, [*(whole[name] for name, _ in split.model.named_parameters()), *gradients[len(own) :]]
 
 
@@ -99,10 +108,12 @@ def test_parameters_come_and_go():
     case = traced("dnn")
     split = split_fc(case.net, 3)
     own, whole = dict(split.net.named_parameters()), dict(case.model.named_parameters())
-    joined = split.to_model({name: each.detach() for name, each in own.items()})
-    assert joined.keys() == whole.keys()
-    assert all(torch.equal(joined[name], whole[name]) for name in whole)
-    assert all(torch.equal(each, own[name]) for name, each in split.from_model(joined).items())
+    found = joined(split, {name: each.detach() for name, each in own.items()})
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    cut = Splits(split.splits).cut((name, None, each) for name, each in found.items())
+    assert len(cut) == len(own)
+    assert all(torch.equal(each, own[name]) for name, _, each in cut)
     pointers = {each.data_ptr() for name, each in own.items() if "part" in name}
     assert not pointers & {each.data_ptr() for each in whole.values()}  # copies
 

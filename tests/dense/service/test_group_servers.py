@@ -16,6 +16,7 @@ from torch import nn
 from girih.dense.halves.grouped import GroupedReplica, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
+from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.splits import Splits
 from girih.dense.spec import DenseSpec
@@ -235,6 +236,27 @@ class TestSeveralNets:
             }
             assert halves[1].stats() == {"staleness_max": max(expected)}
 
+    def test_a_write_that_is_under_way_when_a_net_reads_counts(self, monkeypatch):
+        writing, go_on, move = threading.Event(), threading.Event(), LiveParts.move
+
+        def slow(self, net, options):
+            writing.set()
+            assert go_on.wait(20)
+            move(self, net, options)
+
+        with site(1, kind=InThread) as group:
+            half, one = group.trainer(), case(0)
+            first = half.compute(one.batch, one.embeddings())
+            monkeypatch.setattr(LiveParts, "move", slow)
+            thread = threading.Thread(target=first.apply)
+            thread.start()
+            assert writing.wait(20)
+            beside = half.compute(one.batch, one.embeddings())
+            go_on.set()
+            thread.join(20)
+            beside.apply()
+            assert half.stats() == {"staleness_max": 1}
+
     def test_nets_in_turn_stay_within_trainers_times_nets(self):
         """HT §3.1.1: at most t × r, here 2 × 3, less one: a net's own write is none of another's."""
         with site(1) as group:
@@ -273,10 +295,35 @@ class TestFaults:
             half, one = group.trainer(), case(0)
             broken = one.embeddings()
             broken.blocks[0].values.data = torch.zeros(6, 3, 3)
-            with pytest.raises(RemoteError, match="group-server 1: RuntimeError"):
+            with pytest.raises(
+                RemoteError, match=r"group-server 1: RuntimeError: part 'wide', given torch.float32\[6, 9\]: "
+            ):
                 half.compute(one.batch, broken)
             assert batches(half) == [0, 0]
             step(half, one)
+
+
+def test_dropout_on_a_server_follows_its_seed():
+    losses = []
+    for seed in (7, 7, 8):
+        with site(1, net=partial(Net, lambda _: nn.Dropout(0.5)), seed=seed) as group:
+            losses.append(step(group.trainer(), case(0, 64))[0])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_net_on_the_trainer_is_named_as_the_model():
+    with site(1, kind=InThread) as group:
+        half, one = group.trainer(), case(0)
+        half._free[0].module.forward = lambda numeric, embeddings: numeric.view(-1, 7)
+        with pytest.raises(ConfigError, match=r"^Net\.forward failed: .*view|^Net\.forward failed: .*shape"):
+            half.compute(one.batch, one.embeddings())
+
+
+def test_a_model_without_dense_parameters_is_restored():
+    with site(1, kind=InThread) as group:
+        half = group.trainer()
+        half._partitioned.parts = []
+        half.restore(half.state())
 
 
 class TestRefusals:
@@ -320,9 +367,9 @@ def test_options_that_a_schedule_adds_do_not_travel():
 
 def test_what_is_cut_is_joined_again():
     class Cut:
-        parameter, dim, parts = "deep.weight", 1, ("deep.left", "deep.right")
+        parameter, dim, parts, sizes = "deep.weight", 1, ("deep.left", "deep.right"), (2, 3)
 
-    splits = Splits([Cut], {"deep.left": 2, "deep.right": 3})
+    splits = Splits([Cut])
     whole = [
         ("deep.weight", None, torch.arange(10.0).view(2, 5)),
         ("deep.bias", None, torch.ones(2)),

@@ -80,7 +80,9 @@ class _Linear(torch.autograd.Function):
         step = max((high - low) / 255, LEAST_STEP)
         zero = -128 - round(low / step)
         steps = weight.abs().amax(1).div_(127).clamp_(min=LEAST_STEP)
-        weight_codes = torch.empty(weight.shape, dtype=torch.int8).copy_(weight.div(steps[:, None]).round_())
+        # another net may have moved the weight since its steps were taken: codes that wrap around would change their sign
+        rounded = weight.div(steps[:, None]).round_().clamp_(-127, 127)
+        weight_codes = torch.empty(weight.shape, dtype=torch.int8).copy_(rounded)
         steps.mul_(step)
         offset = weight_codes.sum(1, dtype=torch.int32).mul(steps).mul_(-zero)
         if bias is not None:

@@ -8,7 +8,7 @@ Shapes: P numbers of all parameters together.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from girih.comm.messages import answer, answers, from_text
 from girih.comm.rpc import Client, Reply
 from girih.dense.service.protocol import Verb, ranges
+from girih.errors import ConfigError
 from girih.runs.stats import Stats
 
 
@@ -43,9 +44,8 @@ class Shadow:
         stats: Stats,
         vector: int = 0,
     ) -> None:
-        self._live = [
-            each.data for each in parameters
-        ]  # with versions of their own: autograd watches the others'
+        # with versions of their own: autograd watches the others'
+        self._live = [each.data for each in parameters]
         self._servers, self._called, self._every_steps, self._stats = (
             servers,
             (replica, vector),
@@ -76,23 +76,40 @@ class Shadow:
 
     def begin(self) -> None:
         """Has the servers begin with these parameters; while no replica averages, by one of them."""
-        flat = self._flat()
+        flat = _flat(self._live)
         self._wait([server.call(Verb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)])
 
-    def meet(self) -> NDArray[np.float32]:
-        """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
-
-        No round is under way from here until the next step.
-        """
+    def leave(self) -> None:
+        """Has rounds of others wait for this replica no longer, which makes no step before the next meeting, or none at all."""
         with self._changed:
             self._paused = True
         self._wait([server.call(Verb.LEAVE, self._called) for server in self._servers])
+
+    def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
+
+        No round is under way from here until the next step.
+
+        Args:
+            buffers: floating-point ones, Q numbers together.
+
+        Returns:
+            The model, float32[P], and the mean of all replicas' buffers, float32[Q].
+        """
+        self.leave()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
             if self._failure is not None:
                 raise self._failure
-        calls = [server.call(Verb.MEET, self._called, (part,)) for server, part in self._parts(self._flat())]
-        return np.concatenate(self._wait(calls))
+        beside = _flat(buffers)
+        parts = [beside[part] for part in ranges(len(beside), len(self._servers))]
+        self._stats.sent("dense", beside.nbytes)
+        calls = [
+            server.call(Verb.MEET, self._called, (part, other))
+            for (server, part), other in zip(self._parts(_flat(self._live)), parts, strict=True)
+        ]
+        found = self._wait(calls)
+        return np.concatenate(found[::2]), np.concatenate(found[1::2])
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each dense server → its ``Stats.snapshot``."""
@@ -130,19 +147,13 @@ class Shadow:
                     return
 
     def _average(self) -> None:
-        flat = self._flat()
+        flat = _flat(self._live)
         calls = [server.call(Verb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
         correction = torch.from_numpy(np.concatenate(self._wait(calls)))
         sizes = [each.numel() for each in self._live]
         for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]
             live.add_(part.view_as(live))
         self._stats.counters["averaging_rounds"] += 1
-
-    def _flat(self) -> NDArray[np.float32]:
-        if not self._live:
-            return np.empty(0, np.float32)
-        flat: NDArray[np.float32] = torch.cat([each.reshape(-1) for each in self._live]).numpy()
-        return flat
 
     def _parts(self, flat: NDArray[np.float32]) -> list[tuple[Client, NDArray[np.float32]]]:
         self._stats.sent("dense", flat.nbytes)
@@ -151,3 +162,24 @@ class Shadow:
     @staticmethod
     def _wait(calls: Sequence[Reply]) -> list[NDArray[np.float32]]:
         return [array for call in calls for array in answer(call).arrays]
+
+
+def check_averaged(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuses parameters that are not averaged.
+
+    Raises:
+        ConfigError: names one that is not float32.
+    """
+    for name, parameter in named:
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"dense parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}; expected float32, in which copies are"
+                " averaged: make it float32, or set groups = 1"
+            )
+
+
+def _flat(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
+    if not tensors:
+        return np.empty(0, np.float32)
+    flat: NDArray[np.float32] = torch.cat([each.reshape(-1).float() for each in tensors]).numpy()
+    return flat

@@ -89,7 +89,7 @@ def partition(traced: TracedNet, tagging: Tagging) -> Partitioned:
     Raises:
         ConfigError: the tagging does not fit the net, see :func:`girih.dense.graph.stages.placed`.
     """
-    where = placed(traced.net, tagging)
+    where = placed(traced.net, tagging, traced.graph)
     cut = [_Cut(traced.net, where, nodes) for nodes in components(where, traced.net)]
     cut.sort(key=lambda each: each.where.level)
     levels = sorted({each.where.level for each in cut})

@@ -1,7 +1,8 @@
 """The device and the stage of each node of a tagged graph.
 
 A net begins and ends on the trainer. Its nodes have levels: even ones on the trainer, odd ones on servers, and each crossing
-goes up. All that servers do at one level is a stage: it is ready when the trainer's level before is done.
+goes up. All that servers do at one level is a stage: it is ready when the trainer's level before is done. The stages are
+those that the planner counts bytes by.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from girih.dense.graph.building import OUTPUT
 from girih.dense.graph.facts import free_nodes, is_movable, name_of, owners_of
 from girih.dense.graph.net import Net
 from girih.errors import ConfigError, nearest
-from girih.planner.operators import TRAINER, Tagging, server_name
+from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
+from girih.planner.tagging.components import components as tagging_components
 
 Server = int | None
 """A server's number; None on the trainer."""
@@ -29,14 +31,22 @@ class Placed:
     level: int
 
 
-def placed(net: Net, tagging: Tagging) -> dict[fx.Node, Placed]:
-    """Returns where and when each node runs, but for free ones, which are wherever they are read.
+def placed(net: Net, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, Placed]:
+    """Returns where each node runs, and when; free ones are not in it, since they are copied to whatever reads them.
+
+    Args:
+        graph: facts of the same net.
 
     Raises:
         ConfigError: the tagging lacks an operator or has one that is unknown, names no device, moves what has to stay on
             trainers, or tears apart operators of one module.
     """
     servers = _servers(net, tagging)
+    stage_of = {
+        name: each.stage
+        for each in tagging_components(graph, {name: _name(server) for name, server in servers.items()})
+        for name in each.operators
+    }
     free = free_nodes(net.graph)
     found: dict[fx.Node, Placed] = {}
     for node in net.graph.nodes:
@@ -46,11 +56,13 @@ def placed(net: Net, tagging: Tagging) -> dict[fx.Node, Placed]:
         if node.meta.get("glue"):
             found[node] = before[0]
             continue
-        server = servers[str(name_of(node))] if name_of(node) else None
-        lowest = 0 if server is None else 1
-        found[node] = Placed(
-            server, max([lowest, *(each.level + _crossing(each.server, server) for each in before)])
-        )
+        name = str(name_of(node))
+        server = servers.get(name)
+        if server is None:
+            level = max([0, *(each.level + (each.server is not None) for each in before)])
+        else:
+            level = 2 * stage_of[name] + 1
+        found[node] = Placed(server, level)
     return found
 
 
@@ -94,11 +106,8 @@ def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, Placed]) -> set[fx
     return set[fx.Node]().union(*(_parameters_behind(each, nodes) for each in node.all_input_nodes))
 
 
-def _crossing(before: Server, after: Server) -> int:
-    """Levels from one device to another: servers are reached by way of the trainer."""
-    if before == after:
-        return 0
-    return 1 if before is None or after is None else 2
+def _name(server: Server) -> str:
+    return TRAINER if server is None else server_name(server)
 
 
 def _servers(net: Net, tagging: Tagging) -> dict[str, Server]:

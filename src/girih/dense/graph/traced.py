@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.building import LEFT, Left
@@ -51,23 +50,6 @@ class TracedNet:
     opaque: Mapping[str, str] = field(default_factory=dict)
     left: Sequence[Left] = ()
     splits: tuple[Split, ...] = ()
-
-    def to_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the net's parameters, by their names, as those of the model's: cut ones are joined."""
-        found = dict(tensors)
-        for split in reversed(self.splits):
-            if split.parts[0] in found:
-                found[split.parameter] = torch.cat([found.pop(name) for name in split.parts], split.dim)
-        return found
-
-    def from_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of :meth:`to_model`."""
-        found = dict(tensors)
-        for split in self.splits:
-            if split.parameter in found:
-                parts = found.pop(split.parameter).split(split.sizes, split.dim)  # type: ignore[no-untyped-call]
-                found |= dict(zip(split.parts, parts, strict=True))
-        return found
 
 
 def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> Net:

@@ -70,9 +70,8 @@ def _built(
     for error in runs[:2]:
         if error is not None:
             raise Opaque("", error)
-    able = [
-        batch for batch, error in zip(batches, runs, strict=True) if error is None
-    ]  # batch norm: not on one example
+    # batch norm refuses to train on the batch of one example
+    able = [batch for batch, error in zip(batches, runs, strict=True) if error is None]
     training = [record(module, *batch, opaque) for batch in able]
     module.eval()
     return build(training, record(module, *batches[0], opaque))

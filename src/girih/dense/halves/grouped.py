@@ -14,12 +14,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
+from girih.dense.averaging.buffers import average_buffers
+from girih.dense.averaging.shadow import check_averaged
 from girih.dense.graph import Part, Partitioned
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers, Stage
 from girih.dense.service.group import Group
-from girih.dense.service.recipe import OptimizerRecipe, options_of
+from girih.dense.service.recipe import OptimizerRecipe, options_of, other_names
 from girih.dense.service.splits import Entry, Splits
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
@@ -35,8 +37,17 @@ class Ranks(Protocol):
         """Whether this is the first of them."""
         ...
 
+    @property
+    def size(self) -> int: ...
+
     def barrier(self) -> None:
         """Returns when all are here."""
+
+    def all_reduce(self, tensor: Tensor) -> Any:
+        """Sums a tensor over all, in place."""
+
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Overwrites a tensor by rank 0's, in place."""
 
 
 @dataclass(eq=False)
@@ -76,7 +87,7 @@ class GroupedReplica:
         optimizer: carries the learning rate schedule; its state is on the servers.
 
     Raises:
-        ConfigError: a parameter is in no part, or gradients are to be clipped.
+        ConfigError: an operator with parameters is in no part, or gradients are to be clipped.
     """
 
     def __init__(
@@ -95,15 +106,20 @@ class GroupedReplica:
                 f"clip_norm = {spec.clip_norm}: the norm of all dense gradients is known on no one machine where group servers"
                 " have them; drop it, or set servers_per_group = 0"
             )
+        if averaged:
+            check_averaged(whole.named_parameters)
         self.whole, self.optimizer = whole, whole.optimizer
         self.module = whole.module
         self._spec, self._partitioned, self._group, self._ranks = spec, partitioned, group, ranks
         self._leads, self._averaged = leads, averaged
         self._numbers = count()
         self._free: list[_Net] = []
-        self._splits = Splits(partitioned.traced.splits, _sizes(partitioned))
+        self._known_by = other_names(self.module)
+        self._splits = Splits(partitioned.traced.splits)
         self.give_back(self._new())
         self._forget_state()
+        for parameter in whole.parameters:
+            parameter.grad = None  # what a loop of the user's has left
         self._begin_averaging()
 
     def compute(
@@ -118,13 +134,14 @@ class GroupedReplica:
         net = self._borrow() if onto is None else onto.net
         try:
             own = net.compute(batch, embeddings, None if onto is None else onto.own, last=last)
-        except GirihError:
+            self._check_loss()
+        except BaseException:
             net.abandon()
             raise
         return GroupedComputed(own.value, own.refusal, self, net, own)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T], of the live parameters."""
+        """Logits, float32[B, T], of the live parameters; of those of the last ``sync`` where there are other groups."""
         net = self._borrow()
         try:
             return net.predict(batch, embeddings)
@@ -136,6 +153,12 @@ class GroupedReplica:
         self._ranks.barrier()
         self._meet()
         self._fetch(with_optimizer=False)
+        average_buffers(self._own_buffers(), self._ranks)
+
+    def leave(self) -> None:
+        """Says that this trainer makes no step before the next :meth:`sync`, so that no round of groups waits for it."""
+        if self._averaged:
+            self._group.leave()
 
     def stats(self) -> dict[str, int]:
         """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
@@ -192,6 +215,16 @@ class GroupedReplica:
                 self._group.begin()
             self._ranks.barrier()
 
+    def _check_loss(self) -> None:
+        """Refuses a loss that reads parameters: its gradients arrive here, while servers move what it does not see."""
+        for name, parameter in self.whole.named_parameters:
+            if parameter.grad is not None:
+                parameter.grad = None
+                raise ConfigError(
+                    f"the model's loss reads parameter {name!r}, which group servers move; expected a loss of logits and of what"
+                    " forward leaves for it; compute with the parameter in forward, or set servers_per_group = 0"
+                )
+
     def _borrow(self) -> _Net:
         try:
             net = self._free.pop()
@@ -203,13 +236,18 @@ class GroupedReplica:
     def _new(self) -> _Net:
         return _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
 
+    def _own_buffers(self) -> list[Tensor]:
+        """Buffers of the model that trainers keep, each its own: running moments of operators without parameters."""
+        on_servers = frozenset[str]().union(*map(self._names_on, range(self._num_servers())))
+        return [buffer for name, buffer in self.module.named_buffers() if name not in on_servers]
+
     def _num_servers(self) -> int:
-        return 1 + max(part.server for part in self._partitioned.parts)
+        return 1 + max((part.server for part in self._partitioned.parts), default=-1)
 
     def _names_on(self, server: int) -> frozenset[str]:
         held = [part.module for part in self._partitioned.parts if part.server == server]
         named = [name for module in held for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        return frozenset(named)
+        return frozenset(self._known_by.get(name, name) for name in named)
 
     def _fetch(self, *, with_optimizer: bool) -> None:
         """Takes parameters, buffers and optimizer state from the servers."""
@@ -247,6 +285,7 @@ class _Net(Replica):
 
         super().__init__(replace(spec, module=partitioned.trainer(exchange)))
         check_moved(self.module)
+        self._kind = type(half.module)
         self._half, self._group, self._number = half, group, number
         self._batches = count()
         self.streams = group.wire.backward()
@@ -282,10 +321,22 @@ class _Net(Replica):
 
 
 def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
-    """Returns the recipe by which group servers make their optimizers; see :meth:`OptimizerRecipe.of`."""
-    return OptimizerRecipe.of(
-        whole.optimizer, whole.module, {split.parameter: split.parts for split in partitioned.traced.splits}
-    )
+    """Returns the recipe by which group servers make their optimizers; see :meth:`OptimizerRecipe.of`.
+
+    Raises:
+        ConfigError: a part has a parameter that the model does not know.
+    """
+    parts_of = {split.parameter: split.parts for split in partitioned.traced.splits}
+    known = {name for name, _ in whole.module.named_parameters(remove_duplicate=False)}
+    known |= {name for parts in parts_of.values() for name in parts}
+    for part in partitioned.parts:
+        for name, parameter in part.module.named_parameters():
+            if parameter.requires_grad and name not in known:
+                raise ConfigError(
+                    f"part {part.name!r} has a parameter {name!r}, which the model has not, so that no optimizer would move it;"
+                    " expected one of the model's; set servers_per_group = 0"
+                )
+    return OptimizerRecipe.of(whole.optimizer, whole.module, parts_of)
 
 
 def check_moved(partition: nn.Module) -> None:
@@ -300,13 +351,6 @@ def check_moved(partition: nn.Module) -> None:
             f"operator {operator!r} has a parameter, {name!r}, and stays on the trainers: expected all operators that have"
             " parameters on group servers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
         )
-
-
-def _sizes(partitioned: Partitioned) -> dict[str, int]:
-    """Name of a part of a parameter → its length along the dimension that was cut."""
-    dims = {name: split.dim for split in partitioned.traced.splits for name in split.parts}
-    held = [named for part in partitioned.parts for named in part.module.named_parameters()]
-    return {name: parameter.shape[dims[name]] for name, parameter in held if name in dims}
 
 
 def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client
 from girih.data.batch import Batch
-from girih.dense.averaging.shadow import Shadow
+from girih.dense.averaging.buffers import average_buffers
+from girih.dense.averaging.shadow import Shadow, check_averaged
 from girih.dense.halves.nets import NetComputed, Nets
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
@@ -58,6 +59,7 @@ class HogwildReplica:
         self._evaluated: Replica = Replica(spec) if servers else self._nets.first
         self.optimizer = self._nets.first.optimizer
         if servers:
+            check_averaged(self._nets.first.named_parameters)
             parameters = self._nets.first.parameters
             self._shadow = Shadow(parameters, servers, ranks.rank, average_every_steps, spec.stats)
             self._begin_averaging(self._shadow)
@@ -76,7 +78,7 @@ class HogwildReplica:
         """Brings the model of all replicas here, where there are several; no round is under way until the next step."""
         if self._shadow is None:
             return
-        model = torch.from_numpy(self._shadow.meet())
+        model = torch.from_numpy(self._shadow.meet()[0])
         parameters = self._evaluated.parameters
         with torch.no_grad():
             sizes = [each.numel() for each in parameters]
@@ -84,7 +86,12 @@ class HogwildReplica:
                 parameter.copy_(part.view_as(parameter))
             for buffer, live in zip(self.module.buffers(), self._nets.first.module.buffers(), strict=True):
                 buffer.copy_(live)
-                self._average(buffer)
+            average_buffers(self.module.buffers(), self._ranks)
+
+    def leave(self) -> None:
+        """Says that this trainer makes no step before the next :meth:`sync`, so that no round waits for it."""
+        if self._shadow is not None:
+            self._shadow.leave()
 
     def stats(self) -> dict[str, int]:
         """Writes of other nets between a net's read of the parameters and its write, at most."""
@@ -122,11 +129,3 @@ class HogwildReplica:
         if self._ranks.first:
             shadow.begin()
         self._ranks.barrier()
-
-    def _average(self, buffer: Tensor) -> None:
-        """Makes a buffer the mean of all trainers'; rank 0's where it counts."""
-        if buffer.is_floating_point():
-            self._ranks.all_reduce(buffer)
-            buffer /= self._ranks.size
-        else:
-            self._ranks.broadcast_tensor(buffer)

@@ -73,7 +73,7 @@ class Nets:
         self._free = deque(self._all)
         self._borrowing, self._beginning, self._counting = (threading.Lock() for _ in range(3))
         self._begun: set[int] = set()  # places of parameters whose optimizer state is there
-        self._num_writes = 0
+        self._num_begun = self._num_done = 0  # writes
         self._staleness = spec.stats.histograms[DENSE_STALENESS]
 
     def compute(
@@ -81,7 +81,7 @@ class Nets:
     ) -> NetComputed:
         """Forward, loss, backward on a free net; see :class:`~girih.dense.halves.replica.Replica`."""
         if onto is None:
-            net, num_before, earlier = self._borrow(), self._num_writes, None
+            net, num_before, earlier = self._borrow(), self._num_done, None
         else:
             net, num_before, earlier = onto.net, onto.num_before, onto.computed
         try:
@@ -139,12 +139,15 @@ class Nets:
 
     @contextmanager
     def _writing(self, num_before: int) -> Iterator[None]:
-        """Counts a write, and those that were done since its net began to read."""
+        """Counts a write, and those that were begun before it and not yet done when its net began to read."""
         with self._counting:  # of what is counted, not of what is written
-            self._staleness[self._num_writes - num_before] += 1
-        yield
-        with self._counting:
-            self._num_writes += 1
+            self._staleness[self._num_begun - num_before] += 1
+            self._num_begun += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._num_done += 1
 
 
 @dataclass(eq=False)

@@ -84,6 +84,7 @@ class Replica:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.module = spec.module.to(self.device)
+        self._kind: type[nn.Module] = type(spec.module)  # that errors name
         self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
@@ -201,7 +202,7 @@ class Replica:
         labels = batch.labels.shape[1]  # without labels, columns are not known
         if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
             raise ConfigError(
-                f"{type(self.module).__name__}.forward returned logits of shape {list(logits.shape)}; "
+                f"{self._kind.__name__}.forward returned logits of shape {list(logits.shape)}; "
                 f"expected {[rows, labels or 1]}: a row per example, a column per label"
             )
         return logits.float()
@@ -239,7 +240,7 @@ class Replica:
         if not isinstance(mean, Tensor) or mean.dim() != 0:
             got = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
             raise ConfigError(
-                f"{type(self.module).__name__}.loss returned {got}; expected the mean loss, a 0-d tensor"
+                f"{self._kind.__name__}.loss returned {got}; expected the mean loss, a 0-d tensor"
             )
         return mean
 
@@ -284,7 +285,7 @@ class Replica:
         return self._compiled if train and self._compiled is not None else self.module
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
-        kind = type(self.module)
+        kind = self._kind
         try:
             logits = self._module(train=train)(numeric, embeddings)
         except GirihError:

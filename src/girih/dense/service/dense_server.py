@@ -1,7 +1,8 @@
 """A dense server: averages its range of the parameters of all replicas, beside their training (HT §2.2, ShadowSync).
 
-Requests are done one after the other. A round of an algorithm that takes all replicas together is done once all are there, or
-have left; who waits for it is the thread of a replica that does nothing else.
+Requests are done one after the other. A round of an algorithm that takes all replicas together is done once all are there; who
+waits for it is the thread of a replica that does nothing else. Where replicas have left, there is no round: those that wait
+are answered that they stay as they are, since the mean of some is not that of all.
 
 Shapes: P numbers of the range.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -98,12 +100,17 @@ class _Work(Service):
             return
         requests = [vector.waiting[replica] for replica in sorted(vector.waiting)]
         vector.waiting = {}
-        with self._stats.spans("average"):
-            corrections = vector.algorithm.round(np.stack([each.frame.arrays[0] for each in requests]))
-        self._stats.counters["rounds"] += 1
-        for request, correction in zip(requests, corrections, strict=True):
-            self._stats.sent("dense", correction.nbytes)
-            request.reply((), (correction,))
+        with _failing(requests):
+            replicas = np.stack([each.frame.arrays[0] for each in requests])
+            if vector.algorithm.together and len(requests) < self._num_replicas:
+                corrections = np.zeros_like(replicas)
+            else:
+                with self._stats.spans("average"):
+                    corrections = vector.algorithm.round(replicas)
+                self._stats.counters["rounds"] += 1
+            for request, correction in zip(requests, corrections, strict=True):
+                self._stats.sent("dense", correction.nbytes)
+                request.reply((), (correction,))
 
     def _meet(self, request: Request) -> None:
         replica, number = request.frame.fields
@@ -113,10 +120,22 @@ class _Work(Service):
             return
         requests = [vector.met[replica] for replica in sorted(vector.met)]
         vector.met, vector.left = {}, set()
-        model = vector.algorithm.model(np.stack([each.frame.arrays[0] for each in requests]))
-        for each in requests:
-            self._stats.sent("dense", model.nbytes)
-            each.reply((), (model,))
+        with _failing(requests):
+            parameters, beside = (np.stack([each.frame.arrays[n] for each in requests]) for n in range(2))
+            model, mean = vector.algorithm.model(parameters), beside.mean(axis=0)
+            for each in requests:
+                self._stats.sent("dense", model.nbytes + mean.nbytes)
+                each.reply((), (model, mean))
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
+
+
+@contextmanager
+def _failing(requests: Sequence[Request]) -> Iterator[None]:
+    """Answers all requests by what goes wrong with one of them, since all wait."""
+    try:
+        yield
+    except Exception as error:
+        for each in requests:
+            each.fail(error)

@@ -15,7 +15,7 @@ from girih.comm.messages import as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
 from girih.dense.graph import Part
-from girih.dense.service.group_protocol import Verb
+from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
 from girih.dense.service.recipe import Options
 from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
@@ -23,8 +23,6 @@ from girih.dense.service.wire import PLAIN, Coders, Wire
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.runs.stats import Stats
 
-MOST_ENTRIES = 100
-MOST_ENTRY_BYTES = 64 << 20
 Waiting = Callable[[], Any]
 
 
@@ -177,6 +175,10 @@ class Group:
         """Has the servers take the model of all groups to evaluate and save; returns once all groups have met."""
         self._all(self._every, Verb.MEET, (), [])
 
+    def leave(self) -> None:
+        """Says that this trainer makes no step before the next meeting."""
+        self._all(self._every, Verb.LEAVE, (), [])
+
     def close(self) -> None:
         """Leaves the servers, which forget what this trainer left there."""
         for client in self._clients:
@@ -215,7 +217,9 @@ def settled(waiting: Sequence[Waiting]) -> list[Any]:
 
 def _tensor(found: Tensor | None) -> Tensor:
     if found is None:
-        raise WireError("a message that lacks a tensor")
+        raise WireError(
+            "a group server answered without a tensor that was asked for; expected the same version of girih on all hosts"
+        )
     return found
 
 

@@ -12,6 +12,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+MOST_ENTRIES = 100
+"""A frame of STATE or RESTORE has at most this number."""
+MOST_ENTRY_BYTES = 64 << 20
+"""A frame has at most this number, unless a single tensor has more."""
+
 
 class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
@@ -19,14 +24,15 @@ class Verb(IntEnum):
     FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed outputs. ``part`` is
         the number of one among the server's, ``call`` counts the forward passes of the batch; ``needs`` and ``has`` say which
         tensors have gradients.
-    BACKWARD: (net, batch, call); packed gradients of the outputs → (all finite,); text of a parameter whose gradient is not,
-        packed gradients of the inputs.
+    BACKWARD: (net, batch, call); packed gradients of the outputs → (); text of a parameter whose gradient is not finite (null:
+        all are), packed gradients of the inputs.
     APPLY: (net, batch); text of the optimizer's options now → (staleness,). DISCARD: (net, batch) → ().
     STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
         tensors → ().
     STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
     BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
-        answered to STATE is the model of all groups from here on, until the next meeting.
+        answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
+        before the next meeting; rounds of averaging do not wait for a group whose trainers all say so.
     """
 
     FORWARD = 1
@@ -38,3 +44,4 @@ class Verb(IntEnum):
     STATS = 7
     BEGIN = 8
     MEET = 9
+    LEAVE = 10

@@ -7,9 +7,9 @@ while they compute. So the servers of a group work on different batches at once 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +28,7 @@ from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
-from girih.dense.service.group_protocol import Verb
+from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
 from girih.dense.service.live_parts import LiveParts, Net
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import num_bytes, pack, unpack
@@ -37,8 +37,6 @@ from girih.errors import GirihError
 from girih.kernels.cpu import ahead
 from girih.runs.stats import DENSE_STALENESS, Stats
 
-MOST_ENTRIES = 100
-MOST_ENTRY_BYTES = 64 << 20  # of a frame, unless a single tensor has more
 PATIENCE_S = 40.0
 """The work that a trainer left is kept so long while there is no connection to it: as long as it tries to connect again."""
 
@@ -51,12 +49,14 @@ class AveragedWith:
         servers: where the dense servers listen.
         group: the number of this server's. place: the server's number in it.
         every_steps: writes of all nets from one round to the next.
+        trainers: of the group.
     """
 
     servers: Sequence[str]
     group: int
     place: int
     every_steps: int
+    trainers: int = 1
 
 
 @dataclass
@@ -72,6 +72,7 @@ class GroupServer:
         wire: how training steps write tensors.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         averaging: None where there is one group.
+        seed: of dropout here, from the start of the process on: a run that is resumed draws from its beginning again.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -85,6 +86,7 @@ class GroupServer:
     forward: str = "float32"
     wire: Wire = PLAIN
     averaging: AveragedWith | None = None
+    seed: int = 0
     patience_s: float = PATIENCE_S
     incarnation: int = 0
     name: str = RoleName.GROUP_SERVER
@@ -94,6 +96,7 @@ class GroupServer:
         dynamo.load_late()
         if self.wire.packs:
             ahead.make_ready(ahead.packing_tensors())  # on a machine that no trainer is on
+        torch.manual_seed(self.seed)
         keep_freed_memory()
         with ThreadPoolExecutor(max(2, self.num_nets), "girih-net") as pool:
             work = _Work(self, pool)
@@ -126,7 +129,7 @@ class _Batch:
     """The state of a batch of one net: a net of ours, the graphs of its forward passes, and gradients of parameters.
 
     Attributes:
-        read_at: writes of all nets before its first forward pass.
+        read_at: writes of all nets that were done before its first forward pass.
         before: copies of the live buffers, as they were then.
         streams: what writes the gradients that the net gets.
     """
@@ -145,12 +148,14 @@ class _Work:
         self._verbs = {
             Verb.FORWARD: self._forward, Verb.BACKWARD: self._backward, Verb.APPLY: self._apply,
             Verb.DISCARD: self._discard, Verb.STATE: self._state, Verb.RESTORE: self._restore, Verb.STATS: self._tell,
-            Verb.BEGIN: self._begin, Verb.MEET: self._meet,
+            Verb.BEGIN: self._begin, Verb.MEET: self._meet, Verb.LEAVE: self._leave,
         }  # fmt: skip
-        self._is_first = role.index == 0
+        self._index, self._patience_s = role.index, role.patience_s
         self._names = [part.name for part in role.parts]
         self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
         self._shadow: Shadow | None = None
+        self._num_trainers = 1 if role.averaging is None else role.averaging.trainers
+        self._leaving: set[int] = set()  # trainers that make no step before the next meeting
         self._pool = pool
         self._arithmetic = partial(
             arithmetic, torch.device("cpu"), precision=role.precision, forward=role.forward
@@ -158,7 +163,7 @@ class _Work:
         self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
         self._streams: dict[tuple[int, int], GradientStreams] = {}  # by client and net
         self._gone: set[int] = set()
-        self._num_writes = 0
+        self._num_begun = self._num_done = 0  # writes
         self._lock = threading.Lock()  # of the four above
         self._wire = role.wire
         self._stats = Stats()
@@ -197,7 +202,7 @@ class _Work:
             for given, wanted in zip(inputs, needs.tolist(), strict=True):
                 if given is not None and wanted and batch is not None:
                     given.requires_grad_()
-            with self._arithmetic():
+            with self._arithmetic(), self._naming(part, inputs):
                 outputs = list(modules[part](*inputs))
             arrays = pack(outputs, request.buffer, self._wire.forward(train=batch is not None))
         has = np.array([output.requires_grad for output in outputs], np.int8)
@@ -205,6 +210,20 @@ class _Work:
             batch.calls[call] = _Call(part, inputs, outputs)
         self._stats.sent("activations", num_bytes(arrays))
         request.reply((), (has, *arrays))
+
+    @contextmanager
+    def _naming(self, part: int, inputs: Sequence[Tensor | None]) -> Iterator[None]:
+        """Has what goes wrong in a part name it, and what it was given."""
+        try:
+            yield
+        except GirihError:
+            raise
+        except Exception as error:
+            given = ", ".join(
+                "none" if each is None else f"{each.dtype}{list(each.shape)}" for each in inputs
+            )
+            told = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"part {self._names[part]!r}, given {given}: {told}") from error
 
     def _backward(self, request: Request) -> None:
         net, number, call = request.frame.fields
@@ -218,18 +237,20 @@ class _Work:
             gradients = [each.grad if each is not None else None for each in found.inputs]
             arrays = pack(gradients, request.buffer, batch.streams.of(found.part))
         self._stats.sent("dense", num_bytes(arrays))
-        request.reply((int(name is None),), (as_text(name), *arrays))
+        request.reply((), (as_text(name), *arrays))
 
     def _apply(self, request: Request) -> None:
         net, number = request.frame.fields
         batch = self._known((request.client, net, number), last=True)
         with self._lock:
-            staleness = self._num_writes - batch.read_at
-            self._num_writes += 1
+            staleness = self._num_begun - batch.read_at
+            self._num_begun += 1
             self._stats.histograms[DENSE_STALENESS][staleness] += 1
         with self._stats.spans("part apply"):
             self._live.move(batch.net, from_text(request.frame.arrays[0]))
         batch.streams.apply()
+        with self._lock:
+            self._num_done += 1
         self._live.give_back(batch.net)
         if self._shadow is not None:
             self._shadow.stepped()
@@ -282,7 +303,7 @@ class _Work:
             self._stats.gauges["batches"] = len(self._batches)
             snapshot = self._stats.snapshot(spans=spans)
         snapshot["parts"] = self._names
-        beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._is_first else {}
+        beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
         request.reply((), (as_text((snapshot, beside)),))
 
     def _begin(self, request: Request) -> None:
@@ -292,19 +313,33 @@ class _Work:
 
     def _meet(self, request: Request) -> None:
         if self._shadow is not None:
-            self._live.publish(torch.from_numpy(self._shadow.meet()))
+            model, moments = self._shadow.meet(self._live.moments())
+            self._live.publish(torch.from_numpy(model), torch.from_numpy(moments))
+            self._leaving.clear()
+        request.reply()
+
+    def _leave(self, request: Request) -> None:
+        """Rounds wait for this group no longer once all its trainers stand still: until then its parameters move."""
+        with self._lock:
+            self._leaving.add(request.client)
+            all_stand = len(self._leaving) == self._num_trainers
+        if all_stand and self._shadow is not None:
+            self._shadow.leave()
         request.reply()
 
     def _begun(self, key: tuple[int, int, int]) -> _Batch:
         """Returns the state of a batch of one net; its first forward pass makes it."""
         with self._lock:
             if key[0] in self._gone:
-                raise GirihError("this trainer left")
+                raise GirihError(
+                    f"group-server {self._index}: a trainer calls that left, or had no connection for {self._patience_s:.0f} s;"
+                    " go on with --resume"
+                )
             batch = self._batches.get(key)
             if batch is None:
                 before = [buffer.clone() for buffer in self._live.buffers()]
                 streams = self._streams.setdefault(key[:2], self._wire.backward())
-                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_writes, before, streams)
+                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_done, before, streams)
             return batch
 
     def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:
@@ -312,5 +347,8 @@ class _Work:
         with self._lock:
             batch = self._batches.pop(key, None) if last else self._batches.get(key)
         if batch is None:
-            raise GirihError(f"net {key[1]} has no batch {key[2]} here; its connection was gone for too long")
+            raise GirihError(
+                f"group-server {self._index}: net {key[1]} of a trainer has no batch {key[2]} here, which is dropped where there"
+                f" is no connection for {self._patience_s:.0f} s; go on with --resume"
+            )
         return batch

@@ -64,7 +64,8 @@ class LiveParts:
         self, parts: Sequence[Part], recipe: OptimizerRecipe | None, *, averaged: bool = False
     ) -> None:
         self.modules = nn.ModuleList(part.module for part in parts)
-        self.named = _whole_names(self.modules)
+        self._known_by = {} if recipe is None else recipe.known_by
+        self.named = _whole_names(self.modules, self._known_by)
         self._optimizer = None if recipe is None else recipe.made(self.named)
         self._recipe = recipe
         self._free: list[Net] = []
@@ -90,14 +91,23 @@ class LiveParts:
         """The live parameters that learn, float32."""
         return [parameter.data for parameter in self.named.values() if parameter.requires_grad]
 
-    def publish(self, flat: Tensor) -> None:
-        """Takes other parameters, float32[P] as :meth:`moving` has them, to evaluate and save, and the live buffers."""
-        published = [each.data for each in _whole_names(self.evaluated).values() if each.requires_grad]
+    def publish(self, flat: Tensor, moments: Tensor) -> None:
+        """Takes what is evaluated and saved; buffers of whole numbers are the live ones.
+
+        Args:
+            flat: parameters, float32[P] as :meth:`moving` has them. moments: buffers, float32[Q] as :meth:`moments` has them.
+        """
+        published = [
+            each.data for each in _whole_names(self.evaluated, self._known_by).values() if each.requires_grad
+        ]
         sizes = [each.numel() for each in published]
         for parameter, part in zip(published, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
             parameter.copy_(part.view_as(parameter))
         for buffer, live in zip(self.evaluated.buffers(), self.modules.buffers(), strict=True):
             buffer.copy_(live)
+        means = _floating(self.evaluated)
+        for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
+            buffer.copy_(part.view_as(buffer))
 
     def move(self, net: Net, options: Sequence[Options]) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
@@ -116,13 +126,17 @@ class LiveParts:
             net.optimizer.step()
             self._settled |= moved
 
+    def moments(self) -> list[Tensor]:
+        """The live buffers that are averaged: those of floating-point numbers."""
+        return _floating(self.modules)
+
     def buffers(self) -> list[Tensor]:
         """The live buffers."""
         return list(self.modules.buffers())
 
     def entries(self, *, with_optimizer: bool) -> list[Entry]:
         """Parameters and buffers as they are evaluated, and live optimizer state; not copies."""
-        evaluated = _tensors(self.evaluated)
+        evaluated = _tensors(self.evaluated, self._known_by)
         found: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
         if with_optimizer and self._optimizer is not None:
             for name, parameter in self.named.items():
@@ -131,7 +145,7 @@ class LiveParts:
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
-        copies = [_tensors(modules) for modules in (self.modules, self.evaluated)]
+        copies = [_tensors(modules, self._known_by) for modules in (self.modules, self.evaluated)]
         for name, key, value in entries:
             if key is None:
                 for each in copies:
@@ -152,7 +166,7 @@ class LiveParts:
 
     def _net(self) -> Net:
         modules = twin_of(self.modules)
-        named = _whole_names(modules)
+        named = _whole_names(modules, self._known_by)
         optimizer = None if self._recipe is None else self._recipe.made(named)
         if optimizer is not None:
             for name, parameter in named.items():
@@ -160,14 +174,18 @@ class LiveParts:
         return Net(modules, named, optimizer)
 
 
-def _tensors(modules: nn.ModuleList) -> dict[str, Tensor]:
+def _tensors(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[str, Tensor]:
     """Parameters and buffers by their names in the whole model."""
     buffers = (module.named_buffers() for module in modules)
-    return {**_whole_names(modules), **{name: buffer for each in buffers for name, buffer in each}}
+    return {**_whole_names(modules, known_by), **{name: buffer for each in buffers for name, buffer in each}}
 
 
-def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
-    """Name in the whole model → parameter; once each.
+def _floating(modules: nn.ModuleList) -> list[Tensor]:
+    return [buffer for buffer in modules.buffers() if buffer.is_floating_point()]
+
+
+def _whole_names(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[str, nn.Parameter]:
+    """Name in the whole model → parameter; once each, though parts may have it by several names.
 
     Raises:
         ConfigError: two parts hold a parameter of one name, each its own.
@@ -175,7 +193,7 @@ def _whole_names(modules: nn.ModuleList) -> dict[str, nn.Parameter]:
     found: dict[str, nn.Parameter] = {}
     for number, module in enumerate(modules):
         for name, parameter in module.named_parameters():
-            if found.setdefault(name, parameter) is not parameter:
+            if found.setdefault(known_by.get(name, name), parameter) is not parameter:
                 raise ConfigError(
                     f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
                 )

@@ -1,6 +1,6 @@
 """Requests of replicas to dense servers, each of which has a range of the flat parameters.
 
-P numbers of a server's range; where several servers of a group have parameters, those of each are a vector of their own, averaged
+P numbers of a server's range of the parameters, and Q of that of the buffers; where several servers of a group have parameters, those of each are a vector of their own, averaged
 with the same server's of other groups. A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`.
 """
 
@@ -14,9 +14,10 @@ class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
 
     BEGIN: (vector,); float32[P], the parameters of all replicas → ().
-    AVERAGE: (replica, vector); float32[P], its parameters → (); float32[P], what it is to add to them.
+    AVERAGE: (replica, vector); float32[P], its parameters → (); float32[P], what it is to add to them: zeros where some have left.
     LEAVE: (replica, vector): rounds do not wait for it, until all replicas have met → ().
-    MEET: (replica, vector); float32[P], its parameters → (), once all replicas have met; float32[P], the model to evaluate and save.
+    MEET: (replica, vector); float32[P], its parameters, float32[Q], its buffers → (), once all replicas have met; float32[P], the
+        model to evaluate and save, float32[Q], the mean of the buffers.
     STATS: (with spans) → text.
     """
 

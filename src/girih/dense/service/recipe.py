@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,11 +26,13 @@ class OptimizerRecipe:
         kind: its class.
         groups: the options of each of its groups of parameters.
         group_of: name of a parameter → its group's number; others stay as they are.
+        known_by: other names of parameters that the model has at several places → those in ``group_of`` and in checkpoints.
     """
 
     kind: type[torch.optim.Optimizer]
     groups: tuple[Options, ...]
     group_of: Mapping[str, int]
+    known_by: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -74,7 +76,7 @@ class OptimizerRecipe:
                     )
                 name = names[parameter]
                 group_of |= dict.fromkeys(parts_of.get(name, (name,)), number)
-        return cls(kind, options_of(optimizer), group_of)
+        return cls(kind, options_of(optimizer), group_of, other_names(module))
 
     def made(self, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
         """The optimizer of some of the parameters, by their names in the whole model; None where it moves none of them.
@@ -88,6 +90,16 @@ class OptimizerRecipe:
         if not any(group["params"] for group in groups):
             return None
         return self.kind(groups, **self.groups[0])
+
+
+def other_names(module: nn.Module) -> dict[str, str]:
+    """Returns, for each parameter that a module has at several places, its other names → the first."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
 
 
 def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[Options, ...]:

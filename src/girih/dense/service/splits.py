@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ Entry = tuple[str, str | None, Any]
 
 
 class Split(Protocol):
-    """A parameter that was cut along a dimension into parts with names of their own."""
+    """A parameter that was cut along a dimension into parts with names of their own, and lengths along it."""
 
     @property
     def parameter(self) -> str: ...
@@ -24,20 +24,19 @@ class Split(Protocol):
     @property
     def parts(self) -> Sequence[str]: ...
 
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
 
 class Splits:
     """Cuts what belongs to whole parameters, and joins what belongs to parts.
 
     Optimizer state of a parameter's shape is cut as the parameter is; other state, as a count of steps, is each part's.
-
-    Args:
-        sizes: name of a part → its length along the dimension that was cut.
     """
 
-    def __init__(self, splits: Iterable[Split], sizes: Mapping[str, int]) -> None:
+    def __init__(self, splits: Iterable[Split]) -> None:
         self._splits = {split.parameter: split for split in splits}
         self._whole_of = {part: split for split in self._splits.values() for part in split.parts}
-        self._sizes = sizes
 
     def cut(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries of whole parameters as those that servers hold."""
@@ -47,7 +46,7 @@ class Splits:
             if split is None:
                 found.append((name, key, value))
                 continue
-            sizes = [self._sizes[part] for part in split.parts]
+            sizes = list(split.sizes)
             values: Sequence[Any] = [value] * len(sizes)
             if isinstance(value, Tensor) and value.dim() > split.dim and value.shape[split.dim] == sum(sizes):
                 values = value.split(sizes, split.dim)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.comm.messages import writable
 from girih.dense.service.wire import CODECS, NUMBERS, Coders, codec_of
 from girih.errors import WireError
 from girih.kernels.buffers import Take
@@ -49,7 +50,7 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
             continue
         if tensor.dtype not in _DTYPES or tensor.dim() > MOST_DIMS:
             raise WireError(
-                f"a tensor {tensor.dtype}{list(tensor.shape)} goes to no other process; expected at most {MOST_DIMS} dims of"
+                f"a tensor {tensor.dtype}{list(tensor.shape)} cannot be sent to another process; expected at most {MOST_DIMS} dims of"
                 f" {', '.join(str(dtype).removeprefix('torch.') for dtype in _DTYPES)}"
             )
         codec, packed = _coded(number, tensor.detach(), coders)
@@ -74,7 +75,7 @@ def unpack(arrays: Sequence[NDArray[Any]]) -> list[Tensor | None]:
         if codec:
             found.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
             continue
-        tensor = torch.from_numpy(_writable(packed[0]))
+        tensor = torch.from_numpy(writable(packed[0]))
         found.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
     return found
 
@@ -100,16 +101,3 @@ def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
     array = take(str(carried.dtype).removeprefix("torch."), carried.numel())
     torch.from_numpy(array).view(carried.shape).copy_(carried)
     return array
-
-
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that may be written, as torch wants it: what comes over a wire is this process's alone."""
-    return np.asarray(_Writable(array)) if not array.flags.writeable else array
-
-
-class _Writable:
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface

@@ -17,7 +17,7 @@ class Bundle:
 
     Attributes:
         operators: their numbers.
-        parameter_bytes: of the module; operators that share it name the same parameters, so that the largest counts.
+        parameter_bytes: of all of them: of parameters that operators share, the graph counts each with one operator.
         movable: whether all of them are.
     """
 
@@ -68,7 +68,7 @@ class Index:
         operators = [self.operators[number] for number in numbers]
         return Bundle(
             operators=tuple(numbers),
-            parameter_bytes=max(operator.parameter_bytes for operator in operators),
+            parameter_bytes=sum(operator.parameter_bytes for operator in operators),
             movable=all(operator.movable for operator in operators),
         )
 

@@ -21,12 +21,12 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.messages import answer, answers, as_integer, as_text, from_text
+from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
 from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
-from girih.errors import ConfigError, Lost
+from girih.errors import ConfigError, GirihError, Lost, RemoteError, named
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
@@ -89,7 +89,7 @@ class RemotePulled:
         frame, groups = answer(self._reply), self._half.groups
         num_whole = sum(output.whole for group in groups for output in group.outputs)
         end = len(frame.arrays) - num_whole
-        outputs = [_writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
+        outputs = [writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
         return Received(frame.fields[0], outputs, [np.array(array) for array in frame.arrays[end:]])
 
 
@@ -258,10 +258,16 @@ class RemoteSparse:
         return RemoteSave(self._servers)
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those of any number of shards."""
+        """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""
+        failed: GirihError | None = None
+        try:
+            answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
+        except GirihError as error:  # the others have to learn of it: they would go on to another meeting
+            failed = error
+        told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if told is not None:
+            raise failed or named(told) or RemoteError(told)
         self.last_step = step
-        answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
-        self._ranks.barrier()
 
     def close(self) -> None:
         """Lets workers and servers go."""
@@ -269,19 +275,3 @@ class RemoteSparse:
             client.close()
         if self.staging is not None:
             self.staging.close()
-
-
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that may be written, as torch wants it; nobody does.
-
-    What comes over a wire is read-only, and is this process's alone.
-    """
-    return np.asarray(_Writable(array)) if not array.flags.writeable else array
-
-
-class _Writable:
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
