@@ -26,7 +26,7 @@ COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "evaluate": "Evaluate a run's final weights.",
-    "info": "Show the machine and the versions, for bug reports.",
+    "info": "Show the machine, the versions, and what runs on its GPUs.",
     "inspect": "Show what a run or a checkpoint holds.",
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
