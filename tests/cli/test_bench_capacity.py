@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from companions import ran
 from girih.cli import bench
 from girih.kernels.cpu.jit import JIT_DISABLED
@@ -19,6 +21,7 @@ def capacity(directory, *words):
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_runs_and_says_what_it_found(tmp_path):
     words = (
         f"--rows {SIZES[0]} {SIZES[1]} --batch {BATCH} --fill 520 --rounds 2 --lru-rows 1040 --lru-steps 5"

@@ -150,6 +150,7 @@ def test_operators_are_counted_once_and_views_apart():
     assert found == {"operators": 2, "views": 3}
 
 
+@pytest.mark.heavy
 def test_packing_leaves_fewer_operations(tmp_path):
     words = [
         "--quick",

@@ -100,7 +100,7 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
     ).exists()  # as docs/strategies.md says: nobody is left to remove it
 
 
-@pytest.mark.parametrize("counts", [TWO, pytest.param([], marks=heavy)])
+@pytest.mark.parametrize("counts", [[], pytest.param(TWO, marks=heavy)])
 def test_what_a_loader_finds_wrong_with_the_data_is_the_users_mistake(directory, begin, counts):
     text = (directory / "train.svm").read_text().splitlines()
     text[700] = "1 7:nonsense"

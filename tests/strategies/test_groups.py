@@ -26,13 +26,8 @@ def directory(tmp_path_factory):
     [
         ("deepfm", 2, "refined", "false", 0),
         ("din", 1, "rules", '"auto"', 0),
-        (
-            "mmoe",
-            3,
-            "none",
-            "false",
-            3e-5,
-        ),  # gradients of what several parts read are summed in another order
+        # gradients of what several parts read are summed in another order
+        pytest.param("mmoe", 3, "none", "false", 3e-5, marks=pytest.mark.heavy),
         ("star", 2, "rules", "false", 0),
         ("weighted", 2, "none", "false", 3e-5),  # which refinement has on one server
         ("deepfm", 2, "refined", '"auto"', 2e-5),
@@ -69,8 +64,9 @@ def test_checkpoints_know_no_splits(directory):
 
 @pytest.mark.parametrize(
     ("activations", "gradients"),
-    [("int8", "topk"), pytest.param("bfloat16", "bfloat16", marks=pytest.mark.heavy)],
+    [("int8", "topk"), ("bfloat16", "bfloat16")],
 )
+@pytest.mark.heavy
 def test_fewer_bits_learn_nearly_as_much(directory, activations, gradients):
     overrides = ["train.epochs=3"]
     if not (directory / "exact").exists():

@@ -187,6 +187,7 @@ TWO = ["strategy.groups=2", "strategy.nets=2", "strategy.dense_servers=2", "stra
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
 
+@heavy
 def test_a_dense_server_that_is_killed_ends_the_run_and_is_named(begin):
     running = begin("hierarchical", *TWO, *LONG, "checkpoint.every_steps=2")
     processes = running.until_it_trains()
