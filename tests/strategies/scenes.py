@@ -30,7 +30,7 @@ from girih.config.file import RunConfig
 from girih.errors import NonFiniteError
 from girih.testing.click_log import click_log
 
-STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "40")), 32
+STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
 SECRET = b"of these scenes"
 MOST_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 ODD = 5

@@ -1,4 +1,4 @@
-"""What is equal to what, after 40 steps, 200 in ``make test-all``: rows with their optimizer state, and dense parameters.
+"""What is equal to what, after 60 steps, 200 in ``make test-all``: rows with their optimizer state, and dense parameters.
 
 Dropout is off, and so is batch norm where it is not named. The same gradients are summed in another order (over a key's
 examples by trainers first, over a step's examples by AllReduce), so float32 numbers differ in their last bits, and
