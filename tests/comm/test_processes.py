@@ -192,10 +192,10 @@ def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
         calls = [client.call(n) for n in range(3)]
         requests = [held.get(timeout=10) for _ in calls]
 
-        def fail():
+        def fail(header, frame):
             raise RuntimeError("of this test")
 
-        monkeypatch.setattr(client._session.connection, "receive", fail)
+        monkeypatch.setattr(client, "_take", fail)  # behind "receive", which the thread may be in already
         if waits:
             timer = threading.Timer(0.05, requests[1].reply)
             timer.start()
