@@ -1,11 +1,11 @@
-"""The thresholds of decision 0023: ids of one table as they grow, and rows in place beside copies.
+"""The thresholds of decisions 0023 and 0046: ids of one table as they grow, and rows in place beside copies.
 
 The first table times dedup alone, per id: one table of ever more ids, which are parted by hash above 32,768, beside 26 tables
 of 4,096. The threshold is right where an id costs no more above it than below.
 
 The second times pull and push of the sparse half with rows copied and totals formed ("copies"), and with rows read where they lie
-and gradients summed while rows move ("in place"), for rows of several widths and batches of several repeats. The thresholds are right
-where "in place" wins from 64 columns and up to two ids per key on, and nowhere else.
+and gradients summed while rows move ("in place"), for rows of several widths and batches of several repeats. The threshold is right
+where "in place" wins for batches whose copies would be larger, and nowhere else.
 
     girih bench thresholds
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
 import harness
 import numpy as np
@@ -24,10 +25,9 @@ from sparse_sides import Packed, fill_all, run_step
 
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu.dedup import MOST_TOGETHER
-from girih.sparse.groups import bags, shards
+from girih.sparse.groups import shards
 
 FEATURES, BATCH, WARMUP = 26, 4096, 3
-ALWAYS, NEVER = (1, math.inf), (shards.WIDE, 0.0)
 """Columns from which on rows are read in place, and ids per key up to which they are."""
 
 
@@ -45,11 +45,15 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--repeats", type=int, default=15, help="rounds that count")
+    parser.add_argument("--threads", type=int, default=1, help="of the second table; a shard for each")
+    parser.add_argument("--only", choices=["dedup", "in_place"])
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     report = harness.Report("thresholds", options)
-    dedup_table(report, options)
-    in_place_table(report, options)
+    if options.only != "in_place":
+        dedup_table(report, options)
+    if options.only != "dedup":
+        in_place_table(report, options)
     report.finish()
 
 
@@ -93,57 +97,56 @@ def _deduped(tables: int, batches: list[NDArray[np.int64]]) -> harness.Contestan
 
 
 def in_place_table(report: harness.Report, options: argparse.Namespace) -> None:
-    """Milliseconds of a step of the sparse half, one thread, by copies and in place."""
+    """Milliseconds of a step of the sparse half, by copies and in place."""
     table = report.table(
-        f"Copies, or in place: {FEATURES} features × {options.batch:,} examples, row-wise Adagrad, uniform ids, one thread",
-        {"columns": "{}", "bag": "{}", "ids per key": "{:.2f}", "copies, ms": "{:.2f}", "in place, ms": "{:.2f}",
-         "in place is x as fast": "{:.2f}", "chosen": "{}"},
+        f"Copies, or in place: {FEATURES} features × {options.batch:,} examples, row-wise Adagrad, threads: {options.threads}",
+        {"columns": "{}", "ids": "{}", "bag": "{}", "ids per key": "{:.2f}", "MB of rows": "{:.1f}", "copies, ms": "{:.2f}",
+         "in place, ms": "{:.2f}", "in place is x as fast": "{:.2f}", "chosen": "{}"},
     )  # fmt: skip
     most = math.ceil(max(options.rows_per_id) * max(options.bag) * options.batch)
     for dim in options.dims:
-        side = Packed(Shape(FEATURES, options.batch, most), dim, "rowwise_adagrad", spare_rows=1)
+        side = Packed(
+            Shape(FEATURES, options.batch, most), dim, "rowwise_adagrad", options.threads, spare_rows=1
+        )
         fill_all([(side, most)])
         for bag in options.bag:
             for rows_per_id in options.rows_per_id:
                 shape = Shape(FEATURES, options.batch, max(1, round(rows_per_id * bag * options.batch)), bag)
-                table.row({"columns": dim, "bag": bag, **_both_ways(side, shape, dim, options.repeats)})
+                kinds = ("uniform", "clipped") if rows_per_id == max(options.rows_per_id) else ("uniform",)
+                for kind in kinds:
+                    row = {"columns": dim, "ids": "Zipf" if kind == "clipped" else kind, "bag": bag}
+                    table.row(row | _both_ways(side, shape, dim, kind, options.repeats))
         side.close()
 
 
-def _both_ways(side: Packed, shape: Shape, dim: int, repeats: int) -> dict[str, object]:
-    stream = Stream(shape, "uniform", new=0.0)
+def _both_ways(side: Packed, shape: Shape, dim: int, kind: str, repeats: int) -> dict[str, object]:
+    stream = Stream(shape, kind, new=0.0)
     batches = [stream.next() for _ in range(WARMUP + repeats)]
     gradient = torch.randn(shape.features * shape.batch * dim)
-    chosen = shards.WIDE, shards.IN_PLACE_REPEATS
+    chosen = shards.COPIED_BYTES
 
-    def contestant(way: tuple[int, float]) -> harness.Contestant:
+    def contestant(copied_bytes: int) -> harness.Contestant:
         def turn(number: int) -> tuple[float, float]:
-            _decide(*way)
+            shards.COPIED_BYTES = copied_bytes
             return run_step(side, side.prepare(batches[number], shape.bag), gradient)
 
         return turn
 
     try:
         measured = harness.alternate(
-            {"copies": contestant(NEVER), "in place": contestant(ALWAYS)}, repeats, WARMUP
+            {"copies": contestant(sys.maxsize), "in place": contestant(-1)}, repeats, WARMUP
         )
     finally:
-        _decide(*chosen)
-    keys = sum(num_unique(ids, shape.features) for ids in batches) / len(batches)
-    ids_per_key = shape.num_ids / keys
-    in_place = dim >= chosen[0] and ids_per_key <= chosen[1]
+        shards.COPIED_BYTES = chosen
+    keys = round(sum(num_unique(ids, shape.features) for ids in batches) / len(batches))
     return {
-        "ids per key": ids_per_key,
+        "ids per key": shape.num_ids / keys,
+        "MB of rows": 4e-6 * keys * dim,
         "copies, ms": 1e3 * harness.median(measured["copies"]),
         "in place, ms": 1e3 * harness.median(measured["in place"]),
         "in place is x as fast": harness.ratio(measured["in place"], measured["copies"]),
-        "chosen": "in place" if in_place else "copies",
+        "chosen": "copies" if shards.copied(keys, dim) else "in place",
     }
-
-
-def _decide(wide: int, repeats: float) -> None:
-    """Sets the thresholds of this process."""
-    shards.WIDE, shards.IN_PLACE_REPEATS, bags.DIRECT_REPEATS = wide, repeats, repeats
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Rows read where they lie, and gradients summed while rows move: the same bits as by way of copies and totals."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,6 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 
 SIZE = 300
-
-
-@pytest.fixture(autouse=True)
-def _narrow_rows_are_wide(monkeypatch):
-    monkeypatch.setattr(shards, "WIDE", 1)
 
 
 def half_of(num_shards, optimizer, *, dtype="float32", pooling="sum", first_order=True, sequence=False):
@@ -48,10 +45,9 @@ def leaves_of(embeddings):
     return blocks + [sequence.values for sequence in embeddings.sequences.values()]
 
 
-def trained(monkeypatch, repeats, half, num_features, **options):
-    """What three steps read, and the rows after them, with thresholds that always or never take the direct way."""
-    monkeypatch.setattr(shards, "IN_PLACE_REPEATS", repeats)
-    monkeypatch.setattr(bags, "DIRECT_REPEATS", repeats)
+def trained(monkeypatch, copied_bytes, half, num_features, **options):
+    """What three steps read, and the rows after them, with a threshold that always or never takes the direct way."""
+    monkeypatch.setattr(shards, "COPIED_BYTES", copied_bytes)
     rng, found = np.random.default_rng(3), []
     for number in range(1, 4):
         batch = batch_of(rng, num_features, **options)
@@ -87,18 +83,19 @@ def test_direct_and_by_way_of_copies(monkeypatch, most, weighted, pooling, optio
     both = [
         trained(
             monkeypatch,
-            repeats,
+            copied_bytes,
             half_of(num_shards, optimizer, pooling=pooling, **options),
             num_features,
             **given,
         )
-        for repeats in (0.0, 1e9)
+        for copied_bytes in (math.inf, -1)
     ]
     for one, other in zip(*both, strict=True):
         assert torch.equal(one, other)
 
 
-def test_what_hardly_repeats_goes_the_direct_way(monkeypatch):
+def test_rows_that_are_more_than_are_copied_go_the_direct_way(monkeypatch):
+    monkeypatch.setattr(shards, "COPIED_BYTES", 4 * 19 * 20 * 19 / shards.WIDE)  # twenty rows
     calls = []
     whole = bags.Bags.scatter
     monkeypatch.setattr(bags.Bags, "scatter", lambda *given: calls.append("scatter") or whole(*given))
@@ -113,7 +110,8 @@ def test_what_hardly_repeats_goes_the_direct_way(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_what_is_not_finite_or_would_not_stay_so_is_refused(bad):
+def test_what_is_not_finite_or_would_not_stay_so_is_refused(monkeypatch, bad):
+    monkeypatch.setattr(shards, "COPIED_BYTES", -1)
     half = half_of(1, girih.optim.SGD(lr=0.1))
     batch = batch_of(np.random.default_rng(0), 3, most=1, weighted=False, cardinality=10**9)
     before = [leaf.clone() for leaf in leaves_of(half.pull(batch).wait())]

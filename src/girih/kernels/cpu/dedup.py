@@ -20,7 +20,7 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 MAX_NUMBER = (1 << 31) - 1
 SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
 LEAST_SLOTS = 1 << 10
-MOST_TOGETHER = 1 << 15  # ids of a table that are not parted
+MOST_TOGETHER = 1 << 13  # ids of a table that are not parted
 PART_BITS = 4
 NUM_PARTS = 1 << PART_BITS
 

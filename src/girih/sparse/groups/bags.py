@@ -19,16 +19,14 @@ from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.sparse.groups import shards
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
-from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, copied, each
 from girih.sparse.groups.stitching import Stitching
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
 
-DIRECT_REPEATS = 2.0  # ids per key up to which gradients are summed while rows are moved
 LARGEST_SUM = 1e38
 NO_WEIGHTS = np.empty(0, np.float32)
 NO_TAIL = np.empty((0, 0), np.float32)
@@ -132,14 +130,9 @@ class Bags:
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
 
-        It does where rows are wide and ids hardly repeat, so that sums would take as much memory as their terms, and where one pass
-        serves all outputs. Sums of gradients as large as might overflow are formed first, by :meth:`scatter`.
+        It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of gradients as large as might overflow are formed first, by :meth:`scatter`.
         """
-        if (
-            not self._one_pass
-            or self.group.spec.dim < shards.WIDE
-            or keys.num_ids > DIRECT_REPEATS * keys.num_keys
-        ):
+        if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
         taking_part = list(self._taking_part(given))
         if len(taking_part) > 1 or any(given[number] is None for number in self._passes[0]):

@@ -28,8 +28,8 @@ from girih.store import Store
 T = TypeVar("T")
 NO_AMOUNTS = np.empty(0, np.int32)
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
-WIDE = 64  # columns of a row from which on copies of it cost more than they save
-IN_PLACE_REPEATS = 2.0  # ids per key up to which rows are read in place: copies of hot rows lie closer
+COPIED_BYTES = 20 << 20  # of a batch's rows, up to which they are copied: more leave the caches
+WIDE = 64  # columns below which that pays later: an address costs as much to follow however narrow its row
 
 
 @dataclass
@@ -291,7 +291,7 @@ class Shards:
             own = slice(mine.first, mine.first + len(mine.keys))
             out = values[own]
             where: NDArray[np.int64] | None = addresses[own]
-            if self.dim < WIDE or int(mine.counts.sum()) > IN_PLACE_REPEATS * len(mine.keys):
+            if copied(len(self.stores) * len(mine.keys), self.dim):
                 where = None
                 addresses_in(out, addresses[own])
             if train:
@@ -358,6 +358,11 @@ class Shards:
     ) -> ShardKeys:
         store = self.stores[s]
         return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0], counts)
+
+
+def copied(num_keys: int, dim: int) -> bool:
+    """Whether rows of so many keys are pooled from copies and moved by sums that are formed before, rather than in place."""
+    return 4 * num_keys * dim * min(1, dim / WIDE) <= COPIED_BYTES
 
 
 def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:
