@@ -75,9 +75,8 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
             cutter.horizontally(first)
     objects = traced.net.objects() | cutter.objects
     net = net_of(traced.model, traced.left, {name: objects[name] for name in named_by(graph)}, graph)
-    return replace(
-        traced, net=net, graph=operator_graph(net, traced.example), splits=(*traced.splits, *cutter.splits)
-    )
+    operators = replace(operator_graph(net, traced.example), cut=(*traced.graph.cut, *wanted))
+    return replace(traced, net=net, graph=operators, splits=(*traced.splits, *cutter.splits))
 
 
 def split_as(asked: bool | str, traced: TracedNet, num_servers: int, optimizer: str) -> TracedNet:
