@@ -132,6 +132,18 @@ class Plan:
         )
         return one == another
 
+    def spreads_as(self, other: Plan) -> bool:
+        """Whether the same group servers run the same operators for as many trainers, by the same codecs."""
+        one, another = (
+            (
+                plan.tagging,
+                [plan.roles.get(role) for role in ("trainer", "group-server")],
+                [plan.wire.get(kind) for kind in ("activations", "dense_gradients")],
+            )
+            for plan in (self, other)
+        )
+        return one == another
+
     def _check_groups(self, other: Plan) -> None:
         """Whether tables can be packed so is for the sparse half to say."""
         dims = {table: group["dim"] for group in other.groups for table in group["tables"]}

@@ -216,6 +216,7 @@ class Hierarchical(RemoteStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
         from girih.comm.peers import connect_all
+        from girih.dense.halves.grouped import GroupedReplica
         from girih.dense.halves.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
@@ -233,7 +234,10 @@ class Hierarchical(RemoteStrategy):
                 servers=connect_all(DENSE, addresses, secret=processes.secret, registry=processes.registry),
                 average_every_steps=self.average_every_steps,
             )
-        return replace(self.session(plan, context, dense, Concurrent(nets)), leave=dense.leave)
+        session = self.session(plan, context, dense, Concurrent(nets))
+        return replace(
+            session, leave=dense.leave, beside=dense if isinstance(dense, GroupedReplica) else None
+        )
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}

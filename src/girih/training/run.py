@@ -336,8 +336,21 @@ class TrainingRun:
                 were_alike=were_alike.get("dropout") == "alike",
                 device=self.context.dense.device,
             )
+        self._put_rest(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
+
+    def _put_rest(self, loaded: Loaded) -> None:
+        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
+        plan, session = self.opened()
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
+        if session.beside is not None and earlier is not None and plan.spreads_as(earlier):
+            session.beside.put_rest(random_state.beside(loaded.random, self.ranks.rank))
+        elif any(random_state.beside(loaded.random, rank) for rank in range(len(loaded.random))):
+            self.notes.say(
+                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
+                f" {loaded.place.name}: dropout draws other masks than it would have"
+            )
 
     def content(self) -> Content:
         """The content of a checkpoint made now."""
@@ -356,7 +369,11 @@ class TrainingRun:
             sparse=session.sparse,
             dense=session.dense,
             plan=plan.to_dict(),
-            random=random_state.gather(self.ranks, self.context.dense.device),
+            random=random_state.gather(
+                self.ranks,
+                self.context.dense.device,
+                None if session.beside is None else session.beside.rest(),
+            ),
         )
 
     def known_normalization(self) -> NormalizationStats:

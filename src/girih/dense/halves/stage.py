@@ -46,9 +46,13 @@ class BatchOnServers:
         bounds = pairwise(accumulate(counts, initial=0))
         return [list(outputs[begin:end]) for begin, end in bounds]
 
-    def apply(self, options: tuple[Options, ...]) -> None:
-        """Moves the parameters there."""
-        self._group.apply(sorted(self._touched), self._net, self._number, options)
+    def norms(self) -> dict[str, float]:
+        """The norms of the gradients there, by the names of parameters."""
+        return self._group.norms(sorted(self._touched), self._net, self._number)
+
+    def apply(self, options: tuple[Options, ...], scale: float = 1.0) -> None:
+        """Moves the parameters there, by the gradients times ``scale``."""
+        self._group.apply(sorted(self._touched), self._net, self._number, options, scale)
         self._streams.apply()
 
     def discard(self) -> None:

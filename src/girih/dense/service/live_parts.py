@@ -46,6 +46,14 @@ class Net:
         found = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
         return next(found, None)
 
+    def norms(self) -> dict[str, float]:
+        """Name in the whole model → the norm of the gradient, float32, of each parameter that has one."""
+        return {
+            name: torch.linalg.vector_norm(parameter.grad).item()
+            for name, parameter in self.named.items()
+            if parameter.grad is not None
+        }
+
     def forget(self) -> None:
         """Drops the gradients."""
         for parameter in self.named.values():
@@ -109,15 +117,20 @@ class LiveParts:
         for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
             buffer.copy_(part.view_as(buffer))
 
-    def move(self, net: Net, options: Sequence[Options]) -> None:
+    def move(self, net: Net, options: Sequence[Options], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
 
         Args:
             options: of each group of the optimizer, now.
+            scale: what gradients are multiplied by before.
         """
         if net.optimizer is None:
             return
         take_options(net.optimizer, options)
+        if scale != 1.0:
+            for parameter in net.named.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
         moved = {name for name, parameter in net.named.items() if parameter.grad is not None}
         if moved <= self._settled:
             net.optimizer.step()
