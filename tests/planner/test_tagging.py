@@ -11,7 +11,7 @@ from exact_taggings import busiest_s, by_enumeration, by_milp, random_graph, ran
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.group import CodecCost, Device, Group, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import refine
@@ -256,15 +256,15 @@ def test_loads_by_hand():
         [plain("x", 10, movable=False), linear("l", 10, 5), linear("m", 10, 3), plain("y", 8)],
         *["x>l", "x>m", "l>y", "m>y"],
     )
-    half = Codec(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
-    full = Codec(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
+    half = CodecCost(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
+    full = CodecCost(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
     group = Group(
         trainers=2,
         nets=3,
         batch_size=100,
         trainer=Device(flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5),
         servers=(Device(cores=2, flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5), DEVICE),
-        wire=Wire(activations=half, gradients=full),
+        wire=WireCost(activations=half, gradients=full),
         trainer_cpu_s=1e-3,
         trainer_sent_bytes=7.0,
         trainer_received_bytes=11.0,
@@ -340,7 +340,7 @@ def delivered(graph, tagging, num_servers):
 @pytest.mark.parametrize("seed", range(20))
 def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
     rng = np.random.default_rng(seed)
-    graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=Wire())
+    graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=WireCost())
     index = Index(graph)
     ledger = Ledger(index, group, [0] * len(index.bundles))
     for _ in range(60):
@@ -491,8 +491,8 @@ def test_another_name_for_how_is_refused():
         tag(DLRM, PAIR, how="greedy")
 
 
-PLAIN = Codec(name="float32", factor=1.0)
-HALF = Codec(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
+PLAIN = CodecCost(name="float32", factor=1.0)
+HALF = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "expected"), [(1e5, "bfloat16"), (1e10, "float32")])
@@ -512,7 +512,7 @@ def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
     graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
     cpu_s = 6e4 / 1e9
     device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
-    free = Codec(name="bfloat16", factor=0.5)
+    free = CodecCost(name="bfloat16", factor=0.5)
     group = replace(PAIR, servers=(device,))
     chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
     assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed

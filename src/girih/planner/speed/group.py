@@ -10,7 +10,7 @@ from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.group import CodecCost, Device, Group, WireCost
 from girih.planner.tagging.tag import Tagged, tag
 from girih.planner.tagging.wires import calibrated
 
@@ -88,7 +88,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
         batch_size=known.batch_size,
         trainer=device,
         servers=(device,) * servers,
-        wire=Wire(
+        wire=WireCost(
             activations=codec_of(options["wire_activations"], calibration),
             gradients=codec_of(options["wire_dense_gradients"], calibration),
         ),
@@ -101,7 +101,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     )
 
 
-def codec_of(name: str, calibration: Calibration | None) -> Codec:
+def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
     """A codec by its name in ``[strategy]``, at its calibrated speed; "auto" counts as float32."""
     name = "float32" if name == "auto" else name
     (codec,) = calibrated((name,), {} if calibration is None else calibration.codecs)
