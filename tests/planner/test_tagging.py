@@ -11,7 +11,7 @@ from exact_taggings import busiest_s, by_enumeration, by_milp, random_graph, ran
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import CodecCost, Device, Group, WireCost
+from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import refine
@@ -22,7 +22,7 @@ from girih.planner.tagging.utilization import exact_loads, examples_per_s, least
 from girih.planner.tagging.wires import choose_wire
 
 DEVICE = Device(flops_per_s=1e9, bytes_per_s=1e8)
-PAIR = Group(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
+PAIR = HierarchicalGroup(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
 
 
 def linear(name, inputs, outputs):
@@ -191,7 +191,7 @@ def test_another_rule_is_one_more_in_the_list():
 
 
 def test_refinement_spreads_a_tower_that_is_one_component():
-    group = Group(trainers=3, batch_size=128, trainer=DEVICE, servers=(DEVICE,) * 3)
+    group = HierarchicalGroup(trainers=3, batch_size=128, trainer=DEVICE, servers=(DEVICE,) * 3)
     rules, refined = tag(DLRM, group, how="rules"), tag(DLRM, group)
     assert refined.examples_per_s > 1.5 * rules.examples_per_s
     moved = {name for move in refined.moves for name in move.operators}
@@ -258,7 +258,7 @@ def test_loads_by_hand():
     )
     half = CodecCost(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
     full = CodecCost(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
-    group = Group(
+    group = HierarchicalGroup(
         trainers=2,
         nets=3,
         batch_size=100,

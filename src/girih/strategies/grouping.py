@@ -42,7 +42,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     """
     from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica
-    from girih.dense.service.group import Group as Servers
+    from girih.dense.service.group import GroupClient
     from girih.dense.service.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
@@ -55,7 +55,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     addresses = _start(plan, context, whole, partitioned, wire, dense_servers)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
-    servers = Servers(
+    servers = GroupClient(
         partitioned.parts,
         addresses[first : first + options["servers_per_group"]],
         secret=processes.secret,

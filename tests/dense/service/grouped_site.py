@@ -12,7 +12,7 @@ from companions import Companion
 from girih.dense.graph import Part
 from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
-from girih.dense.service.group import Group
+from girih.dense.service.group import GroupClient
 from girih.dense.service.group_server import GroupServer
 from girih.dense.service.wire import PLAIN
 from girih.dense.spec import DenseSpec
@@ -207,7 +207,7 @@ class Site:
         spec = self.spec(**options)
         whole = Replica(spec)
         cut = Cut(whole.module, len(self.servers))
-        group = Group(
+        group = GroupClient(
             cut.parts,
             [each.address for each in self.servers],
             secret=SECRET,

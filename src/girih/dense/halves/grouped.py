@@ -21,7 +21,7 @@ from girih.dense.graph import Part, Partitioned
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers, Stage
-from girih.dense.service.group import Group
+from girih.dense.service.group import GroupClient
 from girih.dense.service.recipe import OptimizerRecipe, options_of, other_names
 from girih.dense.service.splits import Entry, Splits
 from girih.dense.spec import DenseSpec
@@ -98,7 +98,7 @@ class GroupedReplica:
         whole: Replica,
         spec: DenseSpec,
         partitioned: Partitioned,
-        group: Group,
+        group: GroupClient,
         ranks: Ranks,
         *,
         leads: bool = True,
@@ -310,7 +310,7 @@ class _Net(Replica):
     checks_embeddings = True
 
     def __init__(
-        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: Group, number: int
+        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: GroupClient, number: int
     ) -> None:
         def exchange(stage: Stage) -> list[list[Tensor]]:
             return self.on_servers.exchange(stage)
@@ -393,5 +393,5 @@ def check_moved(partition: nn.Module) -> None:
 
 
 def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:
-    """The parts of one server, in the order in which :class:`Group` numbers them."""
+    """The parts of one server, in the order in which :class:`GroupClient` numbers them."""
     return [part for part in partitioned.parts if part.server == server]

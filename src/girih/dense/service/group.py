@@ -26,7 +26,7 @@ from girih.runs.stats import Stats
 Waiting = Callable[[], Any]
 
 
-class Group:
+class GroupClient:
     """Calls the servers of a group; from any thread.
 
     Args:

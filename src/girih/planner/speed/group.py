@@ -10,7 +10,7 @@ from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import CodecCost, Device, Group, WireCost
+from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
 from girih.planner.tagging.wires import calibrated
 
@@ -52,7 +52,7 @@ class Spread:
     exchange_s: float
 
 
-def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Group:
+def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
@@ -82,7 +82,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
         else dense.update_s * _busy(known, dense) / parameter_bytes
     )
     averaged = options["groups"] > 1
-    return Group(
+    return HierarchicalGroup(
         trainers=trainers,
         nets=options["nets"],
         batch_size=known.batch_size,

@@ -53,7 +53,7 @@ class WireCost(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Options):
+class HierarchicalGroup(Options):
     """One group; all groups of a run are alike.
 
     Attributes:

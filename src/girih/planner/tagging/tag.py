@@ -10,7 +10,7 @@ from typing import Literal
 from girih.errors import ConfigError
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.balance import check_memory, check_parameters
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import Move, refine
@@ -56,7 +56,7 @@ class Tagged:
 
 def tag(
     graph: OperatorGraph,
-    group: Group,
+    group: HierarchicalGroup,
     *,
     how: How = "refined",
     rules: Sequence[Rule] = RULES,
@@ -114,7 +114,7 @@ def tag(
 
 
 def _refined(
-    index: Index, group: Group, starts: Sequence[Start], limit_s: float
+    index: Index, group: HierarchicalGroup, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`."""
     until = time.monotonic() + limit_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
-from girih.planner.tagging.group import CodecCost, Group, WireCost
+from girih.planner.tagging.group import CodecCost, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
 
 GAIN = 1.02
@@ -46,7 +46,7 @@ def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[C
 
 def choose_wire(
     graph: OperatorGraph,
-    group: Group,
+    group: HierarchicalGroup,
     *,
     activations: Sequence[CodecCost],
     gradients: Sequence[CodecCost],
