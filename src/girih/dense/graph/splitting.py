@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.facts import operator_graph
-from girih.dense.graph.net import Net, named_by
+from girih.dense.graph.runnable import RunnableGraph, named_by
 from girih.dense.graph.traced import Split, TracedNet, net_of
 from girih.errors import ConfigError, nearest
 from girih.planner.optimizers import ELEMENTWISE as BY_ELEMENT
@@ -210,7 +210,7 @@ class _Cutter:
                 self.graph.erase_node(each)
 
 
-def _layers(net: Net, graph: fx.Graph) -> Iterator[_Layer]:
+def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
     """Linear modules and ``F.linear`` of parameters that nothing else reads."""
     readers = _num_readers(net, graph)
     for node in graph.nodes:
@@ -229,7 +229,7 @@ def _layers(net: Net, graph: fx.Graph) -> Iterator[_Layer]:
                 yield _Layer(node.meta["operator"], node, weight, bias, names, f"{names[0]}_part_")
 
 
-def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
+def _parameter(net: RunnableGraph, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
     """The parameter that a node names and one operator alone reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
@@ -237,7 +237,7 @@ def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parame
     return value if isinstance(value, nn.Parameter) and readers[value] == 1 else None
 
 
-def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
+def _num_readers(net: RunnableGraph, graph: fx.Graph) -> Counter[nn.Parameter]:
     """The number of operators that read each parameter, under whatever name."""
     found: Counter[nn.Parameter] = Counter()
     for node in graph.nodes:
@@ -248,7 +248,9 @@ def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
     return found
 
 
-def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.Node], _Layer | None]:
+def _second(
+    net: RunnableGraph, first: _Layer, layers: Sequence[_Layer]
+) -> tuple[list[fx.Node], _Layer | None]:
     """Finds the layer that is cut with another one, and the nodes between them."""
     between: list[fx.Node] = []
     node, by_node = first.node, {each.node: each for each in layers}
@@ -265,7 +267,7 @@ def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.
     return [], None
 
 
-def _is_elementwise(net: Net, node: fx.Node) -> bool:
+def _is_elementwise(net: RunnableGraph, node: fx.Node) -> bool:
     if node.op == "call_module":
         return type(net.get_submodule(str(node.target))) in ELEMENTWISE
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -32,7 +32,7 @@ from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
 from girih.dense.graph.drawing import draws
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
-from girih.dense.service.live_parts import LiveParts, Net
+from girih.dense.service.live_parts import LiveParts, NetOnServer
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
@@ -138,7 +138,7 @@ class _Batch:
         streams: what writes the gradients that the net gets.
     """
 
-    net: Net
+    net: NetOnServer
     read_at: int
     before: list[Tensor]
     streams: GradientStreams

@@ -21,8 +21,8 @@ from girih.dense.twins import twin_of
 from girih.errors import ConfigError
 
 
-class Net:
-    """A copy of all parts over the live memory.
+class NetOnServer:
+    """A net's copy of all parts, over the live memory.
 
     Attributes:
         modules: as the parts are numbered.
@@ -76,21 +76,21 @@ class LiveParts:
         self.named = _whole_names(self.modules, self._known_by)
         self._optimizer = None if recipe is None else recipe.made(self.named)
         self._recipe = recipe
-        self._free: list[Net] = []
+        self._free: list[NetOnServer] = []
         self._settled: set[str] = set()  # parameters whose optimizer state is complete
         self._settling = threading.Lock()
         self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
         """The parts in evaluation mode, for any number of threads that want no gradients."""
         self.evaluated.eval()
 
-    def borrow(self) -> Net:
+    def borrow(self) -> NetOnServer:
         """A net that nobody else has."""
         try:
             return self._free.pop()
         except IndexError:
             return self._net()
 
-    def give_back(self, net: Net) -> None:
+    def give_back(self, net: NetOnServer) -> None:
         """Takes a net back; its gradients are dropped."""
         net.forget()
         self._free.append(net)
@@ -117,7 +117,7 @@ class LiveParts:
         for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
             buffer.copy_(part.view_as(buffer))
 
-    def move(self, net: Net, options: Sequence[Options], scale: float = 1.0) -> None:
+    def move(self, net: NetOnServer, options: Sequence[Options], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
 
         Args:
@@ -177,14 +177,14 @@ class LiveParts:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
         return state
 
-    def _net(self) -> Net:
+    def _net(self) -> NetOnServer:
         modules = twin_of(self.modules)
         named = _whole_names(modules, self._known_by)
         optimizer = None if self._recipe is None else self._recipe.made(named)
         if optimizer is not None:
             for name, parameter in named.items():
                 optimizer.state[parameter] = self._state_of(self.named[name])
-        return Net(modules, named, optimizer)
+        return NetOnServer(modules, named, optimizer)
 
 
 def _tensors(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[str, Tensor]:
