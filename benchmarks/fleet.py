@@ -34,14 +34,14 @@ from girih.comm.messages import answer
 from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.trainer import Trainer
 from girih.training.pricing import Calibrated
 
 FEATURES, NUMERIC = 26, 13
 FILLED_AT_ONCE = 1 << 19
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 TRIES, MOST_OTHERS = 3, 0.1
 TICKS_S = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))

@@ -19,7 +19,7 @@ from girih.comm.group import TrainerGroup
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
@@ -175,7 +175,7 @@ class RunConfig:
         name = options.pop("name")
         return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
 
-    def dataset(self, split: Split, paths: Sequence[str] = (), **options: Any) -> Dataset:
+    def dataset(self, split: SplitName, paths: Sequence[str] = (), **options: Any) -> Dataset:
         """One split of the data, or other files read the same way (their paths start at the current directory)."""
         try:
             return open_dataset(

@@ -16,9 +16,9 @@ from torch import nn
 from girih.dense.halves.grouped import GroupedReplica, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
+from girih.dense.service.cut_parameters import CutParameters
 from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.splits import Splits
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RemoteError, WireTimeout
 from girih.testing.dense_suite import DenseHalfSuite, case
@@ -387,7 +387,7 @@ def test_what_is_cut_is_joined_again():
     class Cut:
         parameter, dim, parts, sizes = "deep.weight", 1, ("deep.left", "deep.right"), (2, 3)
 
-    splits = Splits([Cut])
+    splits = CutParameters([Cut])
     whole = [
         ("deep.weight", None, torch.arange(10.0).view(2, 5)),
         ("deep.bias", None, torch.ones(2)),

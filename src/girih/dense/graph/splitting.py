@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from girih.dense.graph.facts import operator_graph
 from girih.dense.graph.runnable import RunnableGraph, named_by
-from girih.dense.graph.traced import Split, TracedNet, net_of
+from girih.dense.graph.traced import CutParameter, TracedNet, net_of
 from girih.errors import ConfigError, nearest
 from girih.planner.optimizers import ELEMENTWISE as BY_ELEMENT
 
@@ -119,7 +119,7 @@ class _Cutter:
     def __init__(self, graph: fx.Graph, num_servers: int) -> None:
         self.graph, self.num_servers = graph, num_servers
         self.objects: dict[str, nn.Module] = {}
-        self.splits: list[Split] = []
+        self.splits: list[CutParameter] = []
 
     def vertically(self, layer: _Layer) -> None:
         """Weight rows; outputs side by side."""
@@ -176,10 +176,10 @@ class _Cutter:
             owners = names if dim == 0 else names[:1]
             of_bias = sizes if dim == 0 else [len(layer.bias)]
             self.splits.append(
-                Split(layer.names[1], 0, tuple(f"{each}.bias" for each in owners), tuple(of_bias))
+                CutParameter(layer.names[1], 0, tuple(f"{each}.bias" for each in owners), tuple(of_bias))
             )
         self.splits.append(
-            Split(layer.names[0], dim, tuple(f"{each}.weight" for each in names), tuple(sizes))
+            CutParameter(layer.names[0], dim, tuple(f"{each}.weight" for each in names), tuple(sizes))
         )
         for name, weight, bias in zip(names, weights, biases, strict=True):
             self.objects[name] = _linear_of(weight, bias, layer.weight.requires_grad)

@@ -16,7 +16,7 @@ from girih.planner.operators import OperatorGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class CutParameter:
     """A parameter of the model that a rewriting has cut.
 
     Attributes:
@@ -49,7 +49,7 @@ class TracedNet:
     example: tuple[Tensor, Embeddings]
     opaque: Mapping[str, str] = field(default_factory=dict)
     left: Sequence[Left] = ()
-    splits: tuple[Split, ...] = ()
+    splits: tuple[CutParameter, ...] = ()
 
 
 def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> RunnableGraph:

@@ -21,9 +21,9 @@ from girih.dense.graph import Part, Partitioned
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers, Stage
+from girih.dense.service.cut_parameters import CutParameters, Entry
 from girih.dense.service.group import GroupClient
 from girih.dense.service.recipe import OptimizerRecipe, options_of, other_names
-from girih.dense.service.splits import Entry, Splits
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -113,7 +113,7 @@ class GroupedReplica:
         self._numbers = count()
         self._free: list[_Net] = []
         self._known_by = other_names(self.module)
-        self._splits = Splits(partitioned.traced.splits)
+        self._splits = CutParameters(partitioned.traced.splits)
         parts_of = {split.parameter: split.parts for split in partitioned.traced.splits}
         names = [name for name, _ in whole.named_parameters]
         self.names_on_servers = [part for name in names for part in parts_of.get(name, (name,))]

@@ -15,9 +15,9 @@ from girih.comm.messages import as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
 from girih.dense.graph import Part
+from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
 from girih.dense.service.recipe import Options
-from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, Coders, Wire
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named

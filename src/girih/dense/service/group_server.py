@@ -31,10 +31,10 @@ from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
 from girih.dense.graph.drawing import draws
+from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
 from girih.dense.service.live_parts import LiveParts, NetOnServer
 from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, GradientStreams, Wire
 from girih.errors import GirihError

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from girih.dense.graph import Part
+from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
-from girih.dense.service.splits import Entry
 from girih.dense.twins import twin_of
 from girih.errors import ConfigError
 
