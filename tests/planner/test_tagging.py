@@ -420,6 +420,24 @@ def test_operators_of_one_module_are_on_one_server():
     assert tag(apart, PAIR).tagging["user"] != tag(apart, PAIR).tagging["item"]
 
 
+def test_a_tagging_that_is_given_is_kept_and_priced():
+    given = dict.fromkeys(tag(DLRM, PAIR).tagging, TRAINER) | {"bottom.0": "server 1", "top.0": "server 0"}
+    kept = tag(DLRM, PAIR, given=given)
+    assert kept.tagging == given
+    assert not kept.moves
+    assert kept.examples_per_s == examples_per_s(list(loads(DLRM, given, PAIR).values()))
+
+
+def test_a_tagging_that_tears_a_module_apart_is_refused():
+    shared = [replace(linear(name, 50, 50), module="tower") for name in ("user", "item")]
+    graph = graph_of([plain("x", 50, movable=False), *shared], "x>user", "x>item")
+    torn = {"x": TRAINER, "user": "server 0", "item": "server 1"}
+    with pytest.raises(
+        ConfigError, match="'user' on 'server 0' and 'item' on 'server 1'; expected operators of"
+    ):
+        tag(graph, PAIR, given=torn)
+
+
 def memory(size):
     """A group whose servers have so many bytes."""
     server = replace(DEVICE, memory_bytes=size)

@@ -61,7 +61,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        told = {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        if self.tagging is not None:
+            told["tagging"]["cut"] = list(self.tagging.cut)
+        return told
 
     @classmethod
     def from_dict(cls, mapping: Any, where: str = "plan") -> Plan:

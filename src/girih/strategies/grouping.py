@@ -38,7 +38,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
         dense_servers: where those listen that average the groups; none where there is one group.
 
     Raises:
-        ConfigError: an operator with parameters cannot be moved, or the optimizer or ``clip_norm`` cannot be had there.
+        ConfigError: an operator with parameters cannot be moved, the optimizer cannot be had there, or the plan has no tagging.
     """
     from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica

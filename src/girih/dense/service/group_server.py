@@ -160,7 +160,7 @@ class _Work:
         self._drawing = frozenset(number for number, part in enumerate(role.parts) if draws(part.module))
         self._drawn: dict[
             tuple[int, int], threading.Event
-        ] = {}  # by client and net, the last forward pass that draws
+        ] = {}  # of client and net: whether its last draw is done
         self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
         self._shadow: Shadow | None = None
         self._num_trainers = 1 if role.averaging is None else role.averaging.trainers
