@@ -21,7 +21,7 @@ class LinearBy(TorchFunctionMode):
     """
 
     def __init__(self, linear: Linear) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._linear = linear
 
     def __torch_function__(
