@@ -14,7 +14,7 @@ from girih.errors import ConfigError, MissingFileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTagging:
-    """Where the operators of a model run that group servers have a part of (HT §3.2.1).
+    """The devices of a model's operators, where there are group servers (HT §3.2.1).
 
     Attributes:
         devices: operator → "trainer", or "server 0" and so on.

@@ -1,4 +1,4 @@
-"""Where the operators of a model run that group servers have a part of: decided once, then held by the plan (HT §3.2.1)."""
+"""Devices for the operators of a model, where there are group servers: decided once, then held by the plan (HT §3.2.1)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def gather(
 
 
 def beside(states: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
-    """What :func:`gather` was given beside by the trainer that had a rank."""
+    """Returns what :func:`gather` was given beside by the trainer that had a rank."""
     return {} if rank >= len(states) else {name: value for name, value in states[rank].items() if "/" in name}
 
 

@@ -16,7 +16,7 @@ from girih.training.schedules import Schedule
 
 
 class Rest(Protocol):
-    """What a run has beside rows, parameters and this process's random state, without which it goes on, but otherwise."""
+    """State beside rows, parameters and this process's random state: without it a run goes on, but otherwise."""
 
     def rest(self) -> dict[str, Tensor]:
         """By names with a slash; asked between two steps."""

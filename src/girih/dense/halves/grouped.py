@@ -196,7 +196,7 @@ class GroupedReplica:
         self._begin_averaging()
 
     def rest(self) -> dict[str, Tensor]:
-        """What a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
+        """Gives what a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
 
         The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
         Of several nets no run is like another, and what is left out is as long as the activations of each.
@@ -343,7 +343,7 @@ class _Net(Replica):
             optimizer.step()  # of no gradients: a schedule wants to see one
 
     def _clipping(self, most: float) -> float:
-        """What to multiply gradients by, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
+        """The factor that clips gradients, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
         found = self.on_servers.norms()
         norms = torch.tensor([found[name] for name in self._half.names_on_servers if name in found])
         return torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0).item()

@@ -80,7 +80,7 @@ class GradientStreams:
         self._streams.clear()
 
     def left(self) -> dict[tuple[str, int], NDArray[np.float32]]:
-        """What earlier steps left out: part and number of a tensor → float32[n]; empty where a codec leaves nothing out."""
+        """The numbers that earlier steps left out: part and number of a tensor → float32[n]; empty where a codec leaves nothing out."""
         return {place: stream.left for place, stream in self._streams.items() if len(stream.left)}
 
     def put(self, part: str, number: int, left: NDArray[np.float32]) -> None:

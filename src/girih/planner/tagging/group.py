@@ -28,7 +28,7 @@ class Device(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecCost(Options):
-    """What one way to write tensors for the wire costs.
+    """The cost of one way to write tensors for the wire.
 
     Attributes:
         factor: bytes on the wire per byte of float32.
@@ -46,7 +46,7 @@ FLOAT32 = CodecCost(name="float32", factor=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCost(Options):
-    """What the codecs between trainers and group servers cost: those of activations, forward, and of their gradients, backward."""
+    """The costs of the codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
 
     activations: CodecCost = FLOAT32
     gradients: CodecCost = FLOAT32
