@@ -72,9 +72,7 @@ def main() -> None:
         "--all", action="store_true", help="all that is named, not only what tells something new"
     )
     parser.add_argument("--features", type=int, default=200)
-    parser.add_argument("--warmup", type=int, default=20, help="steps, whole windows")
-    parser.add_argument("--steps", type=int, default=20, help="of a window")
-    parser.add_argument("--windows", type=int, default=3)
+    fleet.add_windows(parser, windows=3)
     parser.add_argument("--rounds", type=int, default=1, help="runs of each case, by turns")
     arguments = parser.parse_args()
     rows = FILE_ROWS
@@ -156,9 +154,7 @@ def _run(case: Case, number: int, arguments: argparse.Namespace) -> Run:
         features=arguments.features,
         each=IDS_EACH,
     )
-    conditions = {"rate": rate} | {
-        option: getattr(arguments, option) for option in ("warmup", "steps", "windows")
-    }
+    conditions = {"rate": rate} | fleet.windows_of(vars(arguments))
     strategy = {**STRATEGIES[name], "trainers": TRAINERS}
     where = f"{arguments.features} features/{rate}/{batch}"
     return Run(f"{where}/{model}/{name}/{number}", config, strategy, conditions)
@@ -174,7 +170,7 @@ def _train(rate: str, runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]
             {
                 "config": run.config,
                 "strategy": run.strategy,
-                **{name: run.conditions[name] for name in ("warmup", "steps", "windows")},
+                **fleet.windows_of(run.conditions),
                 "more_steps": MORE_STEPS,
                 "links": [net.links[host] for host in hosts],
             }

@@ -7,6 +7,7 @@ Shapes: R rows of data, F = 26 categorical and 13 numeric features.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -34,14 +35,14 @@ from girih.comm.messages import answer
 from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.trainer import Trainer
 from girih.training.pricing import Calibrated
 
 FEATURES, NUMERIC = 26, 13
 FILLED_AT_ONCE = 1 << 19
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 TRIES, MOST_OTHERS = 3, 0.1
 TICKS_S = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
@@ -77,6 +78,20 @@ class Plan:
     @property
     def max_steps(self) -> int:
         return self.warmup + self.steps * self.windows
+
+
+def add_windows(
+    parser: argparse.ArgumentParser, *, warmup: int = 20, steps: int = 20, windows: int = 5
+) -> None:
+    """Options of the steps that a :class:`Plan` measures."""
+    parser.add_argument("--warmup", type=int, default=warmup, help="steps that do not count")
+    parser.add_argument("--steps", type=int, default=steps, help="of a window")
+    parser.add_argument("--windows", type=int, default=windows)
+
+
+def windows_of(options: Mapping[str, Any]) -> dict[str, int]:
+    """The options of :func:`add_windows` among others."""
+    return {name: options[name] for name in ("warmup", "steps", "windows")}
 
 
 def write_task(

@@ -86,9 +86,7 @@ def main() -> None:
     parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=20, help="steps that do not count")
-    parser.add_argument("--steps", type=int, default=20, help="of a window")
-    parser.add_argument("--windows", type=int, default=5)
+    fleet.add_windows(parser)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -187,7 +185,7 @@ class Bench:
         options = self.options
         task = {name: getattr(options, name) for name in ("cardinality", "dim")}
         task |= {"batch": arm.batch, "model": QUICK_MODEL if options.quick else MODEL}
-        conditions = {name: getattr(options, name) for name in ("rate", "warmup", "steps", "windows")}
+        conditions = fleet.windows_of(vars(options)) | {"rate": options.rate}
         run = Run("/".join((options.rate, *key, str(number))), task, arm.strategy, conditions)
         return self.kept.measure(run, lambda run: self._measured(run, arm))
 
@@ -209,9 +207,7 @@ class Bench:
                     fleet.override("model", task["model"]),
                     f"data.batch_size = {arm.batch * arm.trainers}",
                 ),
-                warmup=options.warmup,
-                steps=options.steps,
-                windows=options.windows,
+                **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),
                 links=tuple(hosts.links.values()),
             )

@@ -16,7 +16,7 @@ from girih.cluster.roles import RoleName
 from girih.comm.registry import find
 from girih.data import Dataset
 from girih.planner.plan import Plan
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.strategies.asynchronous import Asynchronous
 from girih.training.context import RunContext
 
@@ -31,14 +31,14 @@ class Mesh(Asynchronous):
     name: ClassVar[str] = "mesh"
 
     def _start_workers(
-        self, plan: Plan, context: RunContext, codec: Codec, servers: tuple[str, ...]
+        self, plan: Plan, context: RunContext, codec: BatchCodec, servers: tuple[str, ...]
     ) -> tuple[str, ...]:
         """The one that is this trainer's."""
         started = Asynchronous._start_workers(self, plan, context, codec, servers)
         return (started[context.ranks.rank],)
 
     def _start_loaders(
-        self, plan: Plan, context: RunContext, codec: Codec, workers: tuple[str, ...], data: Dataset
+        self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...], data: Dataset
     ) -> tuple[str, ...]:
         """Each reads every so-manieth file, in batches of one trainer."""
         processes, size = context.processes, context.ranks.size

@@ -57,9 +57,7 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4096, help="examples of a trainer")
     parser.add_argument("--lru-rows", type=int, default=5_000_000, help="max_rows of the table of 10¹² keys")
-    parser.add_argument("--warmup", type=int, default=10, help="steps that do not count")
-    parser.add_argument("--steps", type=int, default=10, help="of a window")
-    parser.add_argument("--windows", type=int, default=5)
+    fleet.add_windows(parser, warmup=10, steps=10)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -189,7 +187,7 @@ def _asked(
     """A run over a table of so many rows, with all that its result depends on."""
     task = {"batch": options.batch, "dim": options.dim, "rows": rows, "arena": arena}
     task |= {"space": rows, "bounded": None}
-    conditions = {key: getattr(options, key) for key in ("warmup", "steps", "windows")}
+    conditions: dict[str, Any] = fleet.windows_of(vars(options))
     task |= {key: value for key, value in others.items() if key in task}
     conditions |= {key: value for key, value in others.items() if key not in task}
     return Run(name, task, strategy, conditions)
@@ -236,9 +234,7 @@ def _measured(
                 f"data.batch_size = {options.batch * options.trainers}",
                 f'store.arena = "{task["arena"]}"',
             ),
-            warmup=times["warmup"],
-            steps=times["steps"],
-            windows=times["windows"],
+            **fleet.windows_of(times),
             fill=task["rows"],
             hosts=hosts or {},
         )

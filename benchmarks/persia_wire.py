@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=20, help="steps that do not count")
-    parser.add_argument("--steps", type=int, default=20, help="of a window")
-    parser.add_argument("--windows", type=int, default=5)
+    fleet.add_windows(parser)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -144,7 +142,7 @@ class Bench:
             return
         options = self.options
         task = {key: getattr(options, key) for key in ("batch", "bag", "cardinality", "dim")} | {"ids": ids}
-        conditions = {key: getattr(options, key) for key in ("warmup", "steps", "windows")} | {"rate": rate}
+        conditions = fleet.windows_of(vars(options)) | {"rate": rate}
         title = f"{ids}, bags of {options.bag}, dim {options.dim}/{rate}/{name}/{number}"
         run = Run(title, task, strategy, conditions)
         runs.append(self.kept.measure(run, self._measured))
@@ -163,9 +161,7 @@ class Bench:
             plan = fleet.Plan(
                 str(config),
                 (fleet.strategy_override(strategy), f"data.batch_size = {batch}"),
-                warmup=options.warmup,
-                steps=options.steps,
-                windows=options.windows,
+                **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),
                 links=tuple(hosts.links.values()),
             )

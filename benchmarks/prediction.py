@@ -78,9 +78,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--links", nargs="+", default=["200mbit", "1gbit", NO_LINK])
     parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
-    parser.add_argument("--warmup", type=int, default=20, help="steps that do not count")
-    parser.add_argument("--steps", type=int, default=20, help="of a window")
-    parser.add_argument("--windows", type=int, default=5)
+    fleet.add_windows(parser)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -157,7 +155,7 @@ def _row(
     file: Path,
     directory: Path,
 ) -> dict[str, Any]:
-    conditions = {key: getattr(options, key) for key in ("warmup", "steps", "windows", "cardinality")}
+    conditions = fleet.windows_of(vars(options)) | {"cardinality": options.cardinality}
     conditions |= {"link": link, "calibration": json.loads(file.read_text())}
     run = Run(
         f"{model}/{size}/{link}/{strategy}",
@@ -195,9 +193,7 @@ def _measured(run: Run, options: argparse.Namespace, file: Path, directory: Path
                 fleet.strategy_override(model).replace("strategy", "model", 1),
                 f"data.batch_size = {task['batch']}",
             ),
-            warmup=options.warmup,
-            steps=options.steps,
-            windows=options.windows,
+            **fleet.windows_of(vars(options)),
             hosts=network.apart(hosts),
             links=tuple(hosts.links.values()),
             calibration=str(known),

@@ -21,7 +21,7 @@ from girih.data import NormalizationStats, epoch
 from girih.errors import DataError, RemoteError
 from girih.models import needs_of
 from girih.sparse.options import StoreOptions
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import Verb
 from girih.sparse.spec import SparseSpec
 from girih.training.feeds import Loaded
@@ -37,7 +37,7 @@ SPEC = SparseSpec(
     store=StoreOptions(),
     seed=0,
 )
-PACKETS = Codec.of(SCHEMA, SPEC.needs)
+PACKETS = BatchCodec.of(SCHEMA, SPEC.needs)
 
 
 class Keeping:
@@ -195,7 +195,7 @@ def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_n
             answer(here.ask(1, 0, 6))
 
 
-class Slow(Codec):
+class Slow(BatchCodec):
     """Packs ids once it may."""
 
     begun, may = threading.Event(), threading.Event()

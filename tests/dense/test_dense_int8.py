@@ -15,7 +15,7 @@ import girih
 from girih.config.file import RunConfig
 from girih.data import Batch
 from girih.dense.accel import int8, onednn
-from girih.dense.accel.int8 import Int8Linear
+from girih.dense.accel.linear import LinearBy
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
@@ -87,7 +87,7 @@ def test_forward_is_the_quantized_layer_to_the_bit(
     x = (x.relu() if relu else x).reshape(*shape, inputs)
     w = views(outputs, inputs, kinds[1])
     b = torch.randn(2 * outputs)[::2] if bias else None
-    with pytest.MonkeyPatch.context() as patch, Int8Linear():
+    with pytest.MonkeyPatch.context() as patch, LinearBy(int8.linear):
         patch.setattr(int8, "_NUMBERS_OF_A_PART", 100)  # several parts, the last one shorter
         if floats:
             patch.setattr(int8, "_multiplies_integers", lambda: False)
@@ -111,7 +111,7 @@ def test_sums_of_integers_are_exact(way):
 def test_rounding_stays_within_its_bound():
     torch.manual_seed(0)
     x, layer = torch.randn(64, 200), nn.Linear(200, 50)
-    with Int8Linear(), torch.no_grad():
+    with LinearBy(int8.linear), torch.no_grad():
         got = layer(x)
     want = layer.double()(x.double())
     step = (x.max() - x.min()) / 255
@@ -143,7 +143,7 @@ def test_gradients_are_the_float32_layers(pays, monkeypatch):
     monkeypatch.setattr(onednn, "MIN_PRODUCTS", 1)
     torch.manual_seed(0)
     layer, x, g = nn.Linear(40, 30), torch.randn(2, 25, 40, requires_grad=True), torch.randn(2, 25, 30)
-    with Int8Linear():
+    with LinearBy(int8.linear):
         layer(x).backward(g)
     flat, g = x.detach().view(50, 40).double(), g.view(50, 30).double()
     for found, want in (
@@ -158,12 +158,12 @@ def test_only_wanted_gradients_and_those_of_gradients():
     torch.manual_seed(0)
     layer, x = nn.Linear(6, 4), torch.randn(3, 6)
     layer.weight.requires_grad_(False)
-    with Int8Linear():
+    with LinearBy(int8.linear):
         layer(x).sum().backward()
     assert layer.weight.grad is None
     assert torch.equal(layer.bias.grad, torch.full((4,), 3.0))
     x.requires_grad_()
-    with Int8Linear():
+    with LinearBy(int8.linear):
         (first,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
     torch.testing.assert_close(first, layer.weight.sum(0).expand(3, 6))
 
@@ -172,7 +172,7 @@ def test_only_wanted_gradients_and_those_of_gradients():
 def test_what_is_not_finite_comes_out_as_float32_has_it(bad):
     layer, x = nn.Linear(6, 4), torch.randn(3, 6)
     x[1, 2] = bad
-    with Int8Linear(), torch.no_grad():
+    with LinearBy(int8.linear), torch.no_grad():
         torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), equal_nan=True)
         layer.weight[2, 3] = bad
         assert not layer(torch.randn(3, 6))[:, 2].isfinite().any()
@@ -180,7 +180,7 @@ def test_what_is_not_finite_comes_out_as_float32_has_it(bad):
 
 def test_what_there_is_nothing_to_round_of_is_torchs_affair():
     layer = nn.Linear(4, 3)
-    with Int8Linear():
+    with LinearBy(int8.linear):
         assert layer(torch.empty(0, 4)).shape == (0, 3)
         assert nn.Linear(4, 3).double()(torch.randn(2, 4).double()).dtype == torch.float64
         with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):

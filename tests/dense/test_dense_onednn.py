@@ -19,7 +19,7 @@ import girih
 from girih import models
 from girih.data import Batch
 from girih.dense.accel import onednn
-from girih.dense.accel.onednn import OneDNNLinear
+from girih.dense.accel.linear import LinearBy
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings
@@ -93,7 +93,7 @@ def test_values_and_gradients_are_those_of_linear(shape, inputs, outputs, bias, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onednn, "MIN_PRODUCTS", 1)
-        with OneDNNLinear():
+        with LinearBy(onednn.linear):
             y, ours = results(F.linear, torch.float32)
     assert "_Linear" in str([y.grad_fn, *(fn for fn, _ in y.grad_fn.next_functions)])
     _, torchs = results(F.linear, torch.float32)
@@ -109,7 +109,7 @@ def test_values_and_gradients_are_those_of_linear(shape, inputs, outputs, bias, 
 
 def test_an_empty_batch_and_wrong_shapes_are_torchs_affair(any_size):
     layer = nn.Linear(4, 3)
-    with OneDNNLinear():
+    with LinearBy(onednn.linear):
         y = layer(torch.empty(0, 4, requires_grad=True))
         y.sum().backward()
         with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
@@ -120,7 +120,7 @@ def test_an_empty_batch_and_wrong_shapes_are_torchs_affair(any_size):
 
 def test_only_wanted_gradients_are_computed(any_size):
     def products(x, layer):
-        with Calls() as calls, OneDNNLinear():
+        with Calls() as calls, LinearBy(onednn.linear):
             layer(x).sum().backward()
         return calls.counts[ONEDNN]
 
@@ -140,7 +140,7 @@ def test_a_layer_used_twice_sums_its_gradients(any_size):
     ours = nn.Linear(5, 5)
     torchs = copy.deepcopy(ours)
     x = torch.randn(7, 5)
-    with OneDNNLinear():
+    with LinearBy(onednn.linear):
         ours(ours(x).relu_()).square().sum().backward()
     torchs(torchs(x).relu()).square().sum().backward()
     torch.testing.assert_close(ours.weight.grad, torchs.weight.grad)
@@ -151,7 +151,7 @@ def test_second_derivatives(any_size):
     torch.manual_seed(0)
     layer = nn.Linear(4, 3)
     found = []
-    for mode in (OneDNNLinear(), torch.enable_grad()):
+    for mode in (LinearBy(onednn.linear), torch.enable_grad()):
         x = torch.arange(8.0).view(2, 4).requires_grad_()
         with mode:
             (first,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
@@ -161,7 +161,7 @@ def test_second_derivatives(any_size):
 
 def test_without_gradients_nothing_is_kept(any_size):
     layer = nn.Linear(4, 3)
-    with OneDNNLinear(), torch.no_grad(), Calls() as calls:
+    with LinearBy(onednn.linear), torch.no_grad(), Calls() as calls:
         y = layer(torch.randn(2, 4))
     assert calls.counts[ONEDNN] == 1
     assert y.grad_fn is None
@@ -169,7 +169,7 @@ def test_without_gradients_nothing_is_kept(any_size):
 
 def test_other_numbers_and_transforms_are_left_to_torch(any_size):
     layer, x = nn.Linear(4, 3), torch.randn(2, 4)
-    with Calls() as calls, OneDNNLinear():
+    with Calls() as calls, LinearBy(onednn.linear):
         copy.deepcopy(layer).double()(x.double())
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
@@ -181,7 +181,7 @@ def test_other_numbers_and_transforms_are_left_to_torch(any_size):
 
 def test_small_products_are_left_to_torch():
     layer = nn.Linear(64, 64)
-    with Calls() as calls, OneDNNLinear():
+    with Calls() as calls, LinearBy(onednn.linear):
         layer(torch.randn(64, 64))
         assert calls.counts[ONEDNN] == 0
         layer(torch.randn(1024, 64))
@@ -217,7 +217,7 @@ def test_the_same_bits_each_time():
     def run():
         layer.zero_grad()
         x.grad = None
-        with OneDNNLinear():
+        with LinearBy(onednn.linear):
             y = layer(x)
         y.square().sum().backward()
         return [y, x.grad, layer.weight.grad, layer.bias.grad]

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from girih.planner.operators import Edge, Operator, OperatorGraph
-from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.utilization import exact_loads, least_loads
@@ -65,13 +65,13 @@ def random_graph(rng, num_operators, *, widest=512):
 def random_group(rng, num_servers):
     """Trainers and servers whose links are anything from no matter to all that matters."""
     device = Device(flops_per_s=1e9, bytes_per_s=float(10 ** rng.uniform(6, 9)))
-    codec = Codec(name="bfloat16", factor=0.5, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
-    return Group(
+    codec = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
+    return HierarchicalGroup(
         trainers=int(rng.integers(1, 5)),
         batch_size=128,
         trainer=device,
         servers=(device,) * num_servers,
-        wire=Wire(activations=codec, gradients=codec) if rng.random() < 0.5 else Wire(),
+        wire=WireCost(activations=codec, gradients=codec) if rng.random() < 0.5 else WireCost(),
         update_s_per_byte=float(rng.choice([0.0, 1e-10])),
         trainer_received_bytes=float(rng.choice([0.0, 1000.0])),
     )

@@ -11,7 +11,7 @@ from exact_taggings import busiest_s, by_enumeration, by_milp, random_graph, ran
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import refine
@@ -22,7 +22,7 @@ from girih.planner.tagging.utilization import exact_loads, examples_per_s, least
 from girih.planner.tagging.wires import choose_wire
 
 DEVICE = Device(flops_per_s=1e9, bytes_per_s=1e8)
-PAIR = Group(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
+PAIR = HierarchicalGroup(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
 
 
 def linear(name, inputs, outputs):
@@ -191,7 +191,7 @@ def test_another_rule_is_one_more_in_the_list():
 
 
 def test_refinement_spreads_a_tower_that_is_one_component():
-    group = Group(trainers=3, batch_size=128, trainer=DEVICE, servers=(DEVICE,) * 3)
+    group = HierarchicalGroup(trainers=3, batch_size=128, trainer=DEVICE, servers=(DEVICE,) * 3)
     rules, refined = tag(DLRM, group, how="rules"), tag(DLRM, group)
     assert refined.examples_per_s > 1.5 * rules.examples_per_s
     moved = {name for move in refined.moves for name in move.operators}
@@ -256,15 +256,15 @@ def test_loads_by_hand():
         [plain("x", 10, movable=False), linear("l", 10, 5), linear("m", 10, 3), plain("y", 8)],
         *["x>l", "x>m", "l>y", "m>y"],
     )
-    half = Codec(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
-    full = Codec(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
-    group = Group(
+    half = CodecCost(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
+    full = CodecCost(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
+    group = HierarchicalGroup(
         trainers=2,
         nets=3,
         batch_size=100,
         trainer=Device(flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5),
         servers=(Device(cores=2, flops_per_s=1e6, bytes_per_s=1e3, memory_bytes=1e5), DEVICE),
-        wire=Wire(activations=half, gradients=full),
+        wire=WireCost(activations=half, gradients=full),
         trainer_cpu_s=1e-3,
         trainer_sent_bytes=7.0,
         trainer_received_bytes=11.0,
@@ -340,7 +340,7 @@ def delivered(graph, tagging, num_servers):
 @pytest.mark.parametrize("seed", range(20))
 def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
     rng = np.random.default_rng(seed)
-    graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=Wire())
+    graph, group = random_graph(rng, 20), replace(random_group(rng, 3), wire=WireCost())
     index = Index(graph)
     ledger = Ledger(index, group, [0] * len(index.bundles))
     for _ in range(60):
@@ -420,6 +420,24 @@ def test_operators_of_one_module_are_on_one_server():
     assert tag(apart, PAIR).tagging["user"] != tag(apart, PAIR).tagging["item"]
 
 
+def test_a_tagging_that_is_given_is_kept_and_priced():
+    given = dict.fromkeys(tag(DLRM, PAIR).tagging, TRAINER) | {"bottom.0": "server 1", "top.0": "server 0"}
+    kept = tag(DLRM, PAIR, given=given)
+    assert kept.tagging == given
+    assert not kept.moves
+    assert kept.examples_per_s == examples_per_s(list(loads(DLRM, given, PAIR).values()))
+
+
+def test_a_tagging_that_tears_a_module_apart_is_refused():
+    shared = [replace(linear(name, 50, 50), module="tower") for name in ("user", "item")]
+    graph = graph_of([plain("x", 50, movable=False), *shared], "x>user", "x>item")
+    torn = {"x": TRAINER, "user": "server 0", "item": "server 1"}
+    with pytest.raises(
+        ConfigError, match="'user' on 'server 0' and 'item' on 'server 1'; expected operators of"
+    ):
+        tag(graph, PAIR, given=torn)
+
+
 def memory(size):
     """A group whose servers have so many bytes."""
     server = replace(DEVICE, memory_bytes=size)
@@ -491,8 +509,8 @@ def test_another_name_for_how_is_refused():
         tag(DLRM, PAIR, how="greedy")
 
 
-PLAIN = Codec(name="float32", factor=1.0)
-HALF = Codec(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
+PLAIN = CodecCost(name="float32", factor=1.0)
+HALF = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "expected"), [(1e5, "bfloat16"), (1e10, "float32")])
@@ -512,7 +530,7 @@ def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
     graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
     cpu_s = 6e4 / 1e9
     device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
-    free = Codec(name="bfloat16", factor=0.5)
+    free = CodecCost(name="bfloat16", factor=0.5)
     group = replace(PAIR, servers=(device,))
     chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
     assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 
 from girih.planner.operators import Edge, Operator, OperatorGraph
-from girih.planner.tagging.group import Device, Group
+from girih.planner.tagging.group import Device, HierarchicalGroup
 from girih.planner.tagging.tag import tag
 from girih.report.picture import BOX, HEIGHT, picture
 
@@ -34,7 +34,9 @@ def graph():
 
 def test_thirty_operators_on_three_devices():
     drawn, device = graph(), Device(flops_per_s=1e9, bytes_per_s=1e9)
-    tagged = tag(drawn, Group(trainers=2, batch_size=100, trainer=device, servers=(device, device)))
+    tagged = tag(
+        drawn, HierarchicalGroup(trainers=2, batch_size=100, trainer=device, servers=(device, device))
+    )
     root = ElementTree.fromstring(picture(drawn, tagged))
     lanes = {}
     for rect in root.findall(f"{SVG}rect")[1:]:

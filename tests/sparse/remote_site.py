@@ -16,7 +16,7 @@ from girih.models import needs_of
 from girih.runs.stats import Stats
 from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.options import StoreOptions
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.embedding_server import EmbeddingServer
 from girih.sparse.service.embedding_worker import EmbeddingWorker
 from girih.sparse.service.protocol import Verb
@@ -97,7 +97,7 @@ class Site:
     def __init__(
         self, stack, spec, num_servers=1, together=1, num_trainers=1, prefetch=False, staging=None, **packets
     ):
-        self.spec, self.packets = spec, Codec.of(spec.schema, spec.needs, **packets)
+        self.spec, self.packets = spec, BatchCodec.of(spec.schema, spec.needs, **packets)
         self.servers = tuple(
             stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
             for i in range(num_servers)

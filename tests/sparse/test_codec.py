@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from girih.data import Batch
 from girih.errors import WireError
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 
 
 def batch_of(lengths, num_examples, *, weighted, seed):
@@ -27,7 +27,7 @@ def test_ids_survive(num_examples, num_features, data, compress, weighted, seed)
     lengths = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
     pooled = tuple(data.draw(st.lists(st.booleans(), min_size=num_features, max_size=num_features)))
     batch = batch_of(lengths, num_examples, weighted=weighted, seed=seed)
-    packets = Codec(pooled, compress_ids=compress)
+    packets = BatchCodec(pooled, compress_ids=compress)
     again = packets.unpack_ids(packets.pack_ids(batch), num_examples)
     np.testing.assert_array_equal(again.offsets, batch.offsets)
     assert (again.weights is None) == (batch.weights is None) or not num_examples
@@ -69,21 +69,21 @@ IDS, BOUNDS = np.arange(3), np.array([0, 1, 2, 2, 3], np.int32)
 )
 def test_hostile_ids_are_refused(arrays):
     with pytest.raises(WireError):
-        Codec((True, False)).unpack_ids(arrays, 2)
+        BatchCodec((True, False)).unpack_ids(arrays, 2)
     with pytest.raises(WireError):
-        Codec((True, False), compress_ids=True).unpack_ids(arrays, 2)
+        BatchCodec((True, False), compress_ids=True).unpack_ids(arrays, 2)
 
 
 @pytest.mark.parametrize("num_examples", [-1, 0, 1, 2**40, -(2**63)])
 def test_hostile_counts_are_refused(num_examples):
     with pytest.raises(WireError):
-        Codec((True, False)).unpack_ids((IDS, BOUNDS), num_examples)
+        BatchCodec((True, False)).unpack_ids((IDS, BOUNDS), num_examples)
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_vectors_survive(half):
     rng = np.random.default_rng(0)
-    packets = Codec((True,), float16_embeddings=half, float16_gradients=half)
+    packets = BatchCodec((True,), float16_embeddings=half, float16_gradients=half)
     rows = [rng.normal(size=shape).astype(np.float32) for shape in ((5, 2, 4), (3, 4), (0, 4), (4, 0, 4))]
     for row, again in zip(rows, packets.unpack_embeddings(packets.pack_embeddings(rows)), strict=True):
         assert row.shape == again.shape

@@ -17,7 +17,7 @@ from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.remote import RemotePending
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.embedding_server import _Work
 from girih.sparse.service.protocol import Verb
 from girih.tables import LRU, MinCount
@@ -200,7 +200,11 @@ def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_
         before = here.peek(batch)
         spoils = (
             (ShardReader, "read", lambda found: (found[0], distort(found[1]))),  # server to worker
-            (Codec, "pack_gradients", lambda packed: [distort(each) for each in packed]),  # trainer to worker
+            (
+                BatchCodec,
+                "pack_gradients",
+                lambda packed: [distort(each) for each in packed],
+            ),  # trainer to worker
             (Bags, "scatter", lambda found: (distort(found[0]), found[1])),  # worker to server
         )
         for cls, name, spoiled in spoils:

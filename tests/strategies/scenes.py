@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 import numpy as np
@@ -260,6 +261,7 @@ def _play(directory, scene, ranks, change, act):
         overrides=[*scene.get("overrides", ()), *(f"strategy.{o}" for o in scene.get("options", ()))],
         strategy=scene.get("strategy", "local"),
     )
+    settings = replace(settings, plan=scene.get("plan"))
     datasets = {
         name: settings.dataset(name) for name in ("train", "valid", "test") if getattr(settings.data, name)
     }

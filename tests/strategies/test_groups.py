@@ -47,6 +47,18 @@ def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, t
     assert max(difference(directory / f"local-{config}", directory / scene["name"])) <= most
 
 
+def test_gradients_are_clipped_by_the_norm_of_all_parts(directory):
+    words = ["train.max_steps=6", "train.clip_norm=0.02"]
+    play(directory, {"name": "free", "overrides": words[:1]})
+    play(directory, {"name": "clipped", "overrides": words})
+    scene = {"strategy": "hierarchical", "overrides": words}
+    for name, split, most in (("whole", "false", 0), ("parts", "true", 2e-5)):
+        options = ["servers_per_group=2", f"split_fc={split}"]
+        play(directory, {**scene, "name": f"clipped-{name}", "options": options})
+        assert max(difference(directory / "clipped", directory / f"clipped-{name}")) <= most
+    assert max(difference(directory / "clipped", directory / "free")) > 0.01
+
+
 def test_checkpoints_know_no_splits(directory):
     """A run with layers in two parts goes on with three, and under ``local``; both come out where it does in one go."""
     grouped = {"strategy": "hierarchical", "options": ["servers_per_group=2", "split_fc=true"]}

@@ -64,6 +64,40 @@ def test_one_trainer_goes_on_bit_for_bit(directory, name):
     assert difference(directory / f"whole-{name}-1", directory / f"then-{name}-1") == (0, 0)
 
 
+GROUPED = ["servers_per_group=2", "split_fc=false", 'wire_dense_gradients="topk"']
+
+
+@pytest.fixture(scope="module")
+def grouped(directory):
+    """A group of one trainer with one net, with dropout on its servers, and gradients of which most are left for later."""
+    whole, first, then = scenes_of("grouped", "hierarchical", GROUPED)
+    for scene in (whole, first):
+        play(directory, scene)
+    return then
+
+
+def test_a_group_goes_on_bit_for_bit(directory, grouped):
+    play(directory, grouped)
+    assert difference(directory / "whole-grouped", directory / "then-grouped") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("local", {"strategy": "local", "options": []}),
+        ("one", {"options": ["servers_per_group=1", *GROUPED[1:]]}),
+        ("plain", {"options": GROUPED[:2]}),
+    ],
+)
+def test_what_a_group_had_beside_its_parameters_is_dropped_elsewhere(
+    directory, grouped, caplog, name, change
+):
+    assert play(directory, {**grouped, **change, "name": f"dropped-{name}"})["steps"] == 2 * STEPS
+    told = [each for each in caplog.messages if "what top-k has left out are dropped" in each]
+    assert len(told) == 1
+    assert "step-00000003" in told[0]
+
+
 @pytest.mark.parametrize("num_trainers", [2, pytest.param(3, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("name", CASES)
 def test_several_trainers_go_on_bit_for_bit(directory, played, name, num_trainers):

@@ -11,7 +11,7 @@ from girih.cluster.loader import Loader
 from girih.comm.endpoints import listen
 from girih.errors import ConfigError
 from girih.models import needs_of
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.testing.feed_suite import FeedSuite, dataset, feed_schema
 from girih.training.feeds import ExampleFeed, FeatureFeed, LoaderFeed
 
@@ -44,7 +44,7 @@ class TestLoader(FeedSuite):
 
     def make(self):
         schema = feed_schema()
-        codec = Codec.of(schema, needs_of(models.DNN(schema, hidden=(2,)), schema))
+        codec = BatchCodec.of(schema, needs_of(models.DNN(schema, hidden=(2,)), schema))
         worker = self.stack.enter_context(
             listen(lambda request: request.reply((1,)), address="shm://", secret=SECRET)
         )

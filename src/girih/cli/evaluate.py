@@ -13,7 +13,7 @@ from girih.cli.show import metrics_table, skipped
 from girih.cli.words import PATH
 from girih.config.file import RunConfig
 from girih.config.schedule import ScheduleOptions
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.errors import ConfigError, MissingFileError, RunDirectoryError
 from girih.runs.directory import read_summary
 from girih.strategies.local import Local
@@ -28,7 +28,7 @@ from girih.trainer import Trainer
 def evaluate(run: Path, paths: tuple[str, ...]) -> int:
     """Evaluate a run's final weights."""
     settings = open_config(run)
-    split: Split = "test" if settings.data.test is not None else "valid"
+    split: SplitName = "test" if settings.data.test is not None else "valid"
     if not paths and getattr(settings.data, split) is None:
         raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")
     data = settings.dataset(split, paths, shuffle=False)

@@ -53,15 +53,14 @@ def plan(
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     found: tuple[Offer, ...] = ()
     calibration = None if calibrated is None else Calibration.read(calibrated)
-    decided = settings.planned(calibration)
+    decided, net = settings.planned_net(calibration)
     if calibration is not None:
         marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
-        found = settings.offers(calibration)
+        found = settings.offers(calibration, net)
         (own,) = (offer for offer in found if offer.own)
         if own.prediction is not None:
             marked |= {"speed": {**own.prediction.to_dict(), "from": str(calibrated)}}
         decided = replace(decided, predicted={**decided.predicted, **marked})
-    net = settings.tagged(calibration)
     if picture is not None and net is None:
         raise ConfigError(
             f"--picture {picture}: all operators of {decided.strategy!r} run on trainers; expected strategy 'hierarchical' with"
@@ -87,9 +86,9 @@ def plan(
         _show_times(decided, calibration, calibrated)
         offers_table(found, str(calibrated))
     if net is not None:
-        tagged_table(*net)
+        tagged_table(net.graph, net.tagged)
         if picture is not None:
-            write_whole(picture, drawn(*net))
+            write_whole(picture, drawn(net.graph, net.tagged))
             click.echo(f"operators are drawn in {picture}", err=True)
     if "speeds" in measures_of(settings.strategy, settings.schedule) and "speeds" not in decided.measured:
         click.echo(

@@ -22,7 +22,7 @@ from girih.cluster.cluster import Cluster
 from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
 from girih.config.file import RunConfig
 from girih.data import Dataset
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.planner.plan import Plan
@@ -165,7 +165,7 @@ def _showing_warnings(progress: Progress) -> Iterator[None]:
 
 
 def _open_data(settings: RunConfig) -> dict[str, Dataset]:
-    splits: tuple[Split, ...] = ("train", "valid", "test")
+    splits: tuple[SplitName, ...] = ("train", "valid", "test")
     return {split: settings.dataset(split) for split in splits if getattr(settings.data, split) is not None}
 
 

@@ -30,7 +30,7 @@ from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
 from girih.data.shares import share_of
 from girih.runs.stats import Stats
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import Verb
 
 LOOK_BACK = 4
@@ -51,7 +51,7 @@ class Loader:
     """
 
     data: Dataset
-    codec: Codec
+    codec: BatchCodec
     index: int
     trainers: tuple[int, ...]
     num_trainers: int

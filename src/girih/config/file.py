@@ -19,16 +19,14 @@ from girih.comm.group import TrainerGroup
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
-from girih.data.options import Split
+from girih.data.options import SplitName
 from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
-from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan
-from girih.planner.tagging.tag import Tagged
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
 from girih.schema import Schema
@@ -41,6 +39,7 @@ from girih.trainer import Trainer
 from girih.training.comparing import Offer, offers
 from girih.training.dense_cost import host_bytes
 from girih.training.example import operators_of
+from girih.training.placing import PlacedNet, place_net
 from girih.training.planning import facts_of
 from girih.training.pricing import Calibrated, measured, threads_of
 from girih.training.specs import dense_spec, sparse_spec
@@ -176,7 +175,7 @@ class RunConfig:
         name = options.pop("name")
         return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
 
-    def dataset(self, split: Split, paths: Sequence[str] = (), **options: Any) -> Dataset:
+    def dataset(self, split: SplitName, paths: Sequence[str] = (), **options: Any) -> Dataset:
         """One split of the data, or other files read the same way (their paths start at the current directory)."""
         try:
             return open_dataset(
@@ -199,10 +198,17 @@ class RunConfig:
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
 
     def planned(self, calibration: Calibration | None = None) -> Plan:
-        """The plan of this configuration; rank 0's part of it is done here: the first batches are measured.
+        """The plan of this configuration; see :meth:`planned_net`."""
+        return self.planned_net(calibration)[0]
+
+    def planned_net(self, calibration: Calibration | None = None) -> tuple[Plan, PlacedNet | None]:
+        """The plan of this configuration, and where operators run; rank 0's part of it is done here: the first batches are measured.
 
         Args:
             calibration: by which times are predicted, and what is to be chosen by it.
+
+        Returns:
+            None for the second where all operators run on trainers.
         """
         model = self.model()
         sparse = self.sparse(model)
@@ -215,13 +221,24 @@ class RunConfig:
             if calibration is not None:
                 facts = replace(facts, links=calibration.links, calibration=calibration)
                 if "graph" in measures_of(self.strategy):
-                    facts = replace(facts, graph=operators_of(sparse, dense))
-            return self.strategy.plan(facts)
+                    facts = replace(facts, graph=operators_of(sparse, dense, self.strategy))
+            plan = self.strategy.plan(facts)
+            if not spreads_net(self.strategy):
+                return plan, None
+            if calibration is not None:
+                with threads_of(facts.num_trainers):
+                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
+            placed = place_net(plan, self.strategy, facts, sparse, dense)
+            return placed.plan, placed
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def offers(self, calibration: Calibration) -> tuple[Offer, ...]:
-        """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured."""
+    def offers(self, calibration: Calibration, placed: PlacedNet | None = None) -> tuple[Offer, ...]:
+        """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured.
+
+        Args:
+            placed: where operators run, as :meth:`planned_net` has found; else that is decided anew.
+        """
         model = self.model()
         sparse, data = self.sparse(model), self.dataset("train")
         dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
@@ -233,34 +250,14 @@ class RunConfig:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count):
                     known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
-            spread = spreads_net(strategy) and known[count].graph is None
-            if spread:
-                known[count] = replace(known[count], graph=operators_of(sparse, dense))
-            return replace(known[count], links=calibration.links)
+            facts = replace(known[count], links=calibration.links)
+            if strategy is self.strategy and placed is not None:
+                return replace(facts, graph=placed.facts.graph, tagging=placed.facts.tagging)
+            if spreads_net(strategy):
+                return replace(facts, graph=operators_of(sparse, dense, strategy))
+            return facts
 
         return offers(self.strategy, facts_for)
-
-    def tagged(self, calibration: Calibration | None) -> tuple[OperatorGraph, Tagged] | None:
-        """The operators of the model and where they run; None where all of them run on trainers.
-
-        Raises:
-            ConfigError: the net does not fit into the memory of the group.
-        """
-        own: Any = self.strategy
-        if not spreads_net(own):
-            return None
-        model = self.model()
-        sparse, data = self.sparse(model), self.dataset("train")
-        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
-        try:
-            facts = replace(facts_of(sparse, dense, own.trainers, self.schedule), batch_size=data.batch_size)
-            if calibration is not None:
-                with threads_of(own.trainers):
-                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
-            graph = operators_of(sparse, dense)
-            return graph, own.tagged(replace(facts, graph=graph))
-        except ConfigError as error:
-            raise ConfigError(f"{self.where}: {error}") from None
 
     def trainer(
         self,

@@ -15,7 +15,7 @@ from girih.data.paths import Paths, relative_to
 from girih.errors import ConfigError
 from girih.schema import Schema
 
-Split = Literal["train", "valid", "test"]
+SplitName = Literal["train", "valid", "test"]
 _OF_CSV = ("separator", "quote", "columns")
 
 
@@ -64,7 +64,7 @@ def open_dataset(
     options: DataOptions,
     schema: Schema,
     *,
-    split: Split = "train",
+    split: SplitName = "train",
     paths: Paths | None = None,
     base_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from girih.config.schedule import ScheduleOptions
 from girih.planner.calibration import Calibration, Links
-from girih.planner.operators import OperatorGraph
+from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.traffic import Speeds
 from girih.schema import Schema
 
@@ -162,7 +162,7 @@ class Facts:
         links: calibrated ones, to predict times with; no decision rests on them.
         calibration: of the machine, to predict a speed with.
         threads: that a trainer computes with.
-        graph: the model's operators, where group servers are to have some.
+        graph: the model's operators, where group servers are to have some. tagging: their devices, where a plan has decided that.
         tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
             several hosts.
     """
@@ -186,5 +186,6 @@ class Facts:
     calibration: Calibration | None = None
     threads: int = 1
     graph: OperatorGraph | None = None
+    tagging: Tagging | None = None
     tables: tuple[TableFacts, ...] = ()
     free_bytes: float | None = None

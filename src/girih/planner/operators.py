@@ -62,12 +62,16 @@ class Edge:
 class OperatorGraph:
     """Operators, each behind those that it reads from, and the tensors between them.
 
+    Attributes:
+        cut: layers of the model of which the operators have the parts.
+
     Raises:
         ConfigError: a name twice, an edge of an unknown operator, or one that goes backward.
     """
 
     operators: tuple[Operator, ...]
     edges: tuple[Edge, ...]
+    cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         order = {operator.name: number for number, operator in enumerate(self.operators)}

@@ -13,6 +13,19 @@ from girih.errors import ConfigError, MissingFileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTagging:
+    """The devices of a model's operators, where there are group servers (HT §3.2.1).
+
+    Attributes:
+        devices: operator → "trainer", or "server 0" and so on.
+        cut: fully connected layers whose parts are among the operators: see :func:`girih.dense.graph.split_fc`.
+    """
+
+    devices: Mapping[str, str]
+    cut: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The layout of a run.
 
@@ -25,6 +38,7 @@ class Plan:
         asked: ``[schedule]``, as it was given: what groups and schedule carry out.
         schedule, feed: how halves are joined, and how examples come, by ``name`` with options.
         wire: how what travels is encoded.
+        tagging: where the operators of the model run; None where all of them run on trainers, or it is not decided yet.
         seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
         predicted: what a step should send, by kind, and what was decided from it.
         measured: what the decisions rest on.
@@ -40,13 +54,17 @@ class Plan:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     feed: Mapping[str, Any] = field(default_factory=dict)
     wire: Mapping[str, Any] = field(default_factory=dict)
+    tagging: PlannedTagging | None = None
     seeds: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        told = {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        if self.tagging is not None:
+            told["tagging"]["cut"] = list(self.tagging.cut)
+        return told
 
     @classmethod
     def from_dict(cls, mapping: Any, where: str = "plan") -> Plan:
@@ -113,6 +131,18 @@ class Plan:
         """Whether both are for the same strategy with the same options, processes and ``[schedule]``."""
         one, another = (
             json.dumps([plan.strategy, plan.options, plan.roles, plan.asked], sort_keys=True)
+            for plan in (self, other)
+        )
+        return one == another
+
+    def spreads_as(self, other: Plan) -> bool:
+        """Whether the same group servers run the same operators for as many trainers, by the same codecs."""
+        one, another = (
+            (
+                plan.tagging,
+                [plan.roles.get(role) for role in ("trainer", "group-server")],
+                [plan.wire.get(kind) for kind in ("activations", "dense_gradients")],
+            )
             for plan in (self, other)
         )
         return one == another

@@ -1,4 +1,4 @@
-"""The dense half of ``hierarchical`` with group servers: the net is traced, tagged, cut, and its parts are started (HT §3.2)."""
+"""The dense half of ``hierarchical`` with group servers: the net is traced, cut by the plan, and its parts are started (HT §3.2)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from girih.cluster.roles import RoleName
-from girih.planner.facts import DenseCost, Facts
-from girih.planner.operators import OperatorGraph, Tagging
+from girih.errors import ConfigError
+from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.group import Known, group_of, known_of, timed
-from girih.planner.speed.group import tagged as planned_tags
+from girih.planner.speed.group import group_of, known_of, timed
 from girih.planner.tagging.wires import calibrated, choose_wire
 from girih.strategies.remote import address_of
 
@@ -39,11 +38,11 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
         dense_servers: where those listen that average the groups; none where there is one group.
 
     Raises:
-        ConfigError: an operator with parameters cannot be moved, or the optimizer or ``clip_norm`` cannot be had there.
+        ConfigError: an operator with parameters cannot be moved, the optimizer cannot be had there, or the plan has no tagging.
     """
     from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica
-    from girih.dense.service.group import Group as Servers
+    from girih.dense.service.group import GroupClient
     from girih.dense.service.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
@@ -56,7 +55,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     addresses = _start(plan, context, whole, partitioned, wire, dense_servers)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
-    servers = Servers(
+    servers = GroupClient(
         partitioned.parts,
         addresses[first : first + options["servers_per_group"]],
         secret=processes.secret,
@@ -70,34 +69,10 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     )
 
 
-def tagged(graph: OperatorGraph, plan: Plan, context: RunContext) -> Tagging:
-    """Decides where the operators of a net run, by the speeds of this machine, its free memory, and what the optimizer takes and keeps.
-
-    Raises:
-        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.
-    """
-    import torch
-
-    from girih.comm.group import TrainerGroup
-    from girih.training.dense_cost import free_bytes, with_update
-
-    options, free = plan.options, free_bytes(context.dense.device)
-    num_trainers = options["groups"] * options["trainers_per_group"]
-    num_processes = num_trainers + options["groups"] * options["servers_per_group"]
-    known = Known(
-        batch_size=max(1, (context.batch_size or 1) // num_trainers),
-        threads=torch.get_num_threads(),
-        calibration=context.calibration,
-        dense=context.dense_cost or with_update(DenseCost(0.0, free), context.dense, TrainerGroup()),
-        memory_bytes=free / num_processes,
-    )
-    return planned_tags(graph, options, known).tagging
-
-
 def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """The codecs between trainers and group servers, for ``Plan.wire``, and why where they were chosen.
 
-    They are chosen for the net with whole layers, by calibrated codecs, links and cores, all processes on one machine.
+    They are chosen by calibrated codecs, links and cores, all processes on one machine.
     """
     asked = {"activations": options["wire_activations"], "dense_gradients": options["wire_dense_gradients"]}
     if "auto" not in asked.values():
@@ -118,18 +93,18 @@ def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, st
 
 
 def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
-    """The net by devices; refinement is bounded in time, so that one trainer tags for all."""
+    """The net by devices, as the plan says."""
     import torch
 
-    from girih.dense.graph import partition, split_as, trace
+    from girih.dense.graph import partition, split_fc, trace
     from girih.training.example import example_of
 
-    asked, num_servers = plan.options["split_fc"], plan.options["servers_per_group"]
+    if plan.tagging is None:
+        raise ConfigError("plan: no tagging, which group servers need; plan again with girih plan")
     with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
         traced = trace(whole.module, *example_of(context.sparse))
-        traced = split_as(asked, traced, num_servers, type(whole.optimizer).__name__)
-    tagging = dict(tagged(traced.graph, plan, context)) if context.ranks.first else None
-    return partition(traced, context.ranks.broadcast(tagging))
+        traced = split_fc(traced, plan.options["servers_per_group"], plan.tagging.cut)
+    return partition(traced, plan.tagging.devices)
 
 
 def _start(

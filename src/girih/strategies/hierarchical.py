@@ -10,7 +10,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -31,6 +31,7 @@ from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Processes, Strategy
 
 if TYPE_CHECKING:
+    from girih.dense.graph import TracedNet
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.service.dense_server import DenseServer
     from girih.training.context import RunContext
@@ -178,22 +179,44 @@ class Hierarchical(RemoteStrategy):
         net = spread(facts.graph, self.tagged(facts), options, known_of(facts, options))
         return served.grouped(basis, service, net, nets=self.nets, **averaging)
 
-    def tagged(self, facts: Facts) -> Tagged:
-        """Decides where the operators of the model run, which ``facts.graph`` must have.
+    def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:
+        """The net that group servers run: with fully connected layers in parts.
+
+        Args:
+            optimizer: the name of the dense optimizer's class.
+            cut: the layers; None takes those of ``split_fc``.
 
         Raises:
-            ConfigError: the net does not fit into the memory of the group.
+            ConfigError: one of them is no fully connected layer.
+        """
+        from girih.dense.graph import split_as, split_fc
+
+        if cut is not None:
+            return split_fc(traced, self.servers_per_group, cut)
+        return split_as(self.split_fc, traced, self.servers_per_group, optimizer)
+
+    def tagged(self, facts: Facts, wire: Mapping[str, Any] | None = None) -> Tagged:
+        """Decides where the operators of the model run, which ``facts.graph`` must have; ``facts.tagging``, where there is one, holds.
+
+        Args:
+            wire: the codecs of a plan; those of the options where None.
+
+        Raises:
+            ConfigError: the net does not fit into the memory of the group, or the tagging that is to hold does not fit the net.
         """
         if facts.graph is None:
             raise ConfigError(
                 "strategy: hierarchical: the model's operators are not known; trace the model first"
             )
         options = asdict(self)
-        return tagged(facts.graph, options, known_of(facts, options))
+        if wire is not None:
+            options |= {f"wire_{kind}": wire[kind] for kind in ("activations", "dense_gradients")}
+        return tagged(facts.graph, options, known_of(facts, options), facts.tagging)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
         from girih.comm.peers import connect_all
+        from girih.dense.halves.grouped import GroupedReplica
         from girih.dense.halves.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
@@ -211,7 +234,10 @@ class Hierarchical(RemoteStrategy):
                 servers=connect_all(DENSE, addresses, secret=processes.secret, registry=processes.registry),
                 average_every_steps=self.average_every_steps,
             )
-        return replace(self.session(plan, context, dense, Concurrent(nets)), leave=dense.leave)
+        session = self.session(plan, context, dense, Concurrent(nets))
+        return replace(
+            session, leave=dense.leave, beside=dense if isinstance(dense, GroupedReplica) else None
+        )
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}

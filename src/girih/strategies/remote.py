@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from girih.data import Dataset
     from girih.dense.half import DenseHalf
-    from girih.sparse.service.codec import Codec
+    from girih.sparse.service.codec import BatchCodec
     from girih.sparse.spec import SparseSpec
     from girih.training.context import RunContext
     from girih.training.schedules import Schedule
@@ -146,12 +146,12 @@ class RemoteStrategy(StrategyOptions):
         """Starts servers and workers; the session has the way to them, a dense half and a schedule."""
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
-        from girih.sparse.service.codec import Codec
+        from girih.sparse.service.codec import BatchCodec
         from girih.training.feeds import LoaderFeed
         from girih.training.session import Session
 
         processes = context.processes
-        codec = Codec.of(
+        codec = BatchCodec.of(
             context.sparse.schema,
             context.sparse.needs,
             compress_ids=plan.wire["compress_ids"],
@@ -210,7 +210,7 @@ class RemoteStrategy(StrategyOptions):
         return self._start(plan, context, SERVER, count, server)
 
     def _start_workers(
-        self, plan: Plan, context: RunContext, codec: Codec, servers: tuple[str, ...]
+        self, plan: Plan, context: RunContext, codec: BatchCodec, servers: tuple[str, ...]
     ) -> tuple[str, ...]:
         from girih.sparse.service.embedding_worker import EmbeddingWorker
 
@@ -228,7 +228,7 @@ class RemoteStrategy(StrategyOptions):
         return self._start(plan, context, WORKER, plan.roles[WORKER], worker)
 
     def _start_loaders(
-        self, plan: Plan, context: RunContext, codec: Codec, workers: tuple[str, ...], data: Dataset
+        self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...], data: Dataset
     ) -> tuple[str, ...]:
         from girih.cluster.loader import Loader
 

@@ -97,7 +97,11 @@ def price(strategy: Strategy, facts: Facts) -> Prediction | None:
 
 
 def spreads_net(strategy: Strategy) -> bool:
-    """Whether operators of the model run in other processes than trainers, so that its graph is a fact; its attribute ``spreads_net``."""
+    """Whether operators of the model run in other processes than trainers; its attribute ``spreads_net``.
+
+    Such a strategy has two methods more: ``rewritten(traced, optimizer, cut)``, the net that is spread, and ``tagged(facts, wire)``,
+    where its operators run; see :class:`girih.strategies.hierarchical.Hierarchical`. What they say is in the plan that is built from.
+    """
     return bool(getattr(strategy, "spreads_net", False))
 
 

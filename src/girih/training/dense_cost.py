@@ -17,7 +17,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.data.batch import Batch
 from girih.data.shares import cut
-from girih.dense.accel.int8 import Int8Linear
+from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.halves.replica import made_by, to_device
 from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
@@ -148,9 +148,7 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
 
 
 def _arithmetic(dense: DenseSpec) -> AbstractContextManager[object]:
-    if dense.forward == "int8":
-        return Int8Linear()
-    return torch.autocast(dense.device.type, torch.bfloat16, enabled=dense.precision == "bfloat16")
+    return arithmetic(dense.device, precision=dense.precision, forward=dense.forward)
 
 
 def _now(device: torch.device) -> float:

@@ -20,7 +20,7 @@ from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import row_bytes
 from girih.store.rows.record import row_layout
-from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone
+from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone, spreads_net
 from girih.training.dense_cost import host_bytes, measure_dense_cost
 
 
@@ -116,6 +116,10 @@ def decide(
                 f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
             )
         pinned.check_like(draft)
+        if pinned.tagging is not None and not spreads_net(strategy):
+            raise ConfigError(
+                f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
+            )
         sparse.following(pinned).groups()  # which refuses what is no packing
         return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):

@@ -18,9 +18,8 @@ from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
-from girih.strategies.strategy import Strategy, price, spreads_net
+from girih.strategies.strategy import Strategy, price
 from girih.training.dense_cost import measure_dense_cost, with_update
-from girih.training.example import operators_of
 
 MOST_EXAMPLES = 4096
 """The pass that is measured has no more; a line goes on to larger shares."""
@@ -48,8 +47,6 @@ def priced(
     strategy: Strategy,
     facts: Facts,
     file: str,
-    sparse: SparseSpec,
-    dense: DenseSpec,
     ranks: TrainerGroup,
 ) -> Plan:
     """The plan with the speed that is predicted for it, in ``predicted.speed``; as it was where none is.
@@ -57,12 +54,11 @@ def priced(
     Called by all trainers together.
 
     Args:
-        facts: those of :func:`measured`. file: where the calibration is from.
+        facts: those of :func:`measured`, on the first trainer with what :func:`girih.training.placing.place_net` adds.
+        file: where the calibration is from.
     """
     found = None
     if ranks.first:
-        if spreads_net(strategy):
-            facts = replace(facts, graph=operators_of(sparse, dense))
         prediction = price(strategy, facts)
         found = None if prediction is None else {**prediction.to_dict(), "from": file}
     speed = ranks.broadcast(found)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 
 
-def gather(ranks: TrainerGroup, device: torch.device) -> list[dict[str, Any]]:
-    """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others."""
+def gather(
+    ranks: TrainerGroup, device: torch.device, beside: Mapping[str, Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
+
+    Args:
+        beside: this trainer's, see :class:`girih.training.session.Rest`.
+    """
     own = {"cpu": torch.get_rng_state().numpy()}
+    own |= {name: tensor.numpy() for name, tensor in (beside or {}).items()}
     if device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(device).numpy()
     gathered = ranks.gather_arrays(own) or [own]
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
+
+
+def beside(states: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
+    """Returns what :func:`gather` was given beside by the trainer that had a rank."""
+    return {} if rank >= len(states) else {name: value for name, value in states[rank].items() if "/" in name}
 
 
 def check(states: Sequence[dict[str, Any]]) -> None:

@@ -33,12 +33,13 @@ from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
-from girih.strategies.strategy import Strategy, note_on_rows
+from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
+from girih.training.placing import place_net
 from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
 from girih.training.session import Session
@@ -123,23 +124,19 @@ class TrainingRun:
                 earlier=earlier,
                 pinned=pinned,
             )
-            cost = None
-            if self.calibrated is not None and train is not None and self.facts.device == "cpu":
-                halves = self.context.dense, self.ranks
-                facts = measured(self.facts, self.calibrated.calibration, train, sparse, *halves)
-                plan = priced(plan, self.strategy, facts, self.calibrated.file, sparse, *halves)
-                cost = facts.dense_cost
+            facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
+            calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
+            if calibrated is not None and train is not None:
+                facts = measured(facts, calibrated.calibration, train, sparse, self.context.dense, self.ranks)
+            if spreads_net(self.strategy):
+                plan, facts = self._placed(plan, facts, held=pinned is not None)
+            if calibrated is not None:
+                plan = priced(plan, self.strategy, facts, calibrated.file, self.ranks)
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
             if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
                 self._compile(ahead.packing_tensors())
-            self.context = replace(
-                self.context,
-                sparse=sparse.following(plan),
-                batch_size=None if train is None else train.batch_size,
-                calibration=None if self.calibrated is None else self.calibrated.calibration,
-                dense_cost=cost,
-            )
+            self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.say(note)
@@ -155,6 +152,28 @@ class TrainingRun:
             torch.manual_seed(self.options.seed + self.ranks.rank)
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
+
+    def _placed(self, plan: Plan, facts: Facts, *, held: bool) -> tuple[Plan, Facts]:
+        """The plan with a tagging, on all trainers; rank 0's facts say it too.
+
+        Args:
+            held: whether the user gave the plan; what an earlier run had is dropped where it does not fit.
+        """
+        if self.ranks.first:
+            halves = self.context.sparse, self.context.dense
+            try:
+                placed = place_net(plan, self.strategy, facts, *halves)
+            except ConfigError as error:
+                if plan.tagging is None:
+                    raise
+                if held:
+                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
+                self.notes.say(
+                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
+                )
+                placed = place_net(replace(plan, tagging=None), self.strategy, facts, *halves)
+            plan, facts = placed.plan, placed.facts
+        return Plan.from_dict(self.ranks.broadcast(plan.to_dict())), facts
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position has no meaning."""
@@ -317,8 +336,21 @@ class TrainingRun:
                 were_alike=were_alike.get("dropout") == "alike",
                 device=self.context.dense.device,
             )
+        self._put_rest(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
+
+    def _put_rest(self, loaded: Loaded) -> None:
+        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
+        plan, session = self.opened()
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
+        if session.beside is not None and earlier is not None and plan.spreads_as(earlier):
+            session.beside.put_rest(random_state.beside(loaded.random, self.ranks.rank))
+        elif any(random_state.beside(loaded.random, rank) for rank in range(len(loaded.random))):
+            self.notes.say(
+                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
+                f" {loaded.place.name}: dropout draws other masks than it would have"
+            )
 
     def content(self) -> Content:
         """The content of a checkpoint made now."""
@@ -337,7 +369,11 @@ class TrainingRun:
             sparse=session.sparse,
             dense=session.dense,
             plan=plan.to_dict(),
-            random=random_state.gather(self.ranks, self.context.dense.device),
+            random=random_state.gather(
+                self.ranks,
+                self.context.dense.device,
+                None if session.beside is None else session.beside.rest(),
+            ),
         )
 
     def known_normalization(self) -> NormalizationStats:

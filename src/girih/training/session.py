@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from girih.dense.half import DenseHalf
 from girih.sparse.half import SparseHalf
 from girih.training.feeds import Feed
 from girih.training.schedules import Schedule
+
+
+class Rest(Protocol):
+    """State beside rows, parameters and this process's random state: without it a run goes on, but otherwise."""
+
+    def rest(self) -> dict[str, Tensor]:
+        """By names with a slash; asked between two steps."""
+
+    def put_rest(self, rest: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`rest`, where the net is spread as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +32,7 @@ class Session:
     Attributes:
         optimizer: the one whose learning rate a schedule moves; None where the dense half has none.
         leave: called by a trainer before it waits for others, when it makes no step before the next ``sync``.
+        beside: None where there is nothing of that kind.
     """
 
     sparse: SparseHalf
@@ -28,6 +41,7 @@ class Session:
     feed: Feed
     optimizer: torch.optim.Optimizer | None = None
     leave: Callable[[], None] = lambda: None
+    beside: Rest | None = None
 
     def sync(self) -> None:
         """Returns when what this trainer sent is applied; called by all trainers together."""

@@ -9,7 +9,7 @@ from torch import nn
 from dense.graph.graph_cases import assert_close, partitioned, step, tagging_of, traced
 from dense.graph.test_tracing import NOTHING, NUMERIC
 from girih.dense.graph import fc_layers, partition, split_as, split_fc, trace
-from girih.dense.service.splits import Splits
+from girih.dense.service.cut_parameters import CutParameters
 from girih.errors import ConfigError
 from girih.models import BY_NAME
 
@@ -28,7 +28,9 @@ def joined(split, tensors):
     """Tensors of a split net's parameters as the model's."""
     return {
         name: each
-        for name, _, each in Splits(split.splits).joined((name, None, t) for name, t in tensors.items())
+        for name, _, each in CutParameters(split.splits).joined(
+            (name, None, t) for name, t in tensors.items()
+        )
     }
 
 
@@ -111,7 +113,7 @@ def test_parameters_come_and_go():
     found = joined(split, {name: each.detach() for name, each in own.items()})
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[name], whole[name]) for name in whole)
-    cut = Splits(split.splits).cut((name, None, each) for name, each in found.items())
+    cut = CutParameters(split.splits).cut((name, None, each) for name, each in found.items())
     assert len(cut) == len(own)
     assert all(torch.equal(each, own[name]) for name, _, each in cut)
     pointers = {each.data_ptr() for name, each in own.items() if "part" in name}

@@ -1,6 +1,7 @@
 """A small net cut by hand, its group servers as processes or threads, and trainers' halves."""
 
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from companions import Companion
 from girih.dense.graph import Part
 from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
-from girih.dense.service.group import Group
+from girih.dense.service.group import GroupClient
 from girih.dense.service.group_server import GroupServer
 from girih.dense.service.wire import PLAIN
 from girih.dense.spec import DenseSpec
@@ -47,6 +48,29 @@ class Net(nn.Module):
         one, two = self.bottom(numeric), self.wide(embeddings.concatenated())
         logits = self.deep(torch.cat([one * two, two], dim=1))
         return logits + embeddings.first_order_weights().sum(dim=1, keepdim=True)
+
+
+class Waiting(nn.Module):
+    """Hands on what it is given, late."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
+
+
+class Dropping(Net):
+    """Its first two towers drop out, one of them late."""
+
+    def __init__(self, late=None):
+        super().__init__(nn.Identity)
+        for name in ("bottom", "wide"):
+            layer, *rest = getattr(self, name)
+            parts = layer, Waiting(0.05 if name == late else 0.0), nn.Dropout(0.5), *rest
+            setattr(self, name, nn.Sequential(*parts))
 
 
 class OnTrainer(nn.Module):
@@ -124,7 +148,7 @@ class InThread:
 class Ranks:
     """One trainer of several in this process, none of which waits for another."""
 
-    first = True
+    first, size = True, 1
 
     def barrier(self):
         pass
@@ -183,7 +207,7 @@ class Site:
         spec = self.spec(**options)
         whole = Replica(spec)
         cut = Cut(whole.module, len(self.servers))
-        group = Group(
+        group = GroupClient(
             cut.parts,
             [each.address for each in self.servers],
             secret=SECRET,

@@ -16,9 +16,9 @@ from torch import nn
 from girih.dense.halves.grouped import GroupedReplica, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
+from girih.dense.service.cut_parameters import CutParameters
 from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.splits import Splits
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RemoteError, WireTimeout
 from girih.testing.dense_suite import DenseHalfSuite, case
@@ -103,6 +103,26 @@ class TestEquality:
             half.sync()
             assert torch.equal(half.module.deep[0].weight, plain.module.deep[0].weight)
             assert half.stats()["staleness_max"] == 0
+
+    @pytest.mark.parametrize("num_servers", [1, 3])
+    def test_gradients_are_clipped_as_in_a_replica(self, num_servers):
+        clipped = {"clip_norm": 0.05}
+        with site(num_servers, optimizer=sgd) as group:
+            half, free = group.trainer(**clipped), Replica(group.spec())
+            plain = Replica(group.spec(**clipped))
+            for number in range(5):
+                one = case(number)
+                assert step(half, one)[0] == step(plain, one)[0]
+                step(free, one)
+            assert_same(half.state(), plain.state())
+            assert not torch.equal(free.module.deep[0].weight, plain.module.deep[0].weight)
+
+    def test_a_norm_within_the_bound_changes_nothing(self):
+        with site(2, optimizer=sgd) as group:
+            half, plain = group.trainer(clip_norm=1e3), Replica(group.spec())
+            for each in (half, plain):
+                step(each, case(0))
+            assert_same(half.state(), plain.state())
 
     def test_micro_batches_add_up_as_in_a_replica(self):
         with site(2, optimizer=adam) as group:
@@ -239,10 +259,10 @@ class TestSeveralNets:
     def test_a_write_that_is_under_way_when_a_net_reads_counts(self, monkeypatch):
         writing, go_on, move = threading.Event(), threading.Event(), LiveParts.move
 
-        def slow(self, net, options):
+        def slow(self, *arguments):
             writing.set()
             assert go_on.wait(20)
-            move(self, net, options)
+            move(self, *arguments)
 
         with site(1, kind=InThread) as group:
             half, one = group.trainer(), case(0)
@@ -351,8 +371,6 @@ class TestRefusals:
             spec, group.kept = group.spec(), group.trainer()
             with pytest.raises(ConfigError, match=r"operator 'gate' has a parameter, 'gate\.weight'"):
                 GroupedReplica(Replica(spec), spec, Kept(Net(), 1), group.kept._group, None)
-            with pytest.raises(ConfigError, match=r"clip_norm = 1.0: .*servers_per_group = 0"):
-                group.trainer(clip_norm=1.0)
 
 
 def test_options_that_a_schedule_adds_do_not_travel():
@@ -369,7 +387,7 @@ def test_what_is_cut_is_joined_again():
     class Cut:
         parameter, dim, parts, sizes = "deep.weight", 1, ("deep.left", "deep.right"), (2, 3)
 
-    splits = Splits([Cut])
+    splits = CutParameters([Cut])
     whole = [
         ("deep.weight", None, torch.arange(10.0).view(2, 5)),
         ("deep.bias", None, torch.ones(2)),

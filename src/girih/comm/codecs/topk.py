@@ -76,11 +76,14 @@ class ErrorFeedback:
     as of micro-batches, build on each other.
 
     A shorter message, as that of an epoch's last batch, takes part with the first of the numbers; the rest of them wait.
+
+    Args:
+        left: see :attr:`left`, of a stream that goes on.
     """
 
-    def __init__(self, codec: TopK) -> None:
+    def __init__(self, codec: TopK, left: NDArray[np.float32] | None = None) -> None:
         self.codec = codec
-        self._left = np.zeros(0, np.float32)
+        self._left = np.zeros(0, np.float32) if left is None else left
         self._of_step: NDArray[np.float32] | None = None
 
     @property

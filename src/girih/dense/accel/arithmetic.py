@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from girih.dense.accel import int8, onednn
+from girih.dense.accel.linear import LinearBy
 
 
 def arithmetic(device: torch.device, *, precision: str, forward: str) -> AbstractContextManager[object]:
@@ -18,7 +19,7 @@ def arithmetic(device: torch.device, *, precision: str, forward: str) -> Abstrac
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     if forward == "int8":
-        return int8.Int8Linear()
+        return LinearBy(int8.linear)
     if device.type == "cpu" and onednn.pays():
-        return onednn.OneDNNLinear()
+        return LinearBy(onednn.linear)
     return nullcontext()

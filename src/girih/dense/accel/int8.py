@@ -1,4 +1,4 @@
-"""Linear layers whose forward pass is 8-bit, put on a model from outside (HT §5.1's Model-B).
+"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.linear.LinearBy` (HT §5.1's Model-B).
 
 Activations and weights are rounded to 8 bits, each time anew, and multiplied as integers. The backward pass is the
 float32 layer's: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
@@ -10,14 +10,12 @@ Shapes: B examples (all dimensions before the last), I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from girih.dense.accel import onednn
 
@@ -25,24 +23,6 @@ LEAST_STEP = 2.0**-100
 """Numbers so small that their steps would be smaller are 0."""
 _NUMBERS_OF_A_PART = 1 << 17  # for each thread
 _MOST_EXACT = 1024  # inputs whose products, 7 and 8 bits, float32 adds up exactly
-
-
-class Int8Linear(TorchFunctionMode):
-    """While entered, ``torch.nn.functional.linear`` computes its forward pass with 8-bit integers.
-
-    It reaches what :class:`girih.dense.accel.onednn.OneDNNLinear` reaches, layers of every size, in this thread.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is F.linear and not types:
-            return linear(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

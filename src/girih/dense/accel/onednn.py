@@ -1,4 +1,4 @@
-"""Float32 linear layers through oneDNN, put on a model from outside.
+"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.linear.LinearBy`: only the order of summation differs.
 
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 alone on processors that are not Intel's:
 there oneDNN, which PyTorch carries along for bfloat16, takes half the time
@@ -10,7 +10,7 @@ Shapes: B examples (all dimensions before the last), I inputs, O outputs.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
-
-
-class OneDNNLinear(TorchFunctionMode):
-    """While entered, ``torch.nn.functional.linear`` takes oneDNN's way where that serves, else its own.
-
-    A mode reaches every model as it is: its modules, their types and state dicts stay what they were, and
-    nothing changes for other threads or outside of the ``with``. Only the order of summation differs.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is F.linear and not types:
-            return linear(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def pays() -> bool:
@@ -48,7 +28,7 @@ def pays() -> bool:
 
 
 def available() -> bool:
-    """Whether this machine and this PyTorch have what :class:`OneDNNLinear` needs."""
+    """Whether this machine and this PyTorch have what :func:`linear` needs."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -66,7 +46,7 @@ def _vendor() -> str:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear``: [..., I], [O, I] and [O] to [..., O]."""
+    """``torch.nn.functional.linear`` through oneDNN, or torch's own where that serves better: [..., I], [O, I] and [O] to [..., O]."""
     if not _serves(input, weight, bias):
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
 from girih.dense.graph.splitting import fc_layers, split_as, split_fc
-from girih.dense.graph.traced import Split, TracedNet
+from girih.dense.graph.traced import CutParameter, TracedNet
 from girih.dense.graph.tracing import trace
 
 __all__ = [
+    "CutParameter",
     "Exchange",
     "Part",
     "Partitioned",
-    "Split",
     "TracedNet",
     "fc_layers",
     "partition",

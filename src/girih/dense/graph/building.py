@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from girih.dense.graph.batches import read
 from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
 from girih.dense.graph.comparing import check_alike, flags_of, live, word_of
-from girih.dense.graph.net import CONSTANTS
+from girih.dense.graph.runnable import CONSTANTS
 from girih.dense.graph.structures import leaves, mapped
 
 LEFT = "_left_for_loss"

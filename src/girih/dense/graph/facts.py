@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.dense.graph.batches import apart, read
 from girih.dense.graph.building import OUTPUT
-from girih.dense.graph.net import Net, is_importable
+from girih.dense.graph.runnable import RunnableGraph, is_importable
 from girih.dense.graph.structures import leaves
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import Edge, Operator, OperatorGraph
@@ -21,7 +21,7 @@ FORWARD_AND_BACKWARD = 3
 """A product is taken three times: for the output, for the gradient of one factor and for that of the other."""
 
 
-def operator_graph(net: Net, example: tuple[Tensor, Embeddings]) -> OperatorGraph:
+def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> OperatorGraph:
     """The operators of a net and the tensors between them, per example of a batch.
 
     Matrix products are counted as ``torch.utils.flop_counter`` does, three times for forward and backward; an operator
@@ -70,7 +70,7 @@ def name_of(node: fx.Node) -> str | None:
     return OUTPUT if node.op == "output" else node.meta.get("operator")
 
 
-def is_movable(net: Net, node: fx.Node) -> bool:
+def is_movable(net: RunnableGraph, node: fx.Node) -> bool:
     """Whether an operator can be run elsewhere than on a trainer."""
     if node.op in ("placeholder", "output") or node.meta.get("stays"):
         return False
@@ -96,7 +96,7 @@ def free_nodes(graph: fx.Graph) -> set[fx.Node]:
     return free
 
 
-def parameters_at(net: Net, node: fx.Node) -> Iterator[nn.Parameter]:
+def parameters_at(net: RunnableGraph, node: fx.Node) -> Iterator[nn.Parameter]:
     """Parameters that a node itself names."""
     if node.op == "call_module":
         yield from net.get_submodule(str(node.target)).parameters()
@@ -107,7 +107,7 @@ def parameters_at(net: Net, node: fx.Node) -> Iterator[nn.Parameter]:
                 yield value
 
 
-def owners_of(net: Net) -> dict[fx.Node, str]:
+def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
     """Operator → the module whose parameters it uses, itself or by way of what follows from them alone.
 
     Modules of which one operator uses parameters together count as one, as do those that share a parameter.
@@ -139,7 +139,7 @@ def owners_of(net: Net) -> dict[fx.Node, str]:
 class _Measured(fx.Interpreter):
     """Runs a net and notes operations and bytes of each node."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: RunnableGraph) -> None:
         super().__init__(net)
         self.flops: dict[str, float] = {}
         self.num_bytes: dict[str, int] = {}
@@ -183,7 +183,7 @@ def _read(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
             yield name, value
 
 
-def _kind(net: Net, node: fx.Node) -> str:
+def _kind(net: RunnableGraph, node: fx.Node) -> str:
     if node.op == "call_module":
         return type(net.get_submodule(str(node.target))).__name__
     if node.op in ("placeholder", "output"):
@@ -195,7 +195,7 @@ def _kind(net: Net, node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).strip("_")
 
 
-def _attribute(net: Net, name: str) -> Any:
+def _attribute(net: RunnableGraph, name: str) -> Any:
     owner, _, last = name.rpartition(".")
     return getattr(net.get_submodule(owner), last)
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from girih.dense.graph.batches import packing_of
 from girih.dense.graph.building import LEFT
-from girih.dense.graph.net import Net
+from girih.dense.graph.runnable import RunnableGraph
 from girih.dense.graph.stages import Placed, components, placed
 from girih.dense.graph.traced import TracedNet, net_of
 from girih.planner.operators import Tagging
@@ -36,7 +36,7 @@ class Part:
 
     name: str
     server: int
-    module: Net
+    module: RunnableGraph
     inputs: int
     outputs: int
 
@@ -138,7 +138,7 @@ class PackedAlike(nn.Module):
 class _Copy:
     """Nodes of a net, copied into another graph with all that is free before them."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: RunnableGraph) -> None:
         self.net, self.graph = net, fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.objects: dict[str, Any] = {}
@@ -172,7 +172,7 @@ class _Copy:
 class _Cut:
     """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
 
-    def __init__(self, net: Net, where: dict[fx.Node, Placed], nodes: list[fx.Node]) -> None:
+    def __init__(self, net: RunnableGraph, where: dict[fx.Node, Placed], nodes: list[fx.Node]) -> None:
         self.net, self.own, self.where = net, nodes, where[nodes[0]]
         inside = set(nodes)
         self.inputs = list(
@@ -195,13 +195,13 @@ class _Cut:
         for node in self.own:
             copy_.copied(node)
         copy_.graph.output(tuple(copy_.leaving(node) for node in self.outputs))
-        module = Net(copy_.objects, copy_.graph)
+        module = RunnableGraph(copy_.objects, copy_.graph)
         module.training = self.net.training
         return Part(self.name, int(self.where.server or 0), module, len(self.inputs), len(self.outputs))
 
 
 def _trainer(
-    net: Net, where: dict[fx.Node, Placed], stages: dict[int, list[_Cut]]
+    net: RunnableGraph, where: dict[fx.Node, Placed], stages: dict[int, list[_Cut]]
 ) -> tuple[fx.Graph, dict[str, Any]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)
@@ -227,7 +227,7 @@ def _exchange(copy_: _Copy, number: int, cuts: Iterable[_Cut]) -> None:
         copy_.arrived(node, copy_.graph.call_function(operator.getitem, (stage, place)))
 
 
-def _embeddings(net: Net) -> fx.Node:
+def _embeddings(net: RunnableGraph) -> fx.Node:
     found: fx.Node = next(each for each in net.graph.nodes if each.target == "embeddings")
     return found
 

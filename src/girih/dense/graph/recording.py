@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from girih.dense.graph.batches import tensors_of
 from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
-from girih.dense.graph.net import resolved
+from girih.dense.graph.runnable import resolved
 from girih.dense.graph.structures import leaves, mapped, ways
 from girih.models.embeddings import Embeddings
 

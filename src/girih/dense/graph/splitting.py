@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.facts import operator_graph
-from girih.dense.graph.net import Net, named_by
-from girih.dense.graph.traced import Split, TracedNet, net_of
+from girih.dense.graph.runnable import RunnableGraph, named_by
+from girih.dense.graph.traced import CutParameter, TracedNet, net_of
 from girih.errors import ConfigError, nearest
 from girih.planner.optimizers import ELEMENTWISE as BY_ELEMENT
 
@@ -75,9 +75,8 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
             cutter.horizontally(first)
     objects = traced.net.objects() | cutter.objects
     net = net_of(traced.model, traced.left, {name: objects[name] for name in named_by(graph)}, graph)
-    return replace(
-        traced, net=net, graph=operator_graph(net, traced.example), splits=(*traced.splits, *cutter.splits)
-    )
+    operators = replace(operator_graph(net, traced.example), cut=(*traced.graph.cut, *wanted))
+    return replace(traced, net=net, graph=operators, splits=(*traced.splits, *cutter.splits))
 
 
 def split_as(asked: bool | str, traced: TracedNet, num_servers: int, optimizer: str) -> TracedNet:
@@ -120,7 +119,7 @@ class _Cutter:
     def __init__(self, graph: fx.Graph, num_servers: int) -> None:
         self.graph, self.num_servers = graph, num_servers
         self.objects: dict[str, nn.Module] = {}
-        self.splits: list[Split] = []
+        self.splits: list[CutParameter] = []
 
     def vertically(self, layer: _Layer) -> None:
         """Weight rows; outputs side by side."""
@@ -177,10 +176,10 @@ class _Cutter:
             owners = names if dim == 0 else names[:1]
             of_bias = sizes if dim == 0 else [len(layer.bias)]
             self.splits.append(
-                Split(layer.names[1], 0, tuple(f"{each}.bias" for each in owners), tuple(of_bias))
+                CutParameter(layer.names[1], 0, tuple(f"{each}.bias" for each in owners), tuple(of_bias))
             )
         self.splits.append(
-            Split(layer.names[0], dim, tuple(f"{each}.weight" for each in names), tuple(sizes))
+            CutParameter(layer.names[0], dim, tuple(f"{each}.weight" for each in names), tuple(sizes))
         )
         for name, weight, bias in zip(names, weights, biases, strict=True):
             self.objects[name] = _linear_of(weight, bias, layer.weight.requires_grad)
@@ -211,7 +210,7 @@ class _Cutter:
                 self.graph.erase_node(each)
 
 
-def _layers(net: Net, graph: fx.Graph) -> Iterator[_Layer]:
+def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
     """Linear modules and ``F.linear`` of parameters that nothing else reads."""
     readers = _num_readers(net, graph)
     for node in graph.nodes:
@@ -230,7 +229,7 @@ def _layers(net: Net, graph: fx.Graph) -> Iterator[_Layer]:
                 yield _Layer(node.meta["operator"], node, weight, bias, names, f"{names[0]}_part_")
 
 
-def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
+def _parameter(net: RunnableGraph, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
     """The parameter that a node names and one operator alone reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
@@ -238,7 +237,7 @@ def _parameter(net: Net, node: Any, readers: Counter[nn.Parameter]) -> nn.Parame
     return value if isinstance(value, nn.Parameter) and readers[value] == 1 else None
 
 
-def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
+def _num_readers(net: RunnableGraph, graph: fx.Graph) -> Counter[nn.Parameter]:
     """The number of operators that read each parameter, under whatever name."""
     found: Counter[nn.Parameter] = Counter()
     for node in graph.nodes:
@@ -249,7 +248,9 @@ def _num_readers(net: Net, graph: fx.Graph) -> Counter[nn.Parameter]:
     return found
 
 
-def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.Node], _Layer | None]:
+def _second(
+    net: RunnableGraph, first: _Layer, layers: Sequence[_Layer]
+) -> tuple[list[fx.Node], _Layer | None]:
     """Finds the layer that is cut with another one, and the nodes between them."""
     between: list[fx.Node] = []
     node, by_node = first.node, {each.node: each for each in layers}
@@ -266,7 +267,7 @@ def _second(net: Net, first: _Layer, layers: Sequence[_Layer]) -> tuple[list[fx.
     return [], None
 
 
-def _is_elementwise(net: Net, node: fx.Node) -> bool:
+def _is_elementwise(net: RunnableGraph, node: fx.Node) -> bool:
     if node.op == "call_module":
         return type(net.get_submodule(str(node.target))) in ELEMENTWISE
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -14,7 +14,7 @@ from torch import fx
 
 from girih.dense.graph.building import OUTPUT
 from girih.dense.graph.facts import free_nodes, is_movable, name_of, owners_of
-from girih.dense.graph.net import Net
+from girih.dense.graph.runnable import RunnableGraph
 from girih.errors import ConfigError, nearest
 from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
 from girih.planner.tagging.components import components as tagging_components
@@ -31,7 +31,7 @@ class Placed:
     level: int
 
 
-def placed(net: Net, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, Placed]:
+def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, Placed]:
     """Returns where each node runs, and when; free ones are not in it, since they are copied to whatever reads them.
 
     Args:
@@ -66,7 +66,7 @@ def placed(net: Net, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, Pl
     return found
 
 
-def components(nodes: Mapping[fx.Node, Placed], net: Net) -> list[list[fx.Node]]:
+def components(nodes: Mapping[fx.Node, Placed], net: RunnableGraph) -> list[list[fx.Node]]:
     """The nodes of servers as connected components of one server and level, each in the graph's order.
 
     Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
@@ -110,7 +110,7 @@ def _name(server: Server) -> str:
     return TRAINER if server is None else server_name(server)
 
 
-def _servers(net: Net, tagging: Tagging) -> dict[str, Server]:
+def _servers(net: RunnableGraph, tagging: Tagging) -> dict[str, Server]:
     nodes = {name: node for node in net.graph.nodes if (name := name_of(node)) is not None}
     for name in tagging:
         if name not in nodes:

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.building import LEFT, Left
-from girih.dense.graph.net import Net, Objects
+from girih.dense.graph.runnable import Objects, RunnableGraph
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import OperatorGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class CutParameter:
     """A parameter of the model that a rewriting has cut.
 
     Attributes:
@@ -43,16 +43,16 @@ class TracedNet:
         left: what the forward pass leaves for the loss. splits: parameters that were cut.
     """
 
-    net: Net
+    net: RunnableGraph
     graph: OperatorGraph
     model: nn.Module
     example: tuple[Tensor, Embeddings]
     opaque: Mapping[str, str] = field(default_factory=dict)
     left: Sequence[Left] = ()
-    splits: tuple[Split, ...] = ()
+    splits: tuple[CutParameter, ...] = ()
 
 
-def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> Net:
+def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> RunnableGraph:
     """A net that has the model's loss, with what its graph leaves for that.
 
     Args:
@@ -62,7 +62,7 @@ def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.G
         model if model in objects.values() else _shell(model)
     )  # a model that is one operator keeps what it leaves
     more = {LEFT: LeftForLoss(shell, left)} if left else {}
-    net = Net({**objects, **more}, graph)
+    net = RunnableGraph({**objects, **more}, graph)
     net.training = model.training
     if callable(getattr(model, "loss", None)):
         net.loss = Loss(shell)  # type: ignore[assignment]

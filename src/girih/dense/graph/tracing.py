@@ -13,8 +13,8 @@ from girih.dense.graph.batches import SIZES, apart, batches_of
 from girih.dense.graph.building import LEFT, Built, build, whole
 from girih.dense.graph.calls import Opaque
 from girih.dense.graph.facts import operator_graph
-from girih.dense.graph.net import named_by
 from girih.dense.graph.recording import record
+from girih.dense.graph.runnable import named_by
 from girih.dense.graph.traced import TracedNet, net_of
 from girih.models.embeddings import Embeddings
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
@@ -20,12 +21,13 @@ from girih.dense.graph import Part, Partitioned
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers, Stage
-from girih.dense.service.group import Group
+from girih.dense.service.cut_parameters import CutParameters, Entry
+from girih.dense.service.group import GroupClient
 from girih.dense.service.recipe import OptimizerRecipe, options_of, other_names
-from girih.dense.service.splits import Entry, Splits
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.models.embeddings import Embeddings
+from girih.planner.operators import TRAINER
 from girih.runs.stats import DENSE_STALENESS
 
 
@@ -85,9 +87,10 @@ class GroupedReplica:
 
     Attributes:
         optimizer: carries the learning rate schedule; its state is on the servers.
+        names_on_servers: the parameters that learn, in the model's order, those in parts by their parts.
 
     Raises:
-        ConfigError: an operator with parameters is in no part, or gradients are to be clipped.
+        ConfigError: an operator with parameters is in no part.
     """
 
     def __init__(
@@ -95,17 +98,12 @@ class GroupedReplica:
         whole: Replica,
         spec: DenseSpec,
         partitioned: Partitioned,
-        group: Group,
+        group: GroupClient,
         ranks: Ranks,
         *,
         leads: bool = True,
         averaged: bool = False,
     ) -> None:
-        if spec.clip_norm is not None:
-            raise ConfigError(
-                f"clip_norm = {spec.clip_norm}: the norm of all dense gradients is known on no one machine where group servers"
-                " have them; drop it, or set servers_per_group = 0"
-            )
         if averaged:
             check_averaged(whole.named_parameters)
         self.whole, self.optimizer = whole, whole.optimizer
@@ -115,7 +113,10 @@ class GroupedReplica:
         self._numbers = count()
         self._free: list[_Net] = []
         self._known_by = other_names(self.module)
-        self._splits = Splits(partitioned.traced.splits)
+        self._splits = CutParameters(partitioned.traced.splits)
+        parts_of = {split.parameter: split.parts for split in partitioned.traced.splits}
+        names = [name for name, _ in whole.named_parameters]
+        self.names_on_servers = [part for name in names for part in parts_of.get(name, (name,))]
         self.give_back(self._new())
         self._forget_state()
         for parameter in whole.parameters:
@@ -193,6 +194,37 @@ class GroupedReplica:
         self._forget_state()
         self._ranks.barrier()
         self._begin_averaging()
+
+    def rest(self) -> dict[str, Tensor]:
+        """Gives what a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
+
+        The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
+        Of several nets no run is like another, and what is left out is as long as the activations of each.
+        """
+        if not self._leads:
+            return {}
+        alone = self._ranks.size == 1 and len(self._free) == 1
+        found = {
+            f"{server}/{name}" + ("" if key is None else f"/{key}"): value
+            for server, (name, key, value) in self._group.rest()
+            if key is None or alone
+        }
+        if alone:
+            left = self._free[0].streams.left().items()
+            found |= {f"{TRAINER}/{part}/{number}": torch.from_numpy(each) for (part, number), each in left}
+        return found
+
+    def put_rest(self, rest: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`rest`, for the same parts on the same servers."""
+        of_servers: dict[int, list[Entry]] = {}
+        for path, value in rest.items():
+            place, name, *key = path.split("/")
+            if place == TRAINER:
+                self._free[0].streams.put(name, int(key[0]), value.numpy())
+            else:
+                of_servers.setdefault(int(place), []).append((name, key[0] if key else None, value))
+        for server, entries in of_servers.items():
+            self._group.put_rest(server, entries)
 
     def close(self) -> None:
         """Leaves the servers."""
@@ -278,7 +310,7 @@ class _Net(Replica):
     checks_embeddings = True
 
     def __init__(
-        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: Group, number: int
+        self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: GroupClient, number: int
     ) -> None:
         def exchange(stage: Stage) -> list[list[Tensor]]:
             return self.on_servers.exchange(stage)
@@ -305,9 +337,16 @@ class _Net(Replica):
     def move(self, gradients: Gradients) -> None:
         """Has the servers do their step."""
         optimizer = self._half.optimizer
-        self.on_servers.apply(options_of(optimizer))
+        scale = 1.0 if self._clip_norm is None else self._clipping(self._clip_norm)
+        self.on_servers.apply(options_of(optimizer), scale)
         if optimizer is not None:
             optimizer.step()  # of no gradients: a schedule wants to see one
+
+    def _clipping(self, most: float) -> float:
+        """The factor that clips gradients, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
+        found = self.on_servers.norms()
+        norms = torch.tensor([found[name] for name in self._half.names_on_servers if name in found])
+        return torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0).item()
 
     def abandon(self) -> None:
         """Drops a batch that failed; what cannot be told the servers now, they find out."""
@@ -354,5 +393,5 @@ def check_moved(partition: nn.Module) -> None:
 
 
 def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:
-    """The parts of one server, in the order in which :class:`Group` numbers them."""
+    """The parts of one server, in the order in which :class:`GroupClient` numbers them."""
     return [part for part in partitioned.parts if part.server == server]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from girih.dense.service.group import Group, settled
+from girih.dense.service.group import GroupClient, settled
 from girih.dense.service.recipe import Options
 from girih.dense.service.wire import GradientStreams
 from girih.errors import NonFiniteError
@@ -28,7 +28,7 @@ class BatchOnServers:
         refusal: names a parameter there whose gradient is NaN or infinite.
     """
 
-    def __init__(self, group: Group, net: int, number: int, streams: GradientStreams) -> None:
+    def __init__(self, group: GroupClient, net: int, number: int, streams: GradientStreams) -> None:
         self.refusal: NonFiniteError | None = None
         self._group, self._net, self._number, self._streams = group, net, number, streams
         self._calls = count()
@@ -46,9 +46,13 @@ class BatchOnServers:
         bounds = pairwise(accumulate(counts, initial=0))
         return [list(outputs[begin:end]) for begin, end in bounds]
 
-    def apply(self, options: tuple[Options, ...]) -> None:
-        """Moves the parameters there."""
-        self._group.apply(sorted(self._touched), self._net, self._number, options)
+    def norms(self) -> dict[str, float]:
+        """The norms of the gradients there, by the names of parameters."""
+        return self._group.norms(sorted(self._touched), self._net, self._number)
+
+    def apply(self, options: tuple[Options, ...], scale: float = 1.0) -> None:
+        """Moves the parameters there, by the gradients times ``scale``."""
+        self._group.apply(sorted(self._touched), self._net, self._number, options, scale)
         self._streams.apply()
 
     def discard(self) -> None:

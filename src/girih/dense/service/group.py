@@ -15,9 +15,9 @@ from girih.comm.messages import as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
 from girih.dense.graph import Part
+from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
 from girih.dense.service.recipe import Options
-from girih.dense.service.splits import Entry
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, Coders, Wire
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
@@ -26,7 +26,7 @@ from girih.runs.stats import Stats
 Waiting = Callable[[], Any]
 
 
-class Group:
+class GroupClient:
     """Calls the servers of a group; from any thread.
 
     Args:
@@ -119,10 +119,18 @@ class Group:
 
         return found
 
-    def apply(self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options]) -> None:
-        """Has what a batch left on servers moved in; returns once it is."""
-        text = as_text(options)
-        self._all(servers, Verb.APPLY, (net, batch), [text])
+    def norms(self, servers: Iterable[int], net: int, batch: int) -> dict[str, float]:
+        """The norm of each gradient that a batch left on servers, by names in the whole model, or of parts of parameters."""
+        found: dict[str, float] = {}
+        for frame in self._all(servers, Verb.NORMS, (net, batch), []):
+            found |= from_text(frame.arrays[0])
+        return found
+
+    def apply(
+        self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options], scale: float
+    ) -> None:
+        """Has what a batch left on servers, times ``scale``, moved in; returns once it is."""
+        self._all(servers, Verb.APPLY, (net, batch), [as_text((options, scale))])
 
     def discard(self, servers: Iterable[int], net: int, batch: int) -> None:
         """Has it dropped; returns once it is."""
@@ -131,14 +139,7 @@ class Group:
     def entries(self, *, with_optimizer: bool) -> Iterable[Entry]:
         """Parameters and buffers of all parts, and optimizer state."""
         for server in self._every:
-            first, end = 0, 1
-            while first < end:
-                frame = self._answer(server, self._call(server, Verb.STATE, (first, int(with_optimizer)), []))
-                told, *packed = frame.arrays
-                tensors = iter(unpack(packed))
-                first, end = frame.fields
-                for name, key, is_tensor, value in from_text(told):
-                    yield name, key, _tensor(next(tensors)) if is_tensor else value
+            yield from self._entries(server, Verb.STATE, int(with_optimizer))
 
     def put(self, entries: Sequence[Entry], names: Sequence[frozenset[str]]) -> None:
         """Sets parameters, buffers and optimizer state.
@@ -147,16 +148,19 @@ class Group:
             names: of each server, those that it holds.
         """
         for server, held in enumerate(names):
-            is_first = True
-            for frame in _frames([entry for entry in entries if entry[0] in held]):
-                told = [
-                    (n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in frame
-                ]
-                tensors = [value for _, _, value in frame if isinstance(value, Tensor)]
-                arrays = [as_text(told), *pack(tensors, self._clients[server].buffer)]
-                self._stats.sent("dense", num_bytes(arrays))
-                self._answer(server, self._call(server, Verb.RESTORE, (int(is_first),), arrays))
-                is_first = False
+            for number, frame in enumerate(_frames([entry for entry in entries if entry[0] in held])):
+                self._put(server, Verb.RESTORE, (int(number == 0),), frame)
+
+    def rest(self) -> Iterable[tuple[int, Entry]]:
+        """The server of, and what each has beside parameters and optimizer state: see :class:`Verb`."""
+        for server in self._every:
+            for entry in self._entries(server, Verb.REST):
+                yield server, entry
+
+    def put_rest(self, server: int, entries: Sequence[Entry]) -> None:
+        """The inverse of :meth:`rest` for one server."""
+        for frame in _frames(entries):
+            self._put(server, Verb.PUT_REST, (), frame)
 
     def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
@@ -183,6 +187,23 @@ class Group:
         """Leaves the servers, which forget what this trainer left there."""
         for client in self._clients:
             client.close()
+
+    def _entries(self, server: int, verb: Verb, *fields: int) -> Iterable[Entry]:
+        first, end = 0, 1
+        while first < end:
+            frame = self._answer(server, self._call(server, verb, (first, *fields), []))
+            told, *packed = frame.arrays
+            tensors = iter(unpack(packed))
+            first, end = frame.fields
+            for name, key, is_tensor, value in from_text(told):
+                yield name, key, _tensor(next(tensors)) if is_tensor else value
+
+    def _put(self, server: int, verb: Verb, fields: Sequence[int], entries: Sequence[Entry]) -> None:
+        told = [(n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in entries]
+        tensors = [value for _, _, value in entries if isinstance(value, Tensor)]
+        arrays = [as_text(told), *pack(tensors, self._clients[server].buffer)]
+        self._stats.sent("dense", num_bytes(arrays))
+        self._answer(server, self._call(server, verb, fields, arrays))
 
     def _call(self, server: int, verb: Verb, fields: Sequence[int], arrays: Sequence[Any]) -> Reply:
         return self._clients[server].call(verb, fields, arrays)

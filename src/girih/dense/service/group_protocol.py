@@ -2,8 +2,10 @@
 
     trainer ─FORWARD──►  server   input tensors of a part; answers its outputs
     trainer ─BACKWARD──► server   gradients of the outputs; answers those of the inputs, and keeps the parameters'
+    trainer ─NORMS──►    server   norms of the parameters' gradients, where they are to be clipped
     trainer ─APPLY──►    server   moves the live parameters by what the net's batch left here; DISCARD drops it
     trainer ─STATE, RESTORE──►    parameters and optimizer state, by their names in the whole model
+    trainer ─REST, PUT_REST──►    what a run needs beside them to go on as if it had not ended
 
 A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. Tensors are packed by :mod:`girih.dense.service.tensors`.
 """
@@ -13,9 +15,12 @@ from __future__ import annotations
 from enum import IntEnum
 
 MOST_ENTRIES = 100
-"""A frame of STATE or RESTORE has at most this number."""
+"""A frame of STATE, RESTORE, REST or PUT_REST has at most this number."""
 MOST_ENTRY_BYTES = 64 << 20
 """A frame has at most this number, unless a single tensor has more."""
+
+RANDOM = "random"
+"""The name of the entry of REST that is the state of the random generator, uint8[]."""
 
 
 class Verb(IntEnum):
@@ -26,9 +31,12 @@ class Verb(IntEnum):
         tensors have gradients.
     BACKWARD: (net, batch, call); packed gradients of the outputs → (); text of a parameter whose gradient is not finite (null:
         all are), packed gradients of the inputs.
-    APPLY: (net, batch); text of the optimizer's options now → (staleness,). DISCARD: (net, batch) → ().
+    NORMS: (net, batch) → (); text of names in the whole model, with the norm of each gradient.
+    APPLY: (net, batch); text of the optimizer's options now, and of what gradients are multiplied by → (staleness,). DISCARD: (net, batch) → ().
     STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
         tensors → ().
+    REST: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
+        top-k has left out of the gradients that this trainer's nets got. PUT_REST: text, packed tensors → ().
     STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
     BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
         answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
@@ -45,3 +53,6 @@ class Verb(IntEnum):
     BEGIN = 8
     MEET = 9
     LEAVE = 10
+    REST = 11
+    PUT_REST = 12
+    NORMS = 13

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.cluster.roles import RoleName
@@ -28,8 +30,10 @@ from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
-from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
-from girih.dense.service.live_parts import LiveParts, Net
+from girih.dense.graph.drawing import draws
+from girih.dense.service.cut_parameters import Entry
+from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
+from girih.dense.service.live_parts import LiveParts, NetOnServer
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, GradientStreams, Wire
@@ -72,7 +76,7 @@ class GroupServer:
         wire: how training steps write tensors.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         averaging: None where there is one group.
-        seed: of dropout here, from the start of the process on: a run that is resumed draws from its beginning again.
+        seed: of dropout here, from the start of the process on, unless PUT_REST brings the state of an earlier one.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -134,7 +138,7 @@ class _Batch:
         streams: what writes the gradients that the net gets.
     """
 
-    net: Net
+    net: NetOnServer
     read_at: int
     before: list[Tensor]
     streams: GradientStreams
@@ -149,9 +153,14 @@ class _Work:
             Verb.FORWARD: self._forward, Verb.BACKWARD: self._backward, Verb.APPLY: self._apply,
             Verb.DISCARD: self._discard, Verb.STATE: self._state, Verb.RESTORE: self._restore, Verb.STATS: self._tell,
             Verb.BEGIN: self._begin, Verb.MEET: self._meet, Verb.LEAVE: self._leave,
+            Verb.REST: self._rest, Verb.PUT_REST: self._put_rest, Verb.NORMS: self._norms,
         }  # fmt: skip
         self._index, self._patience_s = role.index, role.patience_s
         self._names = [part.name for part in role.parts]
+        self._drawing = frozenset(number for number, part in enumerate(role.parts) if draws(part.module))
+        self._drawn: dict[
+            tuple[int, int], threading.Event
+        ] = {}  # of client and net: whether its last draw is done
         self._live = LiveParts(role.parts, role.recipe, averaged=role.averaging is not None)
         self._shadow: Shadow | None = None
         self._num_trainers = 1 if role.averaging is None else role.averaging.trainers
@@ -181,7 +190,28 @@ class _Work:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        self._pool.submit(attempt, request, lambda: self._verbs[Verb(request.frame.kind)](request))
+        work: Callable[[], None] = partial(self._verbs[Verb(request.frame.kind)], request)
+        if request.frame.kind == Verb.FORWARD and self._drawing:
+            work = self._in_turn(request, work)
+        self._pool.submit(attempt, request, work)
+
+    def _in_turn(self, request: Request, work: Callable[[], None]) -> Callable[[], None]:
+        """Has forward passes of one net that draw random numbers do so in the order in which they came: else no run would be like another."""
+        net, _, _, part, train = request.frame.fields
+        if not train or part not in self._drawing:
+            return work
+        before, done = self._drawn.get((request.client, net)), threading.Event()
+        self._drawn[request.client, net] = done
+
+        def in_turn() -> None:
+            if before is not None:
+                before.wait()
+            try:
+                work()
+            finally:
+                done.set()
+
+        return in_turn
 
     def forget(self, client: int) -> None:
         """Drops what a client left that does not come back."""
@@ -191,6 +221,8 @@ class _Work:
                 del self._batches[key]  # with its net, which a thread may be computing with
             for net in [net for net in self._streams if net[0] == client]:
                 del self._streams[net]
+            for net in [net for net in self._drawn if net[0] == client]:
+                del self._drawn[net]
 
     def _forward(self, request: Request) -> None:
         net, number, call, part, train = request.frame.fields
@@ -235,9 +267,13 @@ class _Work:
             torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
             name = batch.net.nonfinite()
             gradients = [each.grad if each is not None else None for each in found.inputs]
-            arrays = pack(gradients, request.buffer, batch.streams.of(found.part))
+            arrays = pack(gradients, request.buffer, batch.streams.of(self._names[found.part]))
         self._stats.sent("dense", num_bytes(arrays))
         request.reply((), (as_text(name), *arrays))
+
+    def _norms(self, request: Request) -> None:
+        net, number = request.frame.fields
+        request.reply((), (as_text(self._known((request.client, net, number)).net.norms()),))
 
     def _apply(self, request: Request) -> None:
         net, number = request.frame.fields
@@ -247,7 +283,8 @@ class _Work:
             self._num_begun += 1
             self._stats.histograms[DENSE_STALENESS][staleness] += 1
         with self._stats.spans("part apply"):
-            self._live.move(batch.net, from_text(request.frame.arrays[0]))
+            options, scale = from_text(request.frame.arrays[0])
+            self._live.move(batch.net, options, scale)
         batch.streams.apply()
         with self._lock:
             self._num_done += 1
@@ -268,9 +305,32 @@ class _Work:
         request.reply()
 
     def _state(self, request: Request) -> None:
-        """Answers as many entries as a frame may have."""
         first, with_optimizer = request.frame.fields
-        entries = self._live.entries(with_optimizer=bool(with_optimizer))
+        self._tell_entries(request, first, self._live.entries(with_optimizer=bool(with_optimizer)))
+
+    def _rest(self, request: Request) -> None:
+        entries: list[Entry] = [(RANDOM, None, torch.get_rng_state())] if self._drawing else []
+        for (client, net), streams in self._streams.items():
+            if client == request.client:
+                left = streams.left().items()
+                entries += [
+                    (part, f"{net}.{number}", torch.from_numpy(each)) for (part, number), each in left
+                ]
+        self._tell_entries(request, request.frame.fields[0], entries)
+
+    def _put_rest(self, request: Request) -> None:
+        for name, key, value in _entries_of(request.frame.arrays):
+            if key is None:
+                torch.set_rng_state(value)
+                continue
+            net, number = map(int, key.split("."))
+            with self._lock:
+                streams = self._streams.setdefault((request.client, net), self._wire.backward())
+            streams.put(name, number, value.numpy().copy())  # the frame's memory goes
+        request.reply()
+
+    def _tell_entries(self, request: Request, first: int, entries: Sequence[Entry]) -> None:
+        """Answers as many entries as a frame may have."""
         told, tensors, size = [], list[Tensor](), 0
         for name, key, value in entries[first : first + MOST_ENTRIES]:
             is_tensor = isinstance(value, Tensor)
@@ -285,16 +345,11 @@ class _Work:
         request.reply((first + len(told), len(entries)), (as_text(told), *arrays))
 
     def _restore(self, request: Request) -> None:
-        told, *packed = request.frame.arrays
-        tensors = iter(unpack(packed))
         if request.frame.fields[0]:
             self._live.forget_optimizer_state()
             for streams in self._streams.values():
                 streams.forget()
-        self._live.put(
-            (name, key, next(tensors) if is_tensor else value)
-            for name, key, is_tensor, value in from_text(told)
-        )
+        self._live.put(_entries_of(request.frame.arrays))
         request.reply()
 
     def _tell(self, request: Request) -> None:
@@ -352,3 +407,12 @@ class _Work:
                 f" is no connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch
+
+
+def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
+    """The entries of a frame of RESTORE or PUT_REST."""
+    told, *packed = arrays
+    tensors = iter(unpack(packed))
+    return [
+        (name, key, next(tensors) if is_tensor else value) for name, key, is_tensor, value in from_text(told)
+    ]

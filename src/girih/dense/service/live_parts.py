@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from girih.dense.graph import Part
+from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
-from girih.dense.service.splits import Entry
 from girih.dense.twins import twin_of
 from girih.errors import ConfigError
 
 
-class Net:
-    """A copy of all parts over the live memory.
+class NetOnServer:
+    """A net's copy of all parts, over the live memory.
 
     Attributes:
         modules: as the parts are numbered.
@@ -46,6 +46,14 @@ class Net:
         found = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
         return next(found, None)
 
+    def norms(self) -> dict[str, float]:
+        """Name in the whole model → the norm of the gradient, float32, of each parameter that has one."""
+        return {
+            name: torch.linalg.vector_norm(parameter.grad).item()
+            for name, parameter in self.named.items()
+            if parameter.grad is not None
+        }
+
     def forget(self) -> None:
         """Drops the gradients."""
         for parameter in self.named.values():
@@ -68,21 +76,21 @@ class LiveParts:
         self.named = _whole_names(self.modules, self._known_by)
         self._optimizer = None if recipe is None else recipe.made(self.named)
         self._recipe = recipe
-        self._free: list[Net] = []
+        self._free: list[NetOnServer] = []
         self._settled: set[str] = set()  # parameters whose optimizer state is complete
         self._settling = threading.Lock()
         self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
         """The parts in evaluation mode, for any number of threads that want no gradients."""
         self.evaluated.eval()
 
-    def borrow(self) -> Net:
+    def borrow(self) -> NetOnServer:
         """A net that nobody else has."""
         try:
             return self._free.pop()
         except IndexError:
             return self._net()
 
-    def give_back(self, net: Net) -> None:
+    def give_back(self, net: NetOnServer) -> None:
         """Takes a net back; its gradients are dropped."""
         net.forget()
         self._free.append(net)
@@ -109,15 +117,20 @@ class LiveParts:
         for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
             buffer.copy_(part.view_as(buffer))
 
-    def move(self, net: Net, options: Sequence[Options]) -> None:
+    def move(self, net: NetOnServer, options: Sequence[Options], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
 
         Args:
             options: of each group of the optimizer, now.
+            scale: what gradients are multiplied by before.
         """
         if net.optimizer is None:
             return
         take_options(net.optimizer, options)
+        if scale != 1.0:
+            for parameter in net.named.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
         moved = {name for name, parameter in net.named.items() if parameter.grad is not None}
         if moved <= self._settled:
             net.optimizer.step()
@@ -164,14 +177,14 @@ class LiveParts:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
         return state
 
-    def _net(self) -> Net:
+    def _net(self) -> NetOnServer:
         modules = twin_of(self.modules)
         named = _whole_names(modules, self._known_by)
         optimizer = None if self._recipe is None else self._recipe.made(named)
         if optimizer is not None:
             for name, parameter in named.items():
                 optimizer.state[parameter] = self._state_of(self.named[name])
-        return Net(modules, named, optimizer)
+        return NetOnServer(modules, named, optimizer)
 
 
 def _tensors(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[str, Tensor]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from girih.comm.codecs import ACTIVATIONS, GRADIENTS, BFloat16, Codec, ErrorFeedback, Float32, Int8, TopK
 
@@ -53,9 +56,9 @@ class GradientStreams:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._streams: dict[tuple[Hashable, int], ErrorFeedback] = {}
+        self._streams: dict[tuple[str, int], ErrorFeedback] = {}
 
-    def of(self, part: Hashable) -> Coders:
+    def of(self, part: str) -> Coders:
         """The codecs of the tensors of a part."""
         codec = self._codec
         if not isinstance(codec, TopK):
@@ -75,6 +78,15 @@ class GradientStreams:
     def forget(self) -> None:
         """Drops what earlier steps left out, which is of another model."""
         self._streams.clear()
+
+    def left(self) -> dict[tuple[str, int], NDArray[np.float32]]:
+        """The numbers that earlier steps left out: part and number of a tensor → float32[n]; empty where a codec leaves nothing out."""
+        return {place: stream.left for place, stream in self._streams.items() if len(stream.left)}
+
+    def put(self, part: str, number: int, left: NDArray[np.float32]) -> None:
+        """The inverse of :meth:`left` for one tensor."""
+        if isinstance(self._codec, TopK):
+            self._streams[part, number] = ErrorFeedback(self._codec, left)
 
 
 def codec_of(coder: Coder) -> Codec:

@@ -8,9 +8,9 @@ from typing import Any
 
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
-from girih.planner.operators import OperatorGraph
+from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import Codec, Device, Group, Wire
+from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
 from girih.planner.tagging.wires import calibrated
 
@@ -52,7 +52,7 @@ class Spread:
     exchange_s: float
 
 
-def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Group:
+def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
@@ -82,13 +82,13 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
         else dense.update_s * _busy(known, dense) / parameter_bytes
     )
     averaged = options["groups"] > 1
-    return Group(
+    return HierarchicalGroup(
         trainers=trainers,
         nets=options["nets"],
         batch_size=known.batch_size,
         trainer=device,
         servers=(device,) * servers,
-        wire=Wire(
+        wire=WireCost(
             activations=codec_of(options["wire_activations"], calibration),
             gradients=codec_of(options["wire_dense_gradients"], calibration),
         ),
@@ -101,7 +101,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     )
 
 
-def codec_of(name: str, calibration: Calibration | None) -> Codec:
+def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
     """A codec by its name in ``[strategy]``, at its calibrated speed; "auto" counts as float32."""
     name = "float32" if name == "auto" else name
     (codec,) = calibrated((name,), {} if calibration is None else calibration.codecs)
@@ -112,7 +112,9 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
     """Picks what facts say of a group."""
     trainers = options["groups"] * options["trainers_per_group"]
     processes = trainers + options["groups"] * options["servers_per_group"]
-    free = None if facts.dense_cost is None else facts.dense_cost.free_bytes
+    free = facts.free_bytes
+    if free is None and facts.dense_cost is not None:
+        free = facts.dense_cost.free_bytes
     return Known(
         batch_size=max(1, (facts.batch_size or 1) // trainers),
         threads=facts.threads,
@@ -122,13 +124,15 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
     )
 
 
-def tagged(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> Tagged:
-    """Decides where the operators of a net run.
+def tagged(
+    graph: OperatorGraph, options: Mapping[str, Any], known: Known, given: Tagging | None = None
+) -> Tagged:
+    """Decides where the operators of a net run, or takes what is ``given``.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group.
+        ConfigError: the net does not fit into the memory of the group, or what is given does not fit the net.
     """
-    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"])
+    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"], given=given)
 
 
 def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
@@ -149,7 +153,7 @@ def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
         else each
         for each in graph.operators
     )
-    return OperatorGraph(operators=tuple(operators), edges=graph.edges)
+    return replace(graph, operators=tuple(operators))
 
 
 def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: Known) -> Spread:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from girih.errors import ConfigError
 from girih.planner.tagging.components import divide
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.utilization import Load
 
 
-def balanced(index: Index, on_servers: Sequence[bool], group: Group) -> list[int]:
+def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup) -> list[int]:
     """The device of each bundle: the longest component first, each to the server with the fewest bytes of parameters.
 
     A component goes whole to a server that has memory for its parameters; where none has, its bundles go one by one.
@@ -44,7 +44,7 @@ def balanced(index: Index, on_servers: Sequence[bool], group: Group) -> list[int
     return placed
 
 
-def check_parameters(index: Index, group: Group) -> None:
+def check_parameters(index: Index, group: HierarchicalGroup) -> None:
     """Refuses what no placement can mend.
 
     Raises:
@@ -81,7 +81,7 @@ def check_parameters(index: Index, group: Group) -> None:
 
 
 def check_memory(
-    index: Index, group: Group, placed: Sequence[int], found: Sequence[Load], *, searched: bool
+    index: Index, group: HierarchicalGroup, placed: Sequence[int], found: Sequence[Load], *, searched: bool
 ) -> None:
     """Refuses a placement that runs out of memory.
 

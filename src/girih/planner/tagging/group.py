@@ -27,8 +27,8 @@ class Device(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec(Options):
-    """One way to write tensors for the wire.
+class CodecCost(Options):
+    """The cost of one way to write tensors for the wire.
 
     Attributes:
         factor: bytes on the wire per byte of float32.
@@ -41,19 +41,19 @@ class Codec(Options):
     decode_s_per_byte: NonNegative = 0.0
 
 
-FLOAT32 = Codec(name="float32", factor=1.0)
+FLOAT32 = CodecCost(name="float32", factor=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire(Options):
-    """The codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
+class WireCost(Options):
+    """The costs of the codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
 
-    activations: Codec = FLOAT32
-    gradients: Codec = FLOAT32
+    activations: CodecCost = FLOAT32
+    gradients: CodecCost = FLOAT32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Options):
+class HierarchicalGroup(Options):
     """One group; all groups of a run are alike.
 
     Attributes:
@@ -73,7 +73,7 @@ class Group(Options):
     batch_size: Count
     trainer: Device
     servers: tuple[Device, ...] = ()
-    wire: Wire = Wire()
+    wire: WireCost = WireCost()
     trainer_cpu_s: NonNegative = 0.0
     trainer_sent_bytes: NonNegative = 0.0
     trainer_received_bytes: NonNegative = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from girih.errors import ConfigError, nearest
 from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
 
 
@@ -87,6 +88,31 @@ class Index:
             operator.name: device_name(placed[bundle])
             for operator, bundle in zip(self.operators, self.bundle_of, strict=True)
         }
+
+    def placed(self, tagging: Tagging, num_devices: int) -> list[int]:
+        """The device of each bundle, from a tagging of the same graph.
+
+        Raises:
+            ConfigError: it is of another graph, or of a group of other size.
+        """
+        names = {operator.name for operator in self.operators}
+        devices = [device_name(device) for device in range(num_devices)]
+        for name in (*tagging, *names):
+            if name not in names:
+                raise ConfigError(f"tagging: {name!r} is no operator of the model{nearest(name, names)}")
+            if (device := tagging.get(name, "no device")) not in devices:
+                raise ConfigError(f"tagging: {name!r} on {device!r}; expected one of {', '.join(devices)}")
+        placed = []
+        for number, bundle in enumerate(self.bundles):
+            found = {tagging[name]: name for name in self.names(number)}
+            if len(found) > 1:
+                torn = " and ".join(f"{name!r} on {device!r}" for device, name in found.items())
+                raise ConfigError(f"tagging: {torn}; expected operators of one module on one device")
+            ((device, name),) = found.items()
+            if device != TRAINER and not bundle.movable:
+                raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
+            placed.append(device_number(device))
+        return placed
 
     def devices(self, tagging: Tagging) -> list[int]:
         """The number of each operator's device."""

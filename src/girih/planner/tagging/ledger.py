@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from girih.planner.tagging.components import Division
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index
 
 
@@ -26,7 +26,7 @@ class Ledger:
         requests: exchanges with each server in a net's step.
     """
 
-    def __init__(self, index: Index, group: Group, placed: Sequence[int]) -> None:
+    def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int]) -> None:
         self._index = index
         self.placed = list(placed)
         self.devices = [self.placed[bundle] for bundle in index.bundle_of]

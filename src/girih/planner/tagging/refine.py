@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.utilization import (
@@ -60,7 +60,7 @@ class _Offer:
 
 
 def refine(
-    index: Index, group: Group, placed: Sequence[int], *, until: float
+    index: Index, group: HierarchicalGroup, placed: Sequence[int], *, until: float
 ) -> tuple[list[int], tuple[Move, ...]]:
     """Moves bundles until no move lowers the burden of the placement, or time is up.
 
@@ -110,7 +110,7 @@ class _Search:
 
     last: Move
 
-    def __init__(self, index: Index, group: Group, placed: Sequence[int], until: float) -> None:
+    def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int], until: float) -> None:
         self._index, self._group, self._until = index, group, until
         self.ledger = Ledger(index, group, placed)
         self._found = exact_loads(index, group, self.ledger)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from girih.planner.tagging.balance import balanced
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, Rule, by_rules
 
@@ -25,13 +25,13 @@ class Start:
     reasons: Sequence[str]
 
 
-def ruled(index: Index, group: Group, rules: Sequence[Rule]) -> Start:
+def ruled(index: Index, group: HierarchicalGroup, rules: Sequence[Rule]) -> Start:
     """Rules say what goes to servers, its components are spread by bytes of parameters (HT §3.2.1)."""
     on_servers, reasons = by_rules(index, rules)
     return Start("rules", balanced(index, on_servers, group), reasons)
 
 
-def dealt(index: Index, group: Group) -> Start:
+def dealt(index: Index, group: HierarchicalGroup) -> Start:
     """Bundles that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
     placed, turn = [], 0
     for bundle in index.bundles:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from girih.errors import ConfigError
-from girih.planner.operators import OperatorGraph
+from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.balance import check_memory, check_parameters
-from girih.planner.tagging.group import Group
+from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import Move, refine
@@ -56,38 +56,46 @@ class Tagged:
 
 def tag(
     graph: OperatorGraph,
-    group: Group,
+    group: HierarchicalGroup,
     *,
     how: How = "refined",
     rules: Sequence[Rule] = RULES,
     limit_s: float = LIMIT_S,
+    given: Tagging | None = None,
 ) -> Tagged:
     """Tags each operator with the device that runs it.
 
     Args:
         how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
         limit_s: for refinement.
+        given: a tagging that is kept: nothing is decided.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit.
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or what is
+            given does not fit the graph.
     """
     if how not in ("refined", "rules", "none"):
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
     index = Index(graph)
     check_parameters(index, group)
     moves: tuple[Move, ...] = ()
-    if not group.servers:
+    if given is not None:
+        start = Start(
+            "the plan", index.placed(given, len(group.devices)), ["as planned"] * len(index.operators)
+        )
+    elif not group.servers:
         start = Start("none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators))
     elif how == "none":
         start = dealt(index, group)
     else:
         start = ruled(index, group, rules)
     placed = start.placed
-    if how == "refined" and group.servers:
+    searched = how == "refined" and given is None
+    if searched and group.servers:
         start, placed, moves = _refined(index, group, [start, *others(index)], limit_s)
     reasons = start.reasons
     found = exact_loads(index, group, Ledger(index, group, placed))
-    check_memory(index, group, placed, found, searched=how == "refined")
+    check_memory(index, group, placed, found, searched=searched)
     named = {device_name(device): load for device, load in enumerate(found)}
     speed = examples_per_s(found)
     told = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
@@ -106,7 +114,7 @@ def tag(
 
 
 def _refined(
-    index: Index, group: Group, starts: Sequence[Start], limit_s: float
+    index: Index, group: HierarchicalGroup, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`."""
     until = time.monotonic() + limit_s

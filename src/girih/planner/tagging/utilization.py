@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import divide
-from girih.planner.tagging.group import Device, Group
+from girih.planner.tagging.group import Device, HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 
@@ -51,7 +51,7 @@ class Utilization:
     memory: float
 
 
-def loads(graph: OperatorGraph, tagging: Tagging, group: Group) -> dict[str, Load]:
+def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> dict[str, Load]:
     """Device → what it does per example; the operators of a module must be on one device."""
     index = Index(graph)
     devices = index.devices(tagging)
@@ -73,18 +73,22 @@ def examples_per_s(found: Sequence[Load]) -> float:
     return 1 / most if most else math.inf
 
 
-def exact_loads(index: Index, group: Group, ledger: Ledger) -> list[Load]:
+def exact_loads(index: Index, group: HierarchicalGroup, ledger: Ledger) -> list[Load]:
     """The load of each device, with components divided as they will be."""
     return _loads(group, ledger, *ledger.exact(divide(index, ledger.devices)))
 
 
-def least_loads(group: Group, ledger: Ledger) -> list[Load]:
+def least_loads(group: HierarchicalGroup, ledger: Ledger) -> list[Load]:
     """The load of each device, where no component had to be divided: never more than :func:`exact_loads`."""
     return _loads(group, ledger, ledger.to_bytes, ledger.from_bytes, ledger.requests)
 
 
 def _loads(
-    group: Group, ledger: Ledger, to_bytes: list[float], from_bytes: list[float], requests: list[int]
+    group: HierarchicalGroup,
+    ledger: Ledger,
+    to_bytes: list[float],
+    from_bytes: list[float],
+    requests: list[int],
 ) -> list[Load]:
     """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
     forward, backward = group.wire.activations, group.wire.gradients

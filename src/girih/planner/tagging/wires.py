@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
-from girih.planner.tagging.group import Codec, Group, Wire
+from girih.planner.tagging.group import CodecCost, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
 
 GAIN = 1.02
@@ -25,17 +25,17 @@ class Chosen:
         examples_per_s: predicted with each pair, by the names of the codecs of activations and of gradients.
     """
 
-    wire: Wire
+    wire: WireCost
     tagged: Tagged
     why: str
     examples_per_s: dict[tuple[str, str], float]
 
 
-def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[Codec]:
+def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[CodecCost]:
     """Codecs by name, at the speeds that were measured; others take no time."""
     found = []
     for name in names:
-        codec, speed = Codec(name=name, factor=FACTORS[name]), speeds.get(name)
+        codec, speed = CodecCost(name=name, factor=FACTORS[name]), speeds.get(name)
         if speed is not None:
             codec = replace(
                 codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte
@@ -46,10 +46,10 @@ def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[C
 
 def choose_wire(
     graph: OperatorGraph,
-    group: Group,
+    group: HierarchicalGroup,
     *,
-    activations: Sequence[Codec],
-    gradients: Sequence[Codec],
+    activations: Sequence[CodecCost],
+    gradients: Sequence[CodecCost],
     how: How = "refined",
     limit_s: float = LIMIT_S,
 ) -> Chosen:
@@ -68,7 +68,7 @@ def choose_wire(
     )
     found = []
     for _, forward, backward in pairs:
-        wire = Wire(activations=forward, gradients=backward)
+        wire = WireCost(activations=forward, gradients=backward)
         found.append((wire, tag(graph, replace(group, wire=wire), how=how, limit_s=limit_s / len(pairs))))
     most = max(tagged.examples_per_s for _, tagged in found)
     wire, tagged = next(each for each in found if each[1].examples_per_s * GAIN >= most)

@@ -32,7 +32,7 @@ from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.staging import Received, Staging
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.sparse.spec import SparseSpec
 
@@ -164,7 +164,7 @@ class RemoteSparse:
     def __init__(
         self,
         spec: SparseSpec,
-        codec: Codec,
+        codec: BatchCodec,
         ranks: TrainerGroup,
         *,
         workers: Sequence[str],

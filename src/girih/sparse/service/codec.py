@@ -23,7 +23,7 @@ NO_ROWS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class BatchCodec:
     """Encoding of what trainers, loaders and embedding workers write to each other.
 
     Attributes:
@@ -38,7 +38,7 @@ class Codec:
     float16_gradients: bool = False
 
     @classmethod
-    def of(cls, schema: Schema, needs: Needs, **options: bool) -> Codec:
+    def of(cls, schema: Schema, needs: Needs, **options: bool) -> BatchCodec:
         """Makes the codec for a model's features."""
         return cls(tuple(SEQUENCE not in needs.get(f.name, ()) for f in schema.sparse), **options)
 

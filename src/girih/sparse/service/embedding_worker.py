@@ -30,7 +30,7 @@ from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
-from girih.sparse.service.codec import Codec
+from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 
@@ -62,7 +62,7 @@ class EmbeddingWorker:
     """
 
     spec: SparseSpec
-    codec: Codec
+    codec: BatchCodec
     index: int
     servers: tuple[str, ...]
     shards_each: int

@@ -26,7 +26,7 @@ class _Named:
     name: str
 
 
-class Net(fx.GraphModule):
+class RunnableGraph(fx.GraphModule):
     """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
 
     Beside what ``fx.GraphModule`` can, it is pickled node by node, where that would trace its code anew, and copied with
@@ -45,8 +45,8 @@ class Net(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.state(), nodes_of(self.graph))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Net:
-        loaded: Net = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunnableGraph:
+        loaded: RunnableGraph = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
         return loaded
 
     def objects(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def resolved(name: str) -> Any:
     return None
 
 
-def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
+def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGraph:
     graph, known = fx.Graph(), dict[str, fx.Node]()
 
     def node_of(value: Any) -> Any:
@@ -130,7 +130,7 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> Net:
         node = graph.create_node(op, function, mapped(args, node_of), mapped(kwargs, node_of), name)
         node.meta.update(meta)
         known[name] = node
-    net = Net.__new__(Net)
+    net = RunnableGraph.__new__(RunnableGraph)
     nn.Module.__init__(net)
     net.__dict__.update(state)
     net.meta, net._tracer_cls, net._tracer_extras = {}, None, {}

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from girih.dense.graph import CutParameter
 
 Entry = tuple[str, str | None, Any]
 """Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
 
 
-class Split(Protocol):
-    """A parameter that was cut along a dimension into parts with names of their own, and lengths along it."""
-
-    @property
-    def parameter(self) -> str: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def parts(self) -> Sequence[str]: ...
-
-    @property
-    def sizes(self) -> Sequence[int]: ...
-
-
-class Splits:
+class CutParameters:
     """Cuts what belongs to whole parameters, and joins what belongs to parts.
 
     Optimizer state of a parameter's shape is cut as the parameter is; other state, as a count of steps, is each part's.
     """
 
-    def __init__(self, splits: Iterable[Split]) -> None:
+    def __init__(self, splits: Iterable[CutParameter]) -> None:
         self._splits = {split.parameter: split for split in splits}
         self._whole_of = {part: split for split in self._splits.values() for part in split.parts}
 
