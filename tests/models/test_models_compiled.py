@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-SEVERAL = {"star": 6, "can": 11, "atbrg": 11}
+SEVERAL = {"star": 10, "can": 11, "atbrg": 11}
 """Models that look at their input's numbers on the host, as at lengths of histories, with the graphs that torch 2.13 makes."""
 MANY = ("dsin", "dien")
 """Models whose layers go along histories, so that every batch is another computation."""

@@ -377,9 +377,13 @@ def test_what_auto_has_chosen_is_kept_where_a_run_goes_on(directory, tmp_path):
     first = json.loads((tmp_path / "summary.json").read_text())["plan"]
     place = Storage.at(latest(tmp_path))
     written = Manifest.read(place)
-    kept = written.state["placing"]
-    assert kept["split"] == (first["dense"] == "split")
-    kept["split"] = not kept["split"]  # what is kept decides, not another measurement
+    plan = written.plan
+    assert plan["schedule"]["upper_network"] == plan["predicted"]["dense"] == first["dense"]
+    other = {"split": ("replicated", "alike"), "replicated": ("split", "per_rank")}[first["dense"]]
+    plan["schedule"]["upper_network"], plan["seeds"]["dropout"] = (
+        other  # what is kept decides, not another measurement
+    )
+    plan["predicted"]["dense"] = other[0]
     written.write(place)
     again = in_wide(directory, tmp_path, *words, "train.max_steps=6")
     done = subprocess.run([*again, "--resume"], capture_output=True, text=True, check=False)

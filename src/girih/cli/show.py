@@ -41,7 +41,8 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console.print(
         f"{count(summary['num_examples'])} examples in {count(summary['steps'])} steps, "
         f"{short(summary['samples_per_s'])} samples/s{expected}, {count(summary['num_rows'])} rows, "
-        f"{summary['duration_s']:.1f} s in all{compiling}"
+        f"{summary['duration_s']:.1f} s in all{compiling}",
+        soft_wrap=True,
     )
     if "hit_ratio" in summary:
         shares = ", ".join(f"{tier} {share:.1%}" for tier, share in summary["hit_ratio"].items())
