@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from waits import MARK, TO_PAGEABLE, CountWaits, waits_in
+from waits import MARK, TO_PAGEABLE, CountWaits, waits_by_step, waits_in
 
 import girih
 from girih.config.file import RunConfig
@@ -153,24 +153,11 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
         "train.max_steps=8",
         "train.log_every_steps=2",
     )
-    counted = CountWaits(monkeypatch)
     with settings.trainer() as trainer:
-        trainer.fit(settings.dataset("train"), epochs=0)
-        for _, store in trainer.sparse.stores():
-            store.state.memory.make_room(1 << 12)  # which it would wait for once
-        original, waits = trainer.dense.compute, []
-
-        def compute(*args, **kwargs):
-            waits.append(len(counted.found))
-            return original(*args, **kwargs)
-
-        trainer.dense.compute = compute
-        with counted:
-            trainer.fit(settings.dataset("train"))
-    by_step = np.diff(waits)[2:]  # from one forward pass to the next, once all is warm
+        by_step = waits_by_step(trainer, settings.dataset("train"), monkeypatch)
     assert len(by_step) >= 4
     # where steps may be skipped, the number of the next update is to be known
-    assert (by_step == 0).all() == (on_nonfinite == "stop"), "".join(counted.found[waits[2] :])
+    assert all(not each for each in by_step) == (on_nonfinite == "stop"), "".join(sum(by_step, []))
 
 
 @pytest.mark.filterwarnings("ignore:.*rofiler")  # which may tell how its events are kept

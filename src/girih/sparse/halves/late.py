@@ -11,10 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
+from girih.errors import NonFiniteError
 from girih.sparse.groups.group import EmbeddingGroup, feature_of
 from girih.sparse.groups.local_shards import LocalShards
+from girih.store import Store
+from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_state import GpuState
+
+Numbers = Sequence[float]
+Agree = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Joins what all halves of all R trainers say of a step, on the device; called once.
+
+Takes a 0-d bool, whether these rows refuse it, and float64[S], what else all are to be told. Returns a 0-d bool, whether anything
+refuses it, and float64[R, S], what all told.
+"""
+
+
+def _nothing(numbers: Numbers) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class LateCounts:
     """
 
     numbers: Tensor
-    by_name: Callable[[Sequence[float]], Mapping[str, int]]
+    by_name: Callable[[Numbers], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -35,17 +51,17 @@ class LateUpdate:
 
     Attributes:
         refused: 0-d bool, on the device: the step is.
-        nonfinite_keys: int32[1] of each group that took part: a key whose gradient is not finite, or -1.
-        name_of: (number of such a group, key) → name of a feature that has it.
+        told: float64[K], on the device: what the host is to hear.
+        explain: that on the host → why the rows refuse the step; None where they do not.
+        count: that on the host → counters after the update, or None where others are to be asked; called once, in the order of steps.
         take_back: what the host is to do once it learns that the step was refused.
-        counts: counters after the update; None where the host has to ask for some.
     """
 
     refused: Tensor
-    nonfinite_keys: Sequence[Tensor]
-    name_of: Callable[[int, int], str]
+    told: Tensor
+    explain: Callable[[Numbers], NonFiniteError | None] = _nothing
+    count: Callable[[Numbers], Mapping[str, int] | None] = _nothing
     take_back: Callable[[], None] = lambda: None
-    counts: LateCounts | None = None
 
     def done(self) -> bool:
         """Always true: whatever is launched later sees it."""
@@ -56,7 +72,7 @@ class LateUpdate:
 
 
 def apply_unless(
-    refused: Tensor,
+    agree: Agree,
     groups: Sequence[EmbeddingGroup],
     reads: Sequence[Any],
     given: Sequence[Sequence[Any]],
@@ -64,10 +80,9 @@ def apply_unless(
     step: int,
     lr_scale: float,
 ) -> LateUpdate:
-    """Moves the rows of all groups, or of none where the flag is set or a gradient is not finite.
+    """Moves the rows of all groups, or of none where the step is refused, as it is where a gradient is not finite.
 
     Args:
-        refused: 0-d bool, on the device.
         groups: in GPU memory; other arguments are those of :func:`girih.sparse.groups.group.apply_all`.
     """
     updates = []
@@ -75,38 +90,65 @@ def apply_unless(
         found: Any = group.gradients(read, own, batch)
         if found is not None:
             updates.append((group, read, found))
-    keys = [found.refused for _, _, found in updates]
-    if keys:
-        refused = refused | (torch.cat(keys) >= 0).any()
+    there: Any = groups[0]
+    none = torch.empty(0, dtype=torch.int32, device=there.device)
+    keys = torch.cat([none, *(found.refused for _, _, found in updates)])
+    refused, _ = agree((keys >= 0).any(), none.double())
     # as the kernels have it: a key's number where the step is refused, else -1
     flag = refused.to(torch.int32).reshape(1) - 1
     for group, read, found in updates:
         group.apply(read, replace(found, refused=flag), step, lr_scale)
     inverses = [(group, read.keys.unique.inverse) for group, read, _ in updates]
 
-    def name_of(number: int, key: int) -> str:
-        group, inverse = inverses[number]
-        return feature_of(group.group, inverse.cpu().numpy(), key, batch)
+    def explain(numbers: Numbers) -> NonFiniteError | None:
+        for (group, inverse), key in zip(inverses, numbers, strict=True):
+            if key >= 0:
+                return nonfinite_gradient(feature_of(group.group, inverse.cpu().numpy(), int(key), batch))
+        return None
 
-    return LateUpdate(refused, keys, name_of)
+    return LateUpdate(refused, keys.double(), explain)
 
 
-def counts_of(shards: LocalShards) -> LateCounts | None:
-    """Counters of shards as they are once all is done that was launched; None where some are not in GPU memory alone."""
+def nonfinite_gradient(feature: str) -> NonFiniteError:
+    """The refusal that names a feature."""
+    return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+
+
+def with_counts(update: LateUpdate, shards: LocalShards) -> LateUpdate:
+    """The same update, which tells the counters of shards after it as well, where all of them are in GPU memory alone."""
     stores = [store for _, store in shards.files()]
     memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
-    if not memories or len(memories) < len(stores):
-        return None
+    if len(memories) < len(stores):
+        return update
+    counts, num_own = counts_of(stores, memories), len(update.told)
+    return replace(
+        update,
+        told=torch.cat([update.told, counts.numbers]),
+        explain=lambda numbers: update.explain(numbers[:num_own]),
+        count=lambda numbers: counts.by_name(numbers[num_own:]),
+    )
+
+
+def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> LateCounts:
+    """Counters of stores in GPU memory as they are once all is done that was launched."""
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
-    of_host: Counter[str] = Counter()
-    for store in stores:
-        of_host.update(peeks=store.num_peeks, absent=store.num_absent)
+    # what is read for evaluation the host counts
+    of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
+    there = to_device(np.array(of_host, np.int64), memories[0].device)
 
-    def by_name(numbers: Sequence[float]) -> Mapping[str, int]:
-        total = Counter(of_host)
-        for memory, part in zip(memories, np.split(np.array(numbers), ends[:-1]), strict=True):
-            total.update(memory.counters_of(part.astype(np.int64)))
+    def by_name(numbers: Numbers) -> Mapping[str, int]:
+        *of_memories, (peeks, absent) = np.split(np.array(numbers).astype(np.int64), ends)
+        total = Counter(peeks=int(peeks), absent=int(absent))
+        for memory, part in zip(memories, of_memories, strict=True):
+            total.update(memory.counters_of(part))
         return dict(total)
 
-    return LateCounts(torch.cat(parts).double(), by_name)
+    return LateCounts(torch.cat([*parts, there]).double(), by_name)
+
+
+def summed_over(counts: LateCounts, ranks: TrainerGroup) -> LateCounts:
+    """The counters of all trainers together, which have the same tables; their message is launched."""
+    numbers = counts.numbers.clone()
+    ranks.all_reduce(numbers)
+    return replace(counts, numbers=numbers)

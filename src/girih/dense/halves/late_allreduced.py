@@ -1,0 +1,34 @@
+"""The dense half of a trainer among others on GPUs, of which the hosts learn loss and refusals a step late.
+
+Trainers vote on their GPUs: what one refuses moves nothing on any, nor do the steps behind it until the hosts know. They learn of it at the same
+step, and so they do of a stop.
+
+Shapes: R trainers, K words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from girih.dense.halves.allreduced import AllReducedReplica
+from girih.dense.halves.late_replica import STOPS, LateReplica, Numbers
+
+
+class LateAllReducedReplica(AllReducedReplica, LateReplica):  # type: ignore[misc]
+    """One copy of the dense parameters among equal ones, moved by decisions of the devices; see the module."""
+
+    def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
+        """See :class:`LateReplica`."""
+        stops = torch.full_like(loss, float(self.ranks.stop_requested))
+        return torch.stack([loss, refused.double(), stops])
+
+    def gathered(self, words: Tensor) -> Tensor:
+        """See :class:`LateReplica`."""
+        return self.ranks.all_gather(words)
+
+    def heed(self, ballots: Sequence[Numbers]) -> None:
+        """Learns, as all trainers do at the same step, whether one of them wants to stop."""
+        self.ranks.heed(sum(ballot[STOPS] for ballot in ballots))
