@@ -1,6 +1,7 @@
 """A dense half among others that decides on the devices: two real processes, each beside a half that waits."""
 
 import torch
+from test_allreduced import Net, Spoiled, batch_of, embeddings_of, optimizer, parameters_of
 
 from companions import together
 from girih.data.shares import share_of
@@ -8,7 +9,6 @@ from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.late_allreduced import LateAllReducedReplica
 from girih.dense.spec import DenseSpec
 from girih.sparse.halves.late import LateUpdate
-from test_allreduced import Net, Spoiled, batch_of, embeddings_of, optimizer, parameters_of
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 NONE = torch.empty(0, dtype=torch.float64)

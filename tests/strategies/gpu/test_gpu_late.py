@@ -1,6 +1,7 @@
 """A step on a GPU waits for nothing, and is refused there as it is on a CPU."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_no_step_reads_a_value_on_the_host(log_directory, monkeypatch, on_nonfin
         by_step = waits_by_step(trainer, settings.dataset("train"), monkeypatch)
     assert len(by_step) >= 4
     # where steps may be skipped, the number of the next update is to be known
-    assert all(not each for each in by_step) == (on_nonfinite == "stop"), "".join(sum(by_step, []))
+    assert all(not each for each in by_step) == (on_nonfinite == "stop"), "".join(chain(*by_step))
 
 
 @pytest.mark.filterwarnings("ignore:.*rofiler")  # which may tell how its events are kept

@@ -4,6 +4,7 @@ Dense halves are on GPUs where each of the two trainers has one.
 """
 
 import json
+from itertools import chain
 
 import pytest
 from scenes import play, play_all, write
@@ -87,7 +88,7 @@ def test_no_step_of_two_trainers_waits_but_for_the_number_of_keys_of_a_later_bat
     """Which the thread that works ahead waits for, on a stream of its own."""
     for by_step in told(directory)["gpu-waits"]["waits"]:
         assert len(by_step) >= 4
-        found = sum(by_step, [])
+        found = list(chain(*by_step))
         others = [each for each in found if not (each.startswith("to_host") and ", in find\n" in each)]
         assert not others, "".join(others)
         assert len(found) <= len(by_step) + 1

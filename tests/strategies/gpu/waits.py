@@ -4,6 +4,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from itertools import pairwise
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -135,7 +136,7 @@ def waits_by_step(trainer, data, monkeypatch, counted=None):
     trainer.dense.compute = compute
     with counted:
         trainer.fit(data)
-    return [counted.found[first:last] for first, last in zip(waits[2:], waits[3:], strict=False)]
+    return [counted.found[first:last] for first, last in pairwise(waits[2:])]
 
 
 def waits_in(trace):
