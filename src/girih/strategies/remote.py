@@ -255,16 +255,25 @@ class PipelinedStrategy(RemoteStrategy):
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
 
-    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized) -> Session:
-        """A session by this schedule; see :meth:`RemoteStrategy.session`."""
+    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
+        """A session by this schedule; see :meth:`RemoteStrategy.session`.
+
+        Args:
+            late: whether the dense half decides on its device what a step is refused for.
+        """
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), late=late)
         return self.session(plan, context, dense, schedule)
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "pipelined", "staleness": self.staleness}
+
+
+def learns_late(context: RunContext) -> bool:
+    """Whether the hosts learn a step late what came of it, as where the dense half is on a GPU and a refused step ends the run."""
+    return context.dense.device.type == "cuda" and context.dense.on_nonfinite == "stop"
 
 
 def address_of(plan: Plan, host: str) -> str:

@@ -31,7 +31,8 @@ from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
 from girih.sparse.halves.gpu_messages import GpuMessages
 from girih.sparse.halves.here import Arrival, ShardedHalf
-from girih.sparse.halves.late import Agree, LateUpdate, Numbers, counts_of, nonfinite_gradient, summed_over
+from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.late_groups import counts_of, summed_over
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed
 from girih.sparse.routing.gpu_router import GpuRouter, GpuTraffic
 from girih.sparse.routing.gpu_row_codec import GpuRowCodec

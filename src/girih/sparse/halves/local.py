@@ -103,7 +103,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         lr_scale: float,
     ) -> Any:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.late.LateUpdate`."""
-        from girih.sparse.halves.late import apply_unless, with_counts
+        from girih.sparse.halves.late_groups import apply_unless, with_counts
 
         update = apply_unless(agree, self.groups, reads, gradients, batch, step, lr_scale)
         return with_counts(update, self._shards)
