@@ -2,7 +2,7 @@
 
 | sparse half                          | schedule | dense half             |
 | ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
-| ``GpuCollectiveSparse``, the same    |          |                        |
+| ``GpuCollectiveSparse``, the same    | the same | the same, or ``LateAllReducedReplica`` |
 
 Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
 """
