@@ -142,15 +142,27 @@ class RemoteStrategy(StrategyOptions):
         )
         return service, seconds["dense"]
 
-    def session(self, plan: Plan, context: RunContext, dense: Optimized, schedule: Schedule) -> Session:
-        """Starts servers and workers; the session has the way to them, a dense half and a schedule."""
+    def session(
+        self,
+        plan: Plan,
+        context: RunContext,
+        dense: Optimized,
+        schedule: Schedule,
+        *,
+        staged: bool = False,
+    ) -> Session:
+        """Starts servers and workers; the session has the way to them, a dense half and a schedule.
+
+        Args:
+            staged: whether threads bring rows and take gradients along; to and from a GPU they do in any case.
+        """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import Codec
         from girih.training.feeds import LoaderFeed
         from girih.training.session import Session
 
-        processes = context.processes
+        processes, device = context.processes, context.dense.device
         codec = Codec.of(
             context.sparse.schema,
             context.sparse.needs,
@@ -169,7 +181,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
-            staging=None if context.dense.device.type == "cpu" else Staging(context.dense.device),
+            staging=Staging(device) if staged or device.type != "cpu" else None,
         )
         feed = LoaderFeed(
             context.ranks,
@@ -265,7 +277,7 @@ class PipelinedStrategy(RemoteStrategy):
 
         # ids never come here: the workers prepare them
         schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), late=late)
-        return self.session(plan, context, dense, schedule)
+        return self.session(plan, context, dense, schedule, staged=late)
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "pipelined", "staleness": self.staleness}

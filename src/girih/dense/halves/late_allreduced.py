@@ -12,13 +12,23 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
+from girih.data.batch import Batch
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.late_replica import STOPS, LateReplica, Numbers
+from girih.models.embeddings import Embeddings
+
+_SELDOM = 1 << 30
 
 
 class LateAllReducedReplica(AllReducedReplica, LateReplica):  # type: ignore[misc]
     """One copy of the dense parameters among equal ones, moved by decisions of the devices; see the module."""
+
+    def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
+        parallel = super()._distributed(batch, embeddings)
+        parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # it waits for the GPU to measure a step
+        return parallel
 
     def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
         """See :class:`LateReplica`."""
