@@ -1,10 +1,10 @@
 """Strategies with rows in servers whose hosts learn a step late what came of it, as on GPUs: they learn what others do."""
 
 import pytest
-from runs import difference
 from scenes import play, write
 
 from girih.strategies import asynchronous, hybrid
+from runs import difference
 
 STEPS, SIZE = 6, 16
 
@@ -24,7 +24,7 @@ def test_what_devices_decide_is_what_hosts_do(tmp_path, monkeypatch, strategy):
     late = play(directory, scene("late", strategy), act=lambda trainer: halves.append(trainer.dense))
     assert "Late" in type(halves[0]).__name__
     assert difference(directory / "waiting", directory / "late") == (0, 0)
-    assert late["test"] == waiting["test"]
+    assert late["logloss"] == waiting["logloss"]
     refused = play(directory, scene("refused", strategy, spoil=("nan", 0, 3), raises=True))
     assert refused["step"] == 3
     assert "step 3: the loss is nan" in refused["error"]
