@@ -353,7 +353,7 @@ def test_devices_decide_as_hosts_do():
 
 
 def test_keys_of_the_next_batch_travel_with_the_rows_of_this_one():
-    """So they are on the way, and found where they are asked for, while this one is computed: at the same place on all trainers."""
+    """Their owners find them while this one is computed; the place among messages is the same on all trainers."""
     sent, stats = [], Stats()
     stats.sent = lambda kind, num_bytes: sent.append(kind)
     ranks = TrainerGroup()
