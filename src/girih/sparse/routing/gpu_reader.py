@@ -88,9 +88,9 @@ class GpuReader:
         )  # fmt: skip
         return rows, values
 
-    def asked_once(self, served: GpuServed, first: int, last: int) -> Tensor:
-        """bool[last - first]: whether no other rank asks for the same key, for some positions of a message."""
-        return served.unique.counts[served.unique.inverse[first:last].long()] == 1
+    def asked_once(self, served: GpuServed, some: slice) -> Tensor:
+        """bool[·]: whether no other rank asks for the same key, for some positions of a message."""
+        return served.unique.counts[served.unique.inverse[some].long()] == 1
 
     def sum_gradients(self, served: GpuServed, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Sums what several ranks have for one key; waits for nothing.
