@@ -27,7 +27,8 @@ class LateAllReducedReplica(AllReducedReplica, LateReplica):  # type: ignore[mis
 
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
         parallel = super()._distributed(batch, embeddings)
-        parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # it waits for the GPU to measure a step
+        # it waits for the GPU to measure a step
+        parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # type: ignore[no-untyped-call]
         return parallel
 
     def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):  # type: 
         return self._go_on
 
     def _moved_here(self, server: DenseServer, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        half, put_back = server.replica, []
+        half = server.replica
+        put_back: list[Callable[[], None]] = []
 
         def move(parts: Gradients) -> None:
             if isinstance(half, LateReplica):
