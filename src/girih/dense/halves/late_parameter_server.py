@@ -42,7 +42,7 @@ class _Leaving:
         return None if reply is None else reply.wait()
 
 
-class LateParameterServerReplica(ParameterServerReplica, LateReplica):  # type: ignore[misc]
+class LateParameterServerReplica(ParameterServerReplica, LateReplica):
     """A copy of the dense parameters that a dense server moves; see the module, and :class:`ParameterServerReplica`."""
 
     kind_of_server = LateReplica

@@ -56,8 +56,10 @@ class GpuRequest:
 
     def tensors(self) -> Iterator[Tensor | None]:
         """All tensors of this."""
-        for part in (*self.traffic, *(self.served or ())):
-            yield from part.tensors()
+        for each in self.traffic:
+            yield from each.tensors()
+        for served in self.served or ():
+            yield from served.tensors()
 
 
 @dataclass(frozen=True)
