@@ -124,7 +124,7 @@ class _Watched(TorchDispatchMode):
 def waits_by_step(trainer, data, monkeypatch, counted=None):
     """What would wait in each step of a run, from one forward pass to the next, once all is warm."""
     counted = counted or CountWaits(monkeypatch)
-    trainer.fit(data, epochs=0)
+    trainer._run.open(data)
     for _, store in trainer.sparse.stores():
         store.state.memory.make_room(1 << 12)  # which it would wait for once
     original, waits = trainer.dense.compute, []
