@@ -9,7 +9,7 @@ import torch
 from girih.dense.halves.late_replica import LateReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
-from girih.sparse.halves.late import LateUpdate
+from girih.sparse.halves.late import LateUpdate, nonfinite_gradient
 from girih.testing.dense_suite import DenseHalfSuite, case, dense_spec
 
 OPTIMIZERS = {
@@ -30,8 +30,8 @@ class TestLateReplica(DenseHalfSuite):
         return LateReplica(dense_spec())
 
 
-def named(number, key):
-    return f"feature {key} of group {number}"
+def explained(numbers):
+    return nonfinite_gradient(f"number {numbers[0]:.0f}") if numbers[0] >= 0 else None
 
 
 def step(half, one, nonfinite=-1, spoil=False):
@@ -39,9 +39,10 @@ def step(half, one, nonfinite=-1, spoil=False):
     if spoil:
         one.vectors[2] = np.nan
     computed = half.compute(one.batch, one.embeddings())
-    key = torch.tensor([nonfinite], dtype=torch.int32)
-    update = LateUpdate(computed.refused | (key >= 0).any(), [key], named)
-    return computed.apply_unless(update)
+    key = torch.tensor([nonfinite], dtype=torch.float64)
+    refused, told = computed.agree((key >= 0).any(), key)
+    assert told.tolist() == [[nonfinite]]
+    return computed.apply_unless(LateUpdate(refused, key, explained))
 
 
 def numbers(half):
@@ -102,7 +103,7 @@ def test_what_a_group_refuses_is_refused_here_and_named():
     half = LateReplica(dense_spec())
     before = numbers(half)
     outcome = step(half, case(0), nonfinite=7)
-    assert "feature 7 of group 0" in str(outcome.refused)
+    assert "the gradient of feature 'number 7'" in str(outcome.refused)
     assert np.isfinite(outcome.loss)
     assert_same(numbers(half), before)
 

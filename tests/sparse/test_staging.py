@@ -19,7 +19,22 @@ def staged():
     return Staging(CPU)
 
 
-def in_flight(staging, **packets):
+def pushed(pulled, step):
+    return pulled.push(step)
+
+
+def pushed_late(pulled, step):
+    """As a dense half does whose device decides, and for which the rows refuse nothing."""
+    update = pulled.push_unless(lambda refused, words: (refused, words.unsqueeze(0)), step)
+    assert update.explain(update.told.tolist()) is None
+    return update
+
+
+def dropped_late(pulled, step):
+    return pulled.push_unless(lambda refused, words: (~refused, words.unsqueeze(0)), step)
+
+
+def in_flight(staging, push=pushed, drop=lambda pulled, step: pulled.discard(), **packets):
     """Steps of which up to ``STALENESS`` are read ahead; what is read of all keys, and its staleness, in the end."""
     with site(spec_of(optimizer=girih.optim.Adagrad(lr=0.5)), staging=staging, **packets) as here:
         (trainer,) = here.trainers
@@ -34,7 +49,7 @@ def in_flight(staging, **packets):
                 number, pulled = ahead.pop(0)
                 give(pulled, 1 + number)
                 # those pulled later were asked for before, and so read rows that this does not move
-                pending = pulled.discard() if number == 3 else pulled.push(number + 1)
+                pending = (drop if number == 3 else push)(pulled, number + 1)
                 pending.wait()
                 assert pending.done()
                 found.append(pulled.staleness)
@@ -58,6 +73,32 @@ def test_several_batches_in_flight_are_those_without_staging(half):
     assert made[1] <= 2
 
 
+def test_what_a_device_decides_is_what_a_host_does():
+    plain, staleness, _ = in_flight(None)
+    found, same, _ = in_flight(staged, pushed_late, dropped_late)
+    np.testing.assert_array_equal(found, plain)
+    assert same == staleness
+
+
+def test_gradients_that_are_not_finite_move_nothing_and_are_named():
+    with site(staging=staged) as here:
+        (trainer,) = here.trainers
+        batch = batch_of([1, 2], [1, 2])
+        before = here.peek(batch)
+        pulled = trainer.pull(here.keep(batch))
+        (block,) = give(pulled, 1).blocks
+        block.values.grad[1, block.features.index("item"), 2] = float("inf")
+        update = pulled.push_unless(lambda refused, words: (refused, words.unsqueeze(0)), 7)
+        update.wait()
+        assert (
+            str(update.explain(update.told.tolist())) == "the gradient of feature 'item' is NaN or infinite"
+        )
+        np.testing.assert_array_equal(here.peek(batch), before)
+        assert trainer.last_step == 7
+        update.take_back()
+        assert trainer.last_step == 0
+
+
 class Moment:
     """Stands for an event of a GPU, which has not come yet."""
 
@@ -71,7 +112,8 @@ class Moment:
         assert self.come.wait(30)
 
 
-def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monkeypatch):
+@pytest.mark.parametrize("push", [pushed, lambda pulled, step: pulled.push_unless(lambda r, w: (r, w), step)])
+def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monkeypatch, push):
     with site(staging=staged) as here:
         (trainer,) = here.trainers
         moments = [Moment(), Moment()]
@@ -82,7 +124,7 @@ def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monk
         pulled = [trainer.pull(here.keep(batch)) for _ in range(3)]
         for each in pulled:
             give(each, 1)
-        pending = [pulled[0].push(1), pulled[1].push(2), pulled[2].discard()]
+        pending = [pushed(pulled[0], 1), push(pulled[1], 2), pulled[2].discard()]
         moments[1].come.set()  # the later one first
         assert not any(each.done() for each in pending)
         np.testing.assert_array_equal(here.peek(batch), before)

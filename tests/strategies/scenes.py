@@ -277,6 +277,11 @@ def _play(directory, scene, ranks, change, act):
             spoil(trainer, ranks.rank, *scene["spoil"])
         if scene.get("slow_rank", -1) == ranks.rank:
             trainer.model.register_forward_pre_hook(lambda module, given: time.sleep(0.02))
+        if "waits" in scene:
+            from waits import waits_by_step  # beside the tests of GPUs
+
+            with pytest.MonkeyPatch.context() as patch:
+                return {"waits": ranks.gather(waits_by_step(trainer, datasets["train"], patch))}
         left = settings.train.epochs - trainer.state.epoch
         if "raises" in scene:
             try:

@@ -183,13 +183,25 @@ def test_the_next_batch_is_prepared_before_this_one_is_pushed():
     assert of(sparse.events, "push") == [0, 1, 2]
 
 
-def test_what_fails_in_reading_ahead_is_raised_after_the_step_before_it():
+def test_two_batches_may_be_prepared_ahead():
+    sparse, read = FakeSparse(cases.spec()), []
+    source = (read.append(item[1]) or item for item in batches(4))
+    steps = steps_of(in_step(prefetch=2), source, sparse, FakeDense())
+    for number, read_by_then in enumerate(([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3])):
+        assert next(steps).token == number
+        assert read == read_by_then
+    assert list(steps) == []
+    assert len(of(sparse.events, "prepare")) == 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_what_fails_in_reading_ahead_is_raised_after_the_step_before_it(ahead):
     def failing():
         yield from batches(2)
         raise OSError("of the disk")
 
     done = []
-    steps = steps_of(in_step(prefetch=True), failing(), FakeSparse(cases.spec()), FakeDense())
+    steps = steps_of(in_step(prefetch=ahead), failing(), FakeSparse(cases.spec()), FakeDense())
     with pytest.raises(OSError, match="of the disk"):
         done.extend(step.token for step in steps)
     assert done == [0, 1]

@@ -59,20 +59,16 @@ class Late:
     """An outcome on its way to the host; see :class:`Outcome`.
 
     Args:
-        told: float64[K], on a device, the loss first.
-        explain: the K numbers → why the step was refused, or None; asked once.
-        count: the K numbers → counters, where they are among them.
+        told: float64[K], on a device.
+        read: the K numbers on the host → the outcome; asked once, in the order of steps.
+        together: trainers ask for it at the same step, since they go on alike: it is not known until they do.
     """
 
     def __init__(
-        self,
-        told: Tensor,
-        explain: Callable[[Sequence[float]], NonFiniteError | None],
-        count: Callable[[Sequence[float]], Mapping[str, int] | None] = lambda numbers: None,
+        self, told: Tensor, read: Callable[[Sequence[float]], Known], *, together: bool = False
     ) -> None:
-        self._explain, self._count = explain, count
         self._known: Known | None = None
-        self._told = told
+        self._told, self._read, self._together = told, read, together
         self._event: Any = None
         if told.device.type == "cuda":
             self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
@@ -97,7 +93,9 @@ class Late:
 
     def known(self) -> bool:
         """See :class:`Outcome`; without a GPU, once it was asked for."""
-        return self._known is not None or (self._event is not None and bool(self._event.query()))
+        if self._known is not None or self._event is None or self._together:
+            return self._known is not None
+        return bool(self._event.query())
 
     def wait(self) -> None:
         """See :class:`Outcome`."""
@@ -107,11 +105,10 @@ class Late:
         if self._known is None:
             if self._event is not None:
                 self._event.synchronize()
-            numbers = self._told.tolist()
-            self._known = Known(numbers[0], self._explain(numbers), self._count(numbers))
-            self._explain = self._count = _explained  # lets go of what they held
+            self._known = self._read(self._told.tolist())
+            self._read = _was_read  # lets go of what it held
         return self._known
 
 
-def _explained(numbers: Sequence[float]) -> None:
-    return None
+def _was_read(numbers: Sequence[float]) -> Known:
+    raise LookupError("an outcome is read once")

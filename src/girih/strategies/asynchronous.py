@@ -17,7 +17,7 @@ from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.basis import Basis
 from girih.planner.speed.step import StepCost
-from girih.strategies.remote import PipelinedStrategy, address_of
+from girih.strategies.remote import PipelinedStrategy, address_of, learns_late
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -53,15 +53,16 @@ class Asynchronous(PipelinedStrategy):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
+        from girih.dense.halves.late_parameter_server import LateParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
         context.ranks.step_apart()
-        processes = context.processes
-        dense = ParameterServerReplica(
+        processes, late = context.processes, learns_late(context)
+        dense = (LateParameterServerReplica if late else ParameterServerReplica)(
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],
             address=address_of(plan, processes.host("trainer", 0)),
             secret=processes.secret,
         )
-        return self.pipelined(plan, context, dense)
+        return self.pipelined(plan, context, dense, late=late)

@@ -17,7 +17,7 @@ from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.basis import Basis
 from girih.planner.speed.step import StepCost
-from girih.strategies.remote import PipelinedStrategy
+from girih.strategies.remote import PipelinedStrategy, learns_late
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -42,6 +42,8 @@ class Hybrid(PipelinedStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
+        from girih.dense.halves.late_allreduced import LateAllReducedReplica
 
-        dense = AllReducedReplica(context.dense, context.ranks)
-        return self.pipelined(plan, context, dense)
+        late = learns_late(context)
+        dense = (LateAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
+        return self.pipelined(plan, context, dense, late=late)

@@ -142,15 +142,27 @@ class RemoteStrategy(StrategyOptions):
         )
         return service, seconds["dense"]
 
-    def session(self, plan: Plan, context: RunContext, dense: Optimized, schedule: Schedule) -> Session:
-        """Starts servers and workers; the session has the way to them, a dense half and a schedule."""
+    def session(
+        self,
+        plan: Plan,
+        context: RunContext,
+        dense: Optimized,
+        schedule: Schedule,
+        *,
+        staged: bool = False,
+    ) -> Session:
+        """Starts servers and workers; the session has the way to them, a dense half and a schedule.
+
+        Args:
+            staged: whether threads bring rows and take gradients along; to and from a GPU they do in any case.
+        """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import BatchCodec
         from girih.training.feeds import LoaderFeed
         from girih.training.session import Session
 
-        processes = context.processes
+        processes, device = context.processes, context.dense.device
         codec = BatchCodec.of(
             context.sparse.schema,
             context.sparse.needs,
@@ -169,7 +181,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
-            staging=None if context.dense.device.type == "cpu" else Staging(context.dense.device),
+            staging=Staging(device) if staged or device.type != "cpu" else None,
         )
         feed = LoaderFeed(
             context.ranks,
@@ -255,16 +267,25 @@ class PipelinedStrategy(RemoteStrategy):
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
 
-    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized) -> Session:
-        """A session by this schedule; see :meth:`RemoteStrategy.session`."""
+    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
+        """A session by this schedule; see :meth:`RemoteStrategy.session`.
+
+        Args:
+            late: whether the dense half decides on its device what a step is refused for.
+        """
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
-        return self.session(plan, context, dense, schedule)
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), late=late)
+        return self.session(plan, context, dense, schedule, staged=late)
 
     def _schedule(self) -> dict[str, Any]:
         return {"name": "pipelined", "staleness": self.staleness}
+
+
+def learns_late(context: RunContext) -> bool:
+    """Whether the hosts learn a step late what came of it, as where the dense half is on a GPU and a refused step ends the run."""
+    return context.dense.device.type == "cuda" and context.dense.on_nonfinite == "stop"
 
 
 def address_of(plan: Plan, host: str) -> str:

@@ -2,7 +2,7 @@
 
 | sparse half                          | schedule | dense half             |
 | ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
-| ``GpuCollectiveSparse``, the same    |          |                        |
+| ``GpuCollectiveSparse``, the same    | the same | the same, or ``LateAllReducedReplica`` |
 
 Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
 """
@@ -98,18 +98,26 @@ class Synchronous(StrategyOptions):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
+        from girih.dense.halves.late_allreduced import LateAllReducedReplica
         from girih.training.feeds import ExampleFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session
 
-        dense = AllReducedReplica(context.dense, context.ranks)
-        sparse = _sparse_half(plan, context)
-        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan))
+        sparse, on_gpu = _sparse_half(plan, context)
+        # under "skip", the number of the next update depends on what came of this one
+        late = on_gpu and context.dense.on_nonfinite == "stop"
+        dense = (LateAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
+        options = {**steps_of(plan), "late": late}
+        if options.get("prefetch") and is_on_gpu(plan):
+            options["prefetch"] = (
+                2  # the next batch's keys travel with this one's rows, so that their number is known by then
+            )
+        feed, schedule = ExampleFeed(context.ranks), in_step(**options)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
 
-def _sparse_half(plan: Plan, context: RunContext) -> SparseHalf:
-    """This trainer's part of all tables, on the device that the plan says."""
+def _sparse_half(plan: Plan, context: RunContext) -> tuple[SparseHalf, bool]:
+    """This trainer's part of all tables, on the device that the plan says, and whether that is the GPU of the dense half."""
     here = (context.sparse, context.ranks, context.stats)
     options = {
         "float16_embeddings": plan.wire["embeddings"] == "float16",
@@ -119,16 +127,18 @@ def _sparse_half(plan: Plan, context: RunContext) -> SparseHalf:
     if is_on_gpu(plan):
         from girih.sparse.halves.gpu_collective import GpuCollectiveSparse
 
-        return GpuCollectiveSparse(*here, **options)
+        half = GpuCollectiveSparse(*here, **options)
+        return half, half.is_on_gpu_of(context.dense.device)
     from girih.sparse.halves.collective import CollectiveSparse
 
-    return CollectiveSparse(
+    half_of_hosts = CollectiveSparse(
         *here,
         hosts=plan.hosts_of(TRAINER),
         interleaving=plan.schedule.get("interleaving", ()),
         excluded=plan.schedule.get("excluded", ()),
         **options,
     )
+    return half_of_hosts, False
 
 
 def predicted_of(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:

@@ -91,13 +91,13 @@ class Pipelined:
 
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
-        prefetch: one more batch is read, and what depends on its ids alone is done beside the compute of those before.
+        prefetch: so many more batches are read, and what depends on their ids alone is done beside the compute of those before.
         late: what came of a step is known a step late: the halves keep a refused step from moving anything.
     """
 
     staleness: int
     micro_batches: int = 1
-    prefetch: bool = False
+    prefetch: int = 0
     late: bool = False
 
     def __call__(
@@ -121,8 +121,7 @@ class Pipelined:
                     under_way.popleft().wait()
                 while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
                     ahead.append(item)
-                if self.prefetch:
-                    source.prepare()
+                source.prepare(self.prefetch)
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
@@ -155,36 +154,37 @@ class Pipelined:
         return dense.compute(last, rows(examples), computed)
 
 
-def in_step(micro_batches: int = 1, *, prefetch: bool = False, late: bool = False) -> Pipelined:
+def in_step(micro_batches: int = 1, *, prefetch: int = 0, late: bool = False) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
     return Pipelined(0, micro_batches, prefetch, late)
 
 
 class _Source(Generic[Token]):
-    """Batches in turn, of which the next one may be prepared."""
+    """Batches in turn, of which the next ones may be prepared."""
 
     def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
         self._batches, self._sparse, self._spans = batches, sparse, spans
-        self._prepared: tuple[Batch, Token, Any] | None = None
+        self._prepared: deque[tuple[Batch, Token, Any]] = deque()
         self._failed: Exception | None = None
         self._ended = False
 
-    def prepare(self) -> None:
-        """Reads the next batch, and has it prepared; no-op where one is. What fails in reading is raised when it is pulled."""
-        if self._prepared is not None or self._failed is not None:
-            return
-        try:
-            item = self._next()
-        except Exception as error:
-            self._failed = error
-        else:
-            self._prepared = item and (*item, self._sparse.prepare(item[0]))
+    def prepare(self, count: int) -> None:
+        """Reads the next batches and has them prepared, as far as they are not. What fails in reading is raised when it is pulled."""
+        while len(self._prepared) < count and self._failed is None:
+            try:
+                item = self._next()
+            except Exception as error:
+                self._failed = error
+            else:
+                if item is None:
+                    return
+                self._prepared.append((*item, self._sparse.prepare(item[0])))
 
     def pull(self) -> tuple[Batch, Token, Pulled] | None:
         """Starts to read the rows of the next batch; None after the last one."""
-        if self._failed is not None:
+        prepared = self._prepared.popleft() if self._prepared else None
+        if prepared is None and self._failed is not None:
             raise self._failed
-        prepared, self._prepared = self._prepared, None
         item = self._next() if prepared is None else prepared[:2]
         if item is None:
             return None
@@ -236,7 +236,7 @@ def _moved_late(
 ) -> tuple[Step[Token], Pending]:
     """Pushes and applies what a batch gave, or neither, as the device decides."""
     with spans("push"):
-        pushed = pulled.push_unless(computed.refused, number, lr_scale())
+        pushed = pulled.push_unless(computed.agree, number, lr_scale())
     with spans("apply"):
         outcome = computed.apply_unless(pushed)
     return Step(token, num_examples(batch), outcome, pulled.staleness), pushed

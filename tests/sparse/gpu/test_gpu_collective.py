@@ -2,6 +2,7 @@
 
 import inspect
 import tempfile
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,9 +138,14 @@ def numbers_of(embeddings):
     return blocks + [sequence.values for sequence in embeddings.sequences.values()]
 
 
-def step_of(half, batch, step, prepared=None, *, bad=False):
+def pushed(pulled, step):
+    pulled.push(step, 0.7).wait()
+
+
+def step_of(half, batch, step, prepared=None, *, bad=False, meanwhile=lambda: None, push=pushed):
     """A step with gradients that depend on rank and step alone; returns what was read."""
     pulled = half.pull(batch, prepared)
+    meanwhile()
     found = numbers_of(pulled.wait())
     rng = np.random.default_rng(step)
     total = 0.0
@@ -151,7 +157,7 @@ def step_of(half, batch, step, prepared=None, *, bad=False):
     if isinstance(total, torch.Tensor):
         total.backward()
     seen = [leaf.detach().cpu().numpy().copy() for leaf in found]
-    pulled.push(step, 0.7).wait()
+    push(pulled, step)
     return seen
 
 
@@ -166,16 +172,20 @@ def assert_near(mine, expected, **tolerance):
             np.testing.assert_allclose(mine[key][name], value, err_msg=f"{key} {name}", **tolerance)
 
 
-def run(half, ranks, *, steps=2, prefetch=False, weighted=False):
-    """Some steps; returns what was read, and the rows."""
+def run(half, ranks, *, steps=2, prefetch=0, weighted=False, push=pushed):
+    """Some steps, so many batches prepared ahead of each; returns what was read, and the rows."""
     batches = [batch_of(ranks.rank, step, weighted=weighted) for step in range(1, steps + 1)]
-    seen, prepared = [], None
+    seen, prepared = [], deque()
+
+    def prepare():
+        first = len(seen_steps) + len(prepared)
+        prepared.extend(half.prepare(batch) for batch in batches[first : len(seen_steps) + prefetch])
+
+    seen_steps = []
     for step, batch in enumerate(batches, 1):
-        if not prefetch or prepared is None:
-            seen += step_of(half, batch, step)
-        else:
-            seen += step_of(half, batch, step, prepared)
-        prepared = half.prepare(batches[step % steps]) if prefetch else None
+        own = prepared.popleft() if prepared else None
+        seen_steps.append(step)
+        seen += step_of(half, batch, step, own, meanwhile=prepare, push=push)
     return seen, rows_of(half)
 
 
@@ -228,7 +238,9 @@ def ahead_or_not(ranks):
         GpuCollectiveSparse(spec_of(gpu=gpu_of(ranks)), ranks, **options)
         for options in ({}, {"ahead": True, "micro_batches": 2})
     )
-    (seen, rows), (other_seen, other_rows) = run(plain, ranks), run(ahead, ranks, prefetch=True)
+    (seen, rows), (other_seen, other_rows) = (
+        run(half, ranks, steps=4, prefetch=count) for half, count in ((plain, 0), (ahead, 2))
+    )
     for mine, expected in zip(other_seen, seen, strict=True):
         np.testing.assert_array_equal(mine, expected)
     assert rows == other_rows
@@ -240,6 +252,60 @@ def ahead_or_not(ranks):
         except NonFiniteError as error:
             refusals.append(str(error))
         assert values_of(half) == before
+        half.close()
+    return refusals
+
+
+def vote(ranks, *, refuses=False):
+    """What a dense half does for all trainers' halves, of which this one's refuses the step."""
+
+    def agree(rows_refuse, words):
+        refused = (rows_refuse | refuses).double().reshape(1)
+        told = ranks.all_gather(torch.cat([refused, words]))
+        return (told[:, 0] > 0).any(), told[:, 1:]
+
+    return agree
+
+
+def late_or_not(ranks):
+    """Whether what the devices decide moves the same bits and counts the same; what is said of a step that rows on one refuse."""
+    told, halves = [], []
+    for ahead in (False, True):
+        stats = Stats()
+        half = GpuCollectiveSparse(spec_of(gpu=gpu_of(ranks)), ranks, stats, ahead=ahead)
+        halves.append((half, stats))
+
+    def push_late(pulled, step):
+        told.append(pulled.push_unless(vote(ranks), step, 0.7))
+
+    (plain, plain_stats), (late, stats) = halves
+    seen, rows = run(plain, ranks, steps=3)
+    other_seen, other_rows = run(late, ranks, steps=3, prefetch=2, push=push_late)
+    for mine, expected in zip(other_seen, seen, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    assert rows == other_rows
+    assert stats.counters[SERVED_ROWS] == 0  # the host was told of no step yet
+    for update in told:
+        assert update.explain(update.told.tolist()) is None
+        counters = update.count(update.told.tolist())
+    assert counters == plain.stats().counters == late.stats().counters
+    for name in (ASKED_KEYS, SERVED_ROWS, PACED_KEYS):
+        assert stats.counters[name] == plain_stats.counters[name], name
+    before, updates = values_of(late), late.stats().store["updates"]
+    refusals = []
+
+    def push_refused(pulled, step):
+        update = pulled.push_unless(vote(ranks, refuses=step == 4 and ranks.rank == 1), step, 0.7)
+        assert update.refused.item()
+        refusals.append(str(update.explain(update.told.tolist())))
+        update.take_back()
+
+    for step in (4, 5):  # what the dense half of the other refuses; what rows of this one do
+        step_of(late, batch_of(ranks.rank, 1), step, bad=step == 5 and ranks.rank == 0, push=push_refused)
+        assert values_of(late) == before
+        assert late.last_step == 3
+    assert late.stats().store["updates"] == updates
+    for half, _ in halves:
         half.close()
     return refusals
 
@@ -277,6 +343,35 @@ def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywher
     assert one == other
     assert len(one) == 2
     assert all("of table" in each for each in one)
+
+
+def test_devices_decide_as_hosts_do():
+    own, other = on_gpus(late_or_not, 2)
+    assert own[0] == other[0] == "None"
+    assert "of feature" in own[1]
+    assert "of table" in other[1]
+
+
+def test_keys_of_the_next_batch_travel_with_the_rows_of_this_one():
+    """Their owners find them while this one is computed; the place among messages is the same on all trainers."""
+    sent, stats = [], Stats()
+    stats.sent = lambda kind, num_bytes: sent.append(kind)
+    ranks = TrainerGroup()
+    half = GpuCollectiveSparse(spec_of(), ranks, stats, ahead=True)
+    groups = len(half.groups_of_tables)
+    run(half, ranks, steps=4, prefetch=2)
+    half.close()
+    by_step = [sent[first : first + groups] for first in range(0, len(sent), groups)]
+    assert all(len(set(each)) == 1 for each in by_step)
+    one = ["ids", "embeddings", "gradients"]
+    # those of the second batch are asked for behind the rows of the first
+    assert [each[0] for each in by_step] == [
+        *one,
+        "ids",
+        "embeddings",
+        *["ids", "gradients", "embeddings"] * 2,
+        "gradients",
+    ]
 
 
 def test_owners_are_those_of_the_cpu():

@@ -3,11 +3,15 @@
 Dense halves are on GPUs where each of the two trainers has one.
 """
 
+import json
+from itertools import chain
+
 import pytest
 from scenes import play, play_all, write
 
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
+from girih.kernels.gpu import jit
 from girih.planner.plan import Plan
 from gpu_ranks import kind_of, share_a_gpu
 from runs import difference
@@ -40,8 +44,13 @@ def directory(tmp_path_factory):
         scene("gpu-weighted", "weighted", GPU, "schedule.prefetch=true", "schedule.micro_batches=2", *device),
         scene("half-gpu", "din", GPU, *HALF, *device),
         scene("gpu-from-local", "din", GPU, *device, load="half-local"),
+        scene("gpu-nan", "deepfm", GPU, *device, spoil=("nan", 1, 2), raises=True),
+        scene("gpu-inf", "deepfm", GPU, *device, spoil=("infinite", 0, 3), raises=True),
     ]
-    play_all(directory, scenes, 2, kind_of(2))
+    if jit.INTERPRETED:
+        steps = ["train.max_steps=8", "data.batch_size=8", "train.log_every_steps=2"]
+        scenes.append(scene("gpu-waits", "deepfm", GPU, *steps, waits=True))
+    (directory / "told.json").write_text(json.dumps(play_all(directory, scenes, 2, kind_of(2))))
     return directory
 
 
@@ -60,6 +69,29 @@ def test_a_checkpoint_of_two_goes_on_in_dram_and_one_of_local_on_two(directory):
         rows, dense = difference(directory / "local-din", directory / name)
         assert rows < ROWS, name
         assert dense < DENSE, name
+
+
+def told(directory):
+    """What was told of each scene on the first trainer."""
+    return json.loads((directory / "told.json").read_text())
+
+
+def test_what_one_trainer_refuses_ends_the_run_of_all_at_that_step(directory):
+    nan, infinite = (told(directory)[name] for name in ("gpu-nan", "gpu-inf"))
+    assert (nan["step"], infinite["step"]) == (2, 3)
+    assert "step 2: the loss of trainer 1 is nan" in nan["error"] or share_a_gpu(2)
+    assert "step 3: the gradient of feature" in infinite["error"]
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="on GPUs the profiler is to count; see test_gpu_late.py")
+def test_no_step_of_two_trainers_waits_but_for_the_number_of_keys_of_a_later_batch(directory):
+    """Which the thread that works ahead waits for, on a stream of its own."""
+    for by_step in told(directory)["gpu-waits"]["waits"]:
+        assert len(by_step) >= 4
+        found = list(chain(*by_step))
+        others = [each for each in found if not (each.startswith("to_host") and ", in find\n" in each)]
+        assert not others, "".join(others)
+        assert len(found) <= len(by_step) + 1
 
 
 @pytest.mark.parametrize("option", ["interleaving_groups=2", 'excluded=["item"]'])

@@ -1,13 +1,16 @@
 """Waits of the host for a GPU: found by operators where kernels are interpreted, and in traces of torch's profiler where they are not."""
 
 import sys
+import threading
 import traceback
 from collections import Counter
+from itertools import pairwise
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.dense.outcome import Late
+from girih.sparse.halves.here import ShardedHalf
 
 ATEN = torch.ops.aten
 SIZED_BY_VALUES = {
@@ -26,7 +29,7 @@ MARK = "girih step"
 
 
 class CountWaits(TorchDispatchMode):
-    """Notes what would wait on a GPU, where kernels are interpreted; not what the interpreter does.
+    """Notes what would wait on a GPU, where kernels are interpreted; not what the interpreter does. A sparse half's thread is watched too.
 
     Attributes:
         found: of each, what it was and by whom it was called.
@@ -38,6 +41,10 @@ class CountWaits(TorchDispatchMode):
         for name, module in list(sys.modules.items()):
             if name.startswith("girih.kernels.gpu") and hasattr(module, "launch"):
                 self._replace(monkeypatch, module, "launch", self._unheard)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("girih.") and hasattr(module, "to_host"):
+                self._replace(monkeypatch, module, "to_host", self._heard)
+        self._replace(monkeypatch, ShardedHalf, "_do", self._done)
         self._newest = None
         self._replace(monkeypatch, Late, "__init__", self._made)
         self._replace(monkeypatch, Late, "_arrived", self._asked)
@@ -62,7 +69,20 @@ class CountWaits(TorchDispatchMode):
 
     def _note(self, what):
         if self.active and not self.launching:
-            self.found.append(what + "\n" + "".join(traceback.format_stack(limit=6)[:-2]))
+            self.found.append(what + "\n" + "".join(traceback.format_stack(limit=8)[:-2]))
+
+    def _done(self, name, call, args, kwargs):
+        """What is asked of a sparse half's thread: modes are of one thread each."""
+        half, work = args
+        asking = threading.current_thread()
+
+        def watched():
+            if threading.current_thread() is asking or not self.active:
+                return work()
+            with _Watched(self):
+                return work()
+
+        return call(half, watched)
 
     def _replace(self, monkeypatch, owner, name, around):
         original = getattr(owner, name)
@@ -88,6 +108,35 @@ class CountWaits(TorchDispatchMode):
     def _heard(self, name, call, args, kwargs):
         self._note(name)
         return call(*args, **kwargs)
+
+
+class _Watched(TorchDispatchMode):
+    """Has what another thread does noted."""
+
+    def __init__(self, counting):
+        super().__init__()
+        self._counting = counting
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return self._counting.__torch_dispatch__(func, types, args, kwargs)
+
+
+def waits_by_step(trainer, data, monkeypatch, counted=None):
+    """What would wait in each step of a run, from one forward pass to the next, once all is warm."""
+    counted = counted or CountWaits(monkeypatch)
+    trainer._run.open(data)
+    for _, store in trainer.sparse.stores():
+        store.state.memory.make_room(1 << 12)  # which it would wait for once
+    original, waits = trainer.dense.compute, []
+
+    def compute(*args, **kwargs):
+        waits.append(len(counted.found))
+        return original(*args, **kwargs)
+
+    trainer.dense.compute = compute
+    with counted:
+        trainer.fit(data)
+    return [counted.found[first:last] for first, last in pairwise(waits[2:])]
 
 
 def waits_in(trace):

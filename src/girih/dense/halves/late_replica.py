@@ -1,9 +1,9 @@
-"""The dense half of one process on a GPU, of which the host learns loss and refusal a step late.
+"""A dense half on a GPU of which the host learns loss and refusal a step late.
 
 A step that is refused is refused on the device: a flag there keeps rows and parameters where they are, and those of the steps
 that were launched before the host learned of it. So no step waits for the GPU.
 
-Shapes: P parameters with a gradient, K groups of tables.
+Shapes: P parameters with a gradient, R trainers.
 """
 
 from __future__ import annotations
@@ -18,48 +18,42 @@ from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Buffers, Gradients, Replica
-from girih.dense.outcome import Late
+from girih.dense.outcome import Known, Late
 from girih.dense.spec import DenseSpec
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 
-NameOf = Callable[[int, int], str]
-
-
-class Counts(Protocol):
-    """Counters on their way to the host; :class:`girih.sparse.halves.late.LateCounts`."""
-
-    @property
-    def numbers(self) -> Tensor: ...
-
-    @property
-    def by_name(self) -> Callable[[Sequence[float]], Mapping[str, int]]: ...
+Numbers = Sequence[float]
+LOSS, REFUSES, STOPS = range(3)
+"""Words of a trainer's ballot: its part of the step's loss, whether it refuses the step, whether it wants to stop behind it."""
 
 
 class Update(Protocol):
-    """The update of a step's rows, which is launched; :class:`girih.sparse.halves.late.LateUpdate`.
+    """The update of a step's rows, which is launched; see :class:`girih.sparse.halves.late.LateUpdate`.
 
     Attributes:
         refused: 0-d bool, on the device: the step moves nothing.
-        nonfinite_keys: int32[1] of each of K groups: a key whose gradient is not finite, or -1.
-        counts: counters after it, where the device has all of them.
+        told: float64[K], on the device: what the host is to hear.
     """
 
     @property
     def refused(self) -> Tensor: ...
 
     @property
-    def counts(self) -> Counts | None: ...
+    def told(self) -> Tensor: ...
 
     @property
-    def nonfinite_keys(self) -> Sequence[Tensor]: ...
-
-    @property
-    def name_of(self) -> NameOf:
-        """(group, key) → name of a feature that has it."""
+    def explain(self) -> Callable[[Numbers], NonFiniteError | None]:
+        """What was told → why the rows refuse the step; None where they do not."""
         ...
 
-    def take_back(self) -> None:
+    @property
+    def count(self) -> Callable[[Numbers], Mapping[str, int] | None]:
+        """What was told → counters after it, or None where the half is to be asked; called once, in the order of steps."""
+        ...
+
+    @property
+    def take_back(self) -> Callable[[], None]:
         """Undoes on the host what the step changed there, once the host learns that it was refused."""
         ...
 
@@ -69,10 +63,11 @@ class LateComputed:
     """Loss and gradients of one batch, or of several micro-batches, as far as they are launched.
 
     Attributes:
-        loss: 0-d, on the device.
-        refused: 0-d bool, on the device: a loss or gradient is NaN or infinite, or a step before was refused.
+        loss: 0-d, on the device: this trainer's part of the step's.
+        refused: 0-d bool, on the device: a loss or gradient here is NaN or infinite, or a step before was refused.
         names, largest: P names, and float32[P], the largest absolute value of each gradient.
         embeddings: those of each micro-batch.
+        ballots: float64[R, 3], those of all trainers, once they have voted.
     """
 
     half: LateReplica
@@ -83,35 +78,58 @@ class LateComputed:
     names: Sequence[str]
     largest: Tensor
     embeddings: Sequence[Embeddings]
+    ballots: Tensor | None = None
 
     @property
     def reason(self) -> NonFiniteError:
-        """Why the step is refused: waits for the device."""
-        numbers = self._told(()).tolist()
-        return self._explain(numbers, _NoRows.name_of) or NonFiniteError("this step is not refused")
+        """Why the step is refused here: waits for the device."""
+        loss, stopped, *largest = self._own().tolist()
+        return self._explain(loss, stopped, largest) or NonFiniteError("this step is not refused")
+
+    def agree(self, rows_refuse: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """The vote of all trainers on the step, launched; see :data:`girih.sparse.halves.late.Agree`."""
+        ballot = self.half.ballot(self.loss, self.refused | rows_refuse)
+        told = self.half.gathered(torch.cat([ballot, words]))
+        self.ballots = told[:, : len(ballot)]
+        return (self.ballots[:, REFUSES] > 0).any(), told[:, len(ballot) :]
 
     def apply(self) -> None:
-        """One optimizer step, where nothing here refuses it."""
-        self.apply_unless(_NoRows(self.refused))
+        """One optimizer step, where no trainer refuses it."""
+        none = self.loss.new_empty(0)
+        refused, _ = self.agree(torch.zeros_like(self.refused), none)
+        self.apply_unless(_NoRows(refused, none))
 
     def apply_unless(self, rows: Update) -> Late:
-        """One optimizer step, which moves nothing where that of the rows does not."""
-        told, counts = self._told(rows.nonfinite_keys), rows.counts
-        num_own = len(told)
+        """One optimizer step, which moves nothing where that of the rows does not.
+
+        Raises:
+            LookupError: trainers have not voted on the step.
+        """
+        if self.ballots is None:
+            raise LookupError("a step that nobody has voted on")
+        parts = [self.ballots.reshape(-1), self._own(), rows.told]
+        ends = [len(parts[0]), len(parts[0]) + len(parts[1])]
+        num_words = self.ballots.shape[1]
         put_back = self.half.move_unless(rows.refused, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
 
-        def explain(numbers: Sequence[float]) -> NonFiniteError | None:
-            reason = self._explain(numbers[:num_own], rows.name_of)
-            if reason is not None:
+        def read(numbers: Numbers) -> Known:
+            told, own, of_rows = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
+            ballots = [told[first : first + num_words] for first in range(0, len(told), num_words)]
+            self.half.heed(ballots)
+            refusal = None
+            if any(ballot[REFUSES] for ballot in ballots):
+                loss, stopped, *largest = own
+                refusal = (
+                    self._explain(loss, stopped, largest, [ballot[LOSS] for ballot in ballots])
+                    or rows.explain(of_rows)
+                    or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+                )
                 put_back()
                 rows.take_back()
-            return reason
+            return Known(sum(ballot[LOSS] for ballot in ballots), refusal, rows.count(of_rows))
 
-        if counts is None:
-            return Late(told, explain)
-        by_name = counts.by_name
-        return Late(torch.cat([told, counts.numbers]), explain, lambda numbers: by_name(numbers[num_own:]))
+        return Late(torch.cat(parts), read, together=len(self.ballots) > 1)
 
     def discard(self) -> None:
         """Drops the gradients, and puts back the buffers that the forward pass moved."""
@@ -119,15 +137,19 @@ class LateComputed:
             buffer.copy_(before)
         self.gradients, self.buffers = [], []
 
-    def _told(self, nonfinite_keys: Sequence[Tensor]) -> Tensor:
-        """float64[2 + P + K]: what the host needs to know."""
-        parts = (self.loss.reshape(1), self.half.stopped.reshape(1), self.largest, *nonfinite_keys)
+    def _own(self) -> Tensor:
+        """float64[2 + P]: the loss, whether a step before was refused, the largest values."""
+        parts = (self.loss.reshape(1), self.half.stopped.reshape(1), self.largest)
         return torch.cat([part.double() for part in parts])
 
-    def _explain(self, numbers: Sequence[float], name_of: NameOf) -> NonFiniteError | None:
-        """Why a step that told these numbers was refused; None where it was not."""
-        loss, stopped, *rest = numbers
-        largest, keys = rest[: len(self.names)], rest[len(self.names) :]
+    def _explain(
+        self, loss: float, stopped: float, largest: Numbers, losses: Numbers = ()
+    ) -> NonFiniteError | None:
+        """Why the dense half refuses a step; None where it does not.
+
+        Args:
+            losses: those of all trainers.
+        """
         if stopped:
             return NonFiniteError("a step before it was refused")
         if not math.isfinite(loss):
@@ -135,14 +157,12 @@ class LateComputed:
             feature = next((each for each in features if each), None)
             named = f", and so is feature {feature!r}" if feature else ""
             return NonFiniteError(f"the loss is {loss}{named}")
+        for rank, value in enumerate(losses):
+            if not math.isfinite(value):
+                return NonFiniteError(f"the loss of trainer {rank} is {value}")
         for name, value in zip(self.names, largest, strict=True):
             if not math.isfinite(value):
                 return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
-        for group, key in enumerate(keys):
-            if key >= 0:
-                return NonFiniteError(
-                    f"the gradient of feature {name_of(group, int(key))!r} is NaN or infinite"
-                )
         return None
 
 
@@ -151,15 +171,18 @@ class _NoRows:
     """No rows beside a step."""
 
     refused: Tensor
-    nonfinite_keys: Sequence[Tensor] = ()
-    counts: None = None
+    told: Tensor
 
     @staticmethod
-    def name_of(number: int, key: int) -> str:
-        """Never asked."""
-        raise LookupError(f"group {number}, key {key}")
+    def explain(numbers: Numbers) -> None:
+        """They refuse nothing."""
 
-    def take_back(self) -> None:
+    @staticmethod
+    def count(numbers: Numbers) -> None:
+        """Nor do they count."""
+
+    @staticmethod
+    def take_back() -> None:
         """No-op."""
 
 
@@ -167,7 +190,7 @@ class LateReplica(Replica):
     """One copy of the dense parameters, moved by decisions of the device; see the module.
 
     Attributes:
-        stopped: 0-d bool on the device: a step was refused, and the host does not know it yet.
+        stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
     """
 
     def __init__(self, spec: DenseSpec) -> None:
@@ -188,11 +211,12 @@ class LateReplica(Replica):
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
-            mean = self._mean_loss(outputs, targets) if len(outputs) else outputs.new_zeros(())
+            mean = self._mean_loss(outputs, targets) if len(outputs) else None
         with self._phase("backward"):
-            if mean.requires_grad:
-                mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
-            loss = mean.detach().double() * share
+            self._backward(outputs, mean, share)
+            loss = outputs.new_zeros((), dtype=torch.float64)
+            if mean is not None:
+                loss = mean.detach().double() * share
             refused = ~torch.isfinite(loss)
             if onto is None:
                 refused = refused | self.stopped
@@ -205,6 +229,17 @@ class LateReplica(Replica):
         names = [name for (name, _), gradient in named if gradient is not None] if last else []
         given = [embeddings] if onto is None else [*onto.embeddings, embeddings]
         return LateComputed(self, loss, refused, gradients, buffers, names, largest, given)
+
+    def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
+        """float64[3]: what this trainer says of a step; see :data:`STOPS`."""
+        return torch.stack([loss, refused.double(), torch.zeros_like(loss)])
+
+    def gathered(self, words: Tensor) -> Tensor:
+        """float64[R, K], the words of all trainers, float64[K] each: there is one."""
+        return words.unsqueeze(0)
+
+    def heed(self, ballots: Sequence[Numbers]) -> None:
+        """Takes note of what all trainers said of a step: nothing to one that is alone."""
 
     def move_unless(self, refused: Tensor, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
         """One optimizer step, after clipping, which leaves all as it was where the flag is set.

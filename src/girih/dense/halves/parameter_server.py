@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -25,34 +25,57 @@ from torch import Tensor, nn
 from girih.comm.endpoints import connect, listen
 from girih.comm.group import TrainerGroup
 from girih.comm.pinned import Parcels
-from girih.comm.rpc import Client, Frame, Reply, Request
+from girih.comm.rpc import Client, Frame, Request
 from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
 
 STEP, NEWEST = 1, 2
 
 
-class DenseServer:
-    """The parameters that count, and the optimizer that moves them; its methods may be called from any thread."""
+class Asked(Protocol):
+    """A step on its way to the server."""
 
-    def __init__(self, spec: DenseSpec) -> None:
-        self.replica = Replica(spec)
+    def done(self) -> bool:
+        """Whether :meth:`wait` returns at once."""
+        ...
+
+    def wait(self) -> Frame | None:
+        """The server's answer; None where it was not asked after all."""
+        ...
+
+
+class DenseServer:
+    """The parameters that count, and the optimizer that moves them; its methods may be called from any thread.
+
+    Args:
+        kind: of the half that has both.
+    """
+
+    def __init__(self, spec: DenseSpec, kind: type[Replica] = Replica) -> None:
+        self.replica = kind(spec)
         self._parcels = Parcels(spec.device)
         self.version = 0
         self.staleness_max = 0
         self._lock = threading.Lock()
 
-    def step(self, gradient: Tensor, given: NDArray[np.uint8], version: int) -> tuple[Tensor, int]:
+    def step(
+        self,
+        gradient: Tensor,
+        given: NDArray[np.uint8],
+        version: int,
+        move: Callable[[Gradients], object] | None = None,
+    ) -> tuple[Tensor, int]:
         """One optimizer step; returns the parameters after it, float32[P], and their version.
 
         Args:
             gradient: float32[P], on the device of the parameters. given: uint8[n], whether each parameter took part in the loss.
             version: of the parameters that it is the gradient of.
+            move: moves the parameters; the replica's own method by default.
         """
         with self._lock:
             self.staleness_max = max(self.staleness_max, self.version - version)
             parts = zip(_parts_of(gradient, self.replica.parameters), given, strict=True)
-            self.replica.move([part if takes_part else None for part, takes_part in parts])
+            (move or self.replica.move)([part if takes_part else None for part, takes_part in parts])
             self.version += 1
             return self._flat(), self.version
 
@@ -93,6 +116,8 @@ class ParameterServerReplica(Replica):
     """
 
     checks_embeddings = True
+    kind_of_server: ClassVar[type[Replica]] = Replica
+    """The half that has the parameters and the optimizer of the server."""
 
     def __init__(
         self, spec: DenseSpec, ranks: TrainerGroup, *, staleness: int, address: str, secret: bytes
@@ -101,16 +126,15 @@ class ParameterServerReplica(Replica):
         self._ranks, self._staleness = ranks, staleness
         self._version = 0
         self._parcels = Parcels(spec.device)
-        self._under_way: deque[Reply] = deque()
+        self._under_way: deque[Asked] = deque()
         self._server: DenseServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
         self._closing = ExitStack()
         if not self.parameters:
             return
         if ranks.first:
-            self._server = server = DenseServer(
-                replace(spec, module=copy.deepcopy(self.module), compile=False)
-            )
+            of_server = replace(spec, module=copy.deepcopy(self.module), compile=False)
+            self._server = server = DenseServer(of_server, self.kind_of_server)
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
                 pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))
@@ -128,9 +152,7 @@ class ParameterServerReplica(Replica):
         """Sends the gradients; waits where more than ``staleness`` steps are under way."""
         if not self.parameters:
             return
-        given = np.array([gradient is not None for gradient in gradients], np.uint8)
-        pairs = zip(self.parameters, gradients, strict=True)
-        gradient = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
+        gradient, given = self._flattened(gradients)
         if self._server is not None:
             self._take(*self._server.step(gradient, given, self._version))
         elif self._client is not None:
@@ -138,6 +160,12 @@ class ParameterServerReplica(Replica):
             self.stats_of_process.sent("dense", flat.nbytes)
             self._under_way.append(self._client.call(STEP, (self._version,), (flat, given)))
             self._take_arrived(self._staleness)
+
+    def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
+        """float32[P], and uint8[n], which of the parameters took part in the loss."""
+        given = np.array([gradient is not None for gradient in gradients], np.uint8)
+        pairs = zip(self.parameters, gradients, strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]), given
 
     def sync(self) -> None:
         """Returns when the server has taken all steps of all trainers, with the newest parameters here."""
@@ -169,7 +197,8 @@ class ParameterServerReplica(Replica):
     def _take_arrived(self, most_under_way: int) -> None:
         newest = None
         while self._under_way and (self._under_way[0].done() or len(self._under_way) > most_under_way):
-            newest = self._under_way.popleft().wait()
+            answer = self._under_way.popleft().wait()
+            newest = newest if answer is None else answer
         if newest is not None:
             self._take_frame(newest)
 

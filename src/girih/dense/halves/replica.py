@@ -247,7 +247,7 @@ class Replica:
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
         """Gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
         if mean is not None and mean.requires_grad:
-            mean.backward(mean.new_tensor(share))  # type: ignore[no-untyped-call]
+            mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
 
     def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
         """A refusal that names a parameter or a feature whose gradient is NaN or infinite, if there is one."""

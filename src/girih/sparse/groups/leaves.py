@@ -5,6 +5,7 @@ Shapes: B examples, L ids of a sequence feature in the batch, D width of an embe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
-from girih.sparse.groups.pack import Group
+from girih.sparse.groups.pack import Group, Output
 
 
 class Leaves:
@@ -66,6 +67,27 @@ class Leaves:
     def gradients(self) -> list[Any]:
         """For each output of all groups float32[·, D] where it lies, or None where it took no part in the loss."""
         return [_summed(array, leaves) for array, leaves in zip(self._arrays, self._leaves, strict=True)]
+
+    def largest(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
+        given = [gradient for _, gradient in self._given(gradients)]
+        if not given:
+            return torch.empty(0, device=torch.as_tensor(self._arrays[0]).device if self._arrays else None)
+        return torch.stack(torch._foreach_norm(given, math.inf))
+
+    def nonfinite_feature(self, gradients: Sequence[Tensor | None], largest: Sequence[float]) -> str | None:
+        """A feature whose gradient is NaN or infinite, or None; ``largest`` are what the method of that name found."""
+        for (output, gradient), value in zip(self._given(gradients), largest, strict=True):
+            if not math.isfinite(value):
+                by_feature = gradient.view(-1, 1 if output.whole else len(output.names), gradient.shape[-1])
+                bad = ~torch.isfinite(by_feature).all(dim=2).all(dim=0)
+                return output.names[int(bad.nonzero()[0])]
+        return None
+
+    def _given(self, gradients: Sequence[Tensor | None]) -> list[tuple[Output, Tensor]]:
+        """The outputs with gradients of any number."""
+        pairs = zip(self._outputs, gradients, strict=True)
+        return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]
 
 
 def _summed(

@@ -1,18 +1,19 @@
 """Shards spread over the GPUs of all trainers: keys and rows go from GPU to GPU, by AllToAllv.
 
-It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. What the host must know of a batch, how
-many keys go where, is found and told when the batch is prepared, on a stream of its own. Keys, rows and gradients travel within
-a step, while the trainer waits for what comes of them: so all trainers issue one order of messages, those of their dense halves included.
+It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A batch that is prepared has its unique keys found,
+and all ranks told how many go where, on a stream of its own, while batches before it are computed. Its keys travel with the rows of
+the batch before, while the trainer waits for these: so all trainers issue one order of messages, those of their dense halves included. What
+ids alone decide at their owners is done on that stream too.
 
-Shapes: R ranks, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this rank, W columns of a row.
+Shapes: R ranks, G groups, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this rank, W columns of a row.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,33 +21,57 @@ import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.exchange import Counts, Direct
+from girih.comm.group.exchange import Direct
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
-from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
+from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.side_stream import SideStream, take_over
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
+from girih.sparse.halves.gpu_messages import GpuMessages
 from girih.sparse.halves.here import Arrival, ShardedHalf
+from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.late_groups import counts_of, summed_over
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed
-from girih.sparse.routing.gpu_router import KEY_WORDS, GpuRouter, GpuTraffic
+from girih.sparse.routing.gpu_router import GpuRouter, GpuTraffic
 from girih.sparse.routing.gpu_row_codec import GpuRowCodec
 from girih.sparse.spec import SparseSpec
+from girih.store.gpu.gpu_memory import to_device, to_host
 
-Coming = Callable[[], Tensor]
-"""A message on its way: returns it, which on a GPU may be before it is there, as its stream knows."""
+
+@dataclass(eq=False)
+class GpuRequest:
+    """The keys of one batch.
+
+    Attributes:
+        traffic: of each group, what this rank asks for, and how much is asked of it.
+        served: of each group, the keys that are asked of this rank; None until they have come.
+        ready: when all of it is there, for other streams.
+    """
+
+    traffic: Sequence[GpuTraffic]
+    served: Sequence[GpuServed] | None = None
+    ready: torch.cuda.Event | None = None
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """All tensors of this."""
+        for each in self.traffic:
+            yield from each.tensors()
+        for served in self.served or ():
+            yield from served.tensors()
 
 
 @dataclass(frozen=True)
 class GpuExchanged:
-    """One group in one step: what was asked here and elsewhere, and what is served here."""
+    """One group in one step: what was asked here and elsewhere, what is served here, and where these rows are, int32[K]."""
 
     traffic: GpuTraffic
     served: GpuServed
+    rows: Tensor
 
 
-class GpuCollectiveSparse(ShardedHalf[list[GpuTraffic], GpuExchanged]):
+class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
     """Tables whose shards are spread evenly over the GPUs of the trainers, one shard on each.
 
     Each group has messages of its own; while those of one are on the way, what the next one needs is done. With micro-batches all rows
@@ -77,75 +102,91 @@ class GpuCollectiveSparse(ShardedHalf[list[GpuTraffic], GpuExchanged]):
         )
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.ranks = ranks
-        # a thread has connections, and a communicator, of its own
-        apart = ranks.size > 1 and (ahead or micro_batches > 1)
-        self._part = ranks.split(range(ranks.size)) if apart else None
-        self._between = self._part or ranks
-        self._exchange = Direct(self._between)
+        # counts are told over gloo beside whatever the trainer does, and gloo is not for two threads
+        self._part = ranks.split(range(ranks.size)) if ranks.size > 1 and ahead else None
+        self._exchange = Direct(self._part or ranks)
         self._stats = stats or Stats()
+        self._messages = GpuMessages(
+            ranks,
+            self._stats,
+            rows=GpuRowCodec(float16_embeddings),
+            gradients=GpuRowCodec(float16_gradients),
+        )
         self._readers = [GpuReader(*each) for each in zip(groups, shards.stores, strict=True)]
         self._routers = [
             GpuRouter(group, reader.state, ranks.size)
             for group, reader in zip(groups, self._readers, strict=True)
         ]
-        self._rows, self._gradients = GpuRowCodec(float16_embeddings), GpuRowCodec(float16_gradients)
+        self._unsent: deque[GpuRequest] = deque()
         self._tables = [table.name for group in groups for table in group.spec.tables]
         self._table_ends = np.cumsum([len(group.spec.tables) for group in groups])
+        self._asked_of_all = 0  # as far as the host knows what came of steps
         if groups:
             self._device = self._readers[0].state.memory.device
             self._side = SideStream(self._device)
 
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[GpuTraffic]:
+    def is_on_gpu_of(self, device: torch.device) -> bool:
+        """Whether there are rows, in the memory of a device's kind; where kernels are interpreted, that is the CPU."""
+        return bool(self._routers) and self._device.type == device.type
+
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> GpuRequest:
         """Finds the keys of a batch, and tells all ranks how many are whose; waits for the GPU to have found them."""
         if not self._routers:  # a model of numbers alone
-            return []
-        with self._side() as ready:
+            return GpuRequest(())
+        with self._side():
             asked = [router.ask(batch, train=train) for router in self._routers]
             counts = [torch.diff(each.ends, prepend=each.ends.new_zeros(1)) for each in asked]
             by_rank = [each.view(self.ranks.size, -1) for each in counts]
-            told = torch.cat(by_rank, dim=1).cpu().numpy()  # waits for this stream alone
-            with self._waiting("ids", train=train):
+            told = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
+            with self._messages.waiting("ids", train=train):
                 route = self._exchange.tell(told)
             asks, of_ranks = (
                 np.split(each, self._table_ends[:-1], axis=1) for each in (route.told, route.asked)
             )
-            return [
-                router.traffic(*each, ready)
-                for router, each in zip(self._routers, zip(asked, asks, of_ranks, strict=True), strict=True)
-            ]
+            return GpuRequest(
+                [
+                    router.traffic(*each)
+                    for router, each in zip(
+                        self._routers, zip(asked, asks, of_ranks, strict=True), strict=True
+                    )
+                ]
+            )
 
-    def fetch(self, found: list[GpuTraffic]) -> None:
-        """No-op: all rows are in memory."""
+    def fetch(self, found: GpuRequest) -> None:
+        """Has the keys sent with the rows of the next batch that is read."""
+        self._unsent.append(found)
 
     def read(
         self,
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[GpuTraffic] | None = None,
+        found: GpuRequest | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[GpuExchanged]]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
-        traffic = self.find(batch, parts, train=train) if found is None else found
-        for each in traffic:
-            take_over(each.ready, each.tensors(), self._device)
-        keys = [self._there("ids", KEY_WORDS, each, each.message, train=train) for each in traffic]
+        request = self.find(batch, parts, train=train) if found is None else found
+        all_served = self._served(request, train=train)
+        if request.traffic:
+            take_over(request.ready, request.tensors(), self._device)
         reads, rows = [], []
-        for each, reader, came in zip(traffic, self._readers, keys, strict=True):
-            message = came().view(int(each.asked.sum()), KEY_WORDS)
-            served, values = reader.read(message, each.sections, step, train=train)
-            reads.append(GpuExchanged(each, served))
-            rows.append(self._send_rows(reads[-1], reader, values, train=train))
+        for each, reader, served in zip(request.traffic, self._readers, all_served, strict=True):
+            places, values = reader.read(served, step, train=train)
+            reads.append(GpuExchanged(each, served, places))
+            alone = partial(reader.asked_once, served)
+            rows.append(self._messages.send_rows(each, values, alone, train=train))
         outputs = [router.bags.outputs(batch) for router in self._routers]
         fills = [
             router.fill(own, each, came, batch, parts)
-            for router, own, each, came in zip(self._routers, outputs, traffic, rows, strict=True)
+            for router, own, each, came in zip(self._routers, outputs, request.traffic, rows, strict=True)
         ]
         of_all: list[Any] = [output for own in outputs for output in own]
-        for _ in parts:
+        for number, _ in enumerate(parts):
             for fill in fills:
                 next(fill)
+            while self._unsent and number == 0:  # before the trainer goes on, and sends messages itself
+                self._served(self._unsent.popleft(), train=True)
             yield reads, of_all
 
     def update(
@@ -161,31 +202,73 @@ class GpuCollectiveSparse(ShardedHalf[list[GpuTraffic], GpuExchanged]):
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
-        coming = [
-            self._send_gradients(read, router.gradients(read.traffic, given, batch))
-            for read, router, given in zip(reads, self._routers, gradients, strict=True)
-        ]
-        sums = [
-            reader.sum_gradients(read.served, came())
-            for read, reader, came in zip(reads, self._readers, coming, strict=True)
-        ]
-        bad, num_served = self._judged(reads, [refused for _, refused in sums])
-        num_asked = sum(int(read.traffic.asked.sum()) for read in reads)
+        sums = self._summed(batch, reads, gradients)
+        num_asked = _num_asked(reads)
         took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
-        with self._waiting("vote", train=True):
+        bad = num_served = 0
+        if reads:
+            bad, num_served = to_host(torch.stack([self._worst(reads, sums), _num_served(reads)])).tolist()
+        with self._messages.waiting("vote", train=True):
             *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
-        self._stats.counters[ASKED_KEYS] += num_asked
-        self._stats.counters[SERVED_ROWS] += num_served
-        self._stats.counters[PACED_KEYS] += self.ranks.size * int(most)
+        self._count(num_asked, num_served, most)
         if worst:
-            raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
+            raise self._named(worst)
         for read, reader, summed, apply in zip(reads, self._readers, sums, all_took_part, strict=True):
             if apply:
-                reader.apply(read.served, *summed, step, lr_scale)
+                reader.apply(read.served, read.rows, summed.totals, summed.refused, step, lr_scale)
+
+    def update_unless(
+        self,
+        agree: Agree,
+        batch: Batch,
+        reads: list[GpuExchanged],
+        gradients: Sequence[Any],
+        step: int,
+        lr_scale: float,
+    ) -> LateUpdate:
+        """As :meth:`update`, decided on the devices, by all trainers together; see :class:`ShardedHalf`."""
+        sums = self._summed(batch, reads, gradients)
+        took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
+        num_asked, worst = _num_asked(reads), self._worst(reads, sums)
+        own_keys = torch.cat([summed.own_key for summed in sums])
+        words = to_device(np.array([num_asked, *took_part]), self._device)
+        refused, told = agree(
+            (worst > 0) | (own_keys >= 0).any(), torch.cat([worst.reshape(1).double(), words])
+        )
+        # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
+        moves = ~refused & (told[:, 2:] > 0).any(dim=0)
+        flags = (-moves.to(torch.int32)).unsqueeze(1).repeat(1, 4)
+        for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
+            reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
+        memories = [reader.state.memory for reader in self._readers]
+        stores = [store for _, store in self._shards.files()]
+        counts = summed_over(counts_of(stores, memories), self.ranks)
+        parts = [own_keys, told[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
+        ends = np.cumsum([part.numel() for part in parts])[:-1]
+
+        def explain(numbers: Numbers) -> NonFiniteError | None:
+            own, of_all, *_ = np.split(np.array(numbers), ends)
+            for router, read, key in zip(self._routers, reads, own, strict=True):
+                if key >= 0:
+                    return nonfinite_gradient(router.feature_of(read.traffic, int(key), batch))
+            worst_of_all = of_all[::2].max()
+            return self._named(worst_of_all) if worst_of_all else None
+
+        def count(numbers: Numbers) -> Mapping[str, int]:
+            _, of_all, num_served, of_store = np.split(np.array(numbers), ends)
+            asked = of_all[1::2]
+            self._count(num_asked, int(num_served[0]), asked.max())
+            self._asked_of_all += int(asked.sum())
+            balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
+            return {**counts.by_name(of_store.tolist()), **balance}
+
+        return LateUpdate(refused, torch.cat([part.double() for part in parts]), explain, count=count)
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        return over_all_ranks(super().stats(), self.ranks, self._stats)
+        found = over_all_ranks(super().stats(), self.ranks, self._stats)
+        self._asked_of_all = found.balance[ASKED_KEYS]
+        return found
 
     def close(self) -> None:
         """See :class:`ShardedHalf`; leaves the others."""
@@ -193,81 +276,70 @@ class GpuCollectiveSparse(ShardedHalf[list[GpuTraffic], GpuExchanged]):
         if self._part is not None:
             self._part.close()
 
-    def _send_rows(
-        self, read: GpuExchanged, reader: GpuReader, values: Tensor, *, train: bool
-    ) -> Callable[[], Tensor]:
-        """Rows that this rank serves go to who asked, and those that it asked for come: float32[U, W]."""
-        each, codec, dim = read.traffic, self._rows, values.shape[1]
-        came = self._back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
+    def _served(self, request: GpuRequest, *, train: bool) -> Sequence[GpuServed]:
+        """The keys that are asked of this rank, beside whatever the GPU does; keys are sent where they were not."""
+        if request.served is None:
+            if not request.traffic:
+                return ()
+            with self._side() as request.ready:
+                coming = [self._messages.send_keys(each, train=train) for each in request.traffic]
+                request.served = [
+                    reader.find(came(), each.sections, train=train)
+                    for reader, each, came in zip(self._readers, request.traffic, coming, strict=True)
+                ]
+        return request.served
 
-        def rows() -> Tensor:
-            found = codec.unpack(came().view(int(each.asks.sum()), codec.width(dim)))
-            if codec.float16:  # what this rank alone asks for does not travel, and is not rounded
-                mine, theirs = self._own(each.asks), self._own(each.asked)
-                alone = reader.asked_once(read.served, theirs.start, theirs.stop)
-                found[mine] = torch.where(alone.unsqueeze(1), values[theirs], found[mine])
-            return found
+    def _summed(self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Any]) -> list[_Summed]:
+        """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU."""
+        own_keys, coming = [], []
+        for read, router, given in zip(reads, self._routers, gradients, strict=True):
+            own, own_key = router.gradients(read.traffic, given, batch)
+            own_keys.append(own_key)
+            coming.append(self._messages.send_gradients(read.traffic, own))
+        return [
+            _Summed(*reader.sum_gradients(read.served, came()), own_key)
+            for read, reader, came, own_key in zip(reads, self._readers, coming, own_keys, strict=True)
+        ]
 
-        return rows
-
-    def _send_gradients(self, read: GpuExchanged, own: Tensor) -> Coming:
-        """Gradients of rows that this rank asked for go to their owners, and those of rows here come: float32[K, W]."""
-        each, codec, dim = read.traffic, self._gradients, own.shape[1]
-        came = self._there("gradients", codec.width(dim), each, codec.pack(own), train=True)
-
-        def gradients() -> Tensor:
-            found = codec.unpack(came().view(int(each.asked.sum()), codec.width(dim)))
-            if codec.float16:  # what does not travel is not rounded
-                found[self._own(each.asked)] = own[self._own(each.asks)]
-            return found
-
-        return gradients
-
-    def _judged(self, reads: Sequence[GpuExchanged], refused: Sequence[Tensor]) -> tuple[int, int]:
-        """1 + the number of a table with a gradient that is not finite, or 0; and how many keys are served: waits for the GPU."""
-        if not reads:
-            return 0, 0
+    def _worst(self, reads: Sequence[GpuExchanged], sums: Sequence[_Summed]) -> Tensor:
+        """int64[], on the device: 1 + the number of a table with a sum that is not finite, or 0."""
         starts = self._table_ends - [len(read.traffic.sections.most) for read in reads]
         found = []
-        for start, reader, read, flag in zip(starts.tolist(), self._readers, reads, refused, strict=True):
-            bad = reader.bad_table(read.served, flag)
-            found.append(torch.cat([torch.where(bad > 0, bad + start, bad), read.served.keys.num.long()]))
-        told = torch.stack(found).cpu()
-        return int(told[:, 0].max()), int(told[:, 1].sum())
+        for start, reader, read, summed in zip(starts.tolist(), self._readers, reads, sums, strict=True):
+            bad = reader.bad_table(read.served, summed.refused)
+            found.append(torch.where(bad > 0, bad + start, bad))
+        return torch.cat(found).max()
 
-    def _own(self, counts: Counts) -> slice:
-        """This rank's part of what lies by rank."""
-        behind = counts.sum(axis=1).cumsum()[self.ranks.rank]
-        return slice(int(behind - counts[self.ranks.rank].sum()), int(behind))
+    def _named(self, worst: float) -> NonFiniteError:
+        return NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
 
-    def _there(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
-        """Sends something of each key that this rank asks for to the key's owner."""
-        return self._begin(kind, sent, width * each.asks, width * each.asked, train=train)
+    def _count(self, num_asked: int, num_served: int, most_asked: float) -> None:
+        """Counts how evenly the keys of a step were spread."""
+        self._stats.counters[ASKED_KEYS] += num_asked
+        self._stats.counters[SERVED_ROWS] += num_served
+        self._stats.counters[PACED_KEYS] += self.ranks.size * int(most_asked)
 
-    def _back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
-        """Sends something of each key that this rank is asked for to who asked."""
-        return self._begin(kind, sent, width * each.asked, width * each.asks, train=train)
 
-    def _begin(self, kind: str, sent: Tensor, to_each: Counts, of_each: Counts, *, train: bool) -> Coming:
-        sizes, others = to_each.sum(axis=1), np.arange(self.ranks.size) != self.ranks.rank
-        self._stats.sent(kind, sent.element_size() * int(sizes[others].sum()))
-        with self._waiting(kind, train=train):
-            came = self._between.begin_exchange(
-                sent.reshape(-1), sizes.tolist(), of_each.sum(axis=1).tolist()
-            )
+@dataclass(frozen=True)
+class _Summed:
+    """Gradients of one group's rows here.
 
-        def wait() -> Tensor:
-            with self._waiting(kind, train=train):
-                return came()
+    Attributes:
+        totals: float32[K, W], of which the first are those of unique keys.
+        refused: int32[1]: a key whose own is not finite, or -1.
+        own_key: int32[1]: a key of this rank's batch whose gradient is not finite, or -1.
+    """
 
-        return wait
+    totals: Tensor
+    refused: Tensor
+    own_key: Tensor
 
-    @contextmanager
-    def _waiting(self, kind: str, *, train: bool) -> Iterator[None]:
-        """Times what the host waits for others; on a GPU it hands messages over and goes on."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
-        self._stats.spans.add(f"exchange {kind}", start, seconds)
-        if train:
-            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
+
+def _num_asked(reads: Sequence[GpuExchanged]) -> int:
+    """Keys that all ranks ask of this one."""
+    return sum(int(read.traffic.asked.sum()) for read in reads)
+
+
+def _num_served(reads: Sequence[GpuExchanged]) -> Tensor:
+    """int64[], on the device: the same, each key once."""
+    return torch.cat([read.served.keys.num for read in reads]).long().sum()

@@ -86,12 +86,10 @@ class PulledHere(Generic[Found, Read]):
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
-    def push_unless(self, refused: Any, step: int, lr_scale: float = 1.0) -> Any:
-        """Launches :meth:`push`, which moves nothing where a flag on the device is set; see :mod:`girih.sparse.halves.late`."""
+    def push_unless(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
+        """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.late`."""
         reads, _ = self._parts[-1][1].result()
-        return self._half.move_unless(
-            refused, self._batch, reads, self._arrived().gradients(), step, lr_scale
-        )
+        return self._half.move_unless(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
 
     def discard(self, *, refused: bool = True) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
@@ -156,14 +154,21 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def update_unless(
         self,
-        refused: Any,
+        agree: Any,
         batch: Batch,
         reads: list[Read],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
     ) -> Any:
-        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it."""
+        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it.
+
+        Args:
+            agree: see :data:`girih.sparse.halves.late.Agree`.
+
+        Returns:
+            A :class:`girih.sparse.halves.late.LateUpdate`.
+        """
         raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
 
     def prepare(self, batch: Batch) -> Future[Found]:
@@ -192,16 +197,16 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def move_unless(
         self,
-        refused: Any,
+        agree: Any,
         batch: Batch,
         reads: list[Read],
         gradients: Gradients,
         step: int,
         lr_scale: float,
     ) -> Any:
-        """As :meth:`move`, where a flag on the device says that the step is refused; see :meth:`update_unless`."""
+        """As :meth:`move`, decided on the device; see :meth:`update_unless`."""
         given = by_group(self.groups_of_tables, gradients)
-        update = self._do(lambda: self.update_unless(refused, batch, reads, given, step, lr_scale)).result()
+        update = self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale)).result()
         before, self.last_step = self.last_step, step
         return replace(update, take_back=lambda: setattr(self, "last_step", before))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from girih.data.batch import Batch
@@ -96,7 +95,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
     def update_unless(
         self,
-        refused: Any,
+        agree: Any,
         batch: Batch,
         reads: list[ReadRows],
         gradients: Sequence[Gradients],
@@ -104,10 +103,10 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         lr_scale: float,
     ) -> Any:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.late.LateUpdate`."""
-        from girih.sparse.halves.late import apply_unless, counts_of
+        from girih.sparse.halves.late_groups import apply_unless, with_counts
 
-        update = apply_unless(refused, self.groups, reads, gradients, batch, step, lr_scale)
-        return replace(update, counts=counts_of(self._shards))
+        update = apply_unless(agree, self.groups, reads, gradients, batch, step, lr_scale)
+        return with_counts(update, self._shards)
 
 
 def open_group(

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from girih.checkpoint.parts import PartReader
@@ -26,11 +27,12 @@ from girih.comm.peers import connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
-from girih.errors import ConfigError, GirihError, Lost, RemoteError, named
+from girih.errors import ConfigError, GirihError, Lost, NonFiniteError, RemoteError, named
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
+from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import NO_TURN, Verb
@@ -63,20 +65,52 @@ class RemotePulled:
         half.settle()
         gradients = self._arrived().gradients()
         half.last_step = step
-        fields = (*self.called, next(half.turns), step, as_integer(lr_scale))
+        call = partial(self._push, next(half.turns), step, lr_scale)
+        return half.sent(call(gradients) if half.staging is None else half.staging.send(gradients, call))
+
+    def push_unless(self, agree: Agree, step: int, lr_scale: float = 1.0) -> LateUpdate:
+        """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
+
+        Args:
+            agree: see :data:`girih.sparse.halves.late.Agree`.
+        """
+        half, leaves = self._half, self._arrived()
+        half.settle()
+        gradients = leaves.gradients()
+        largest = leaves.largest(gradients)
+        refused, _ = agree(~torch.isfinite(largest).all(), largest.new_empty(0, dtype=torch.float64))
+        turn, before = next(half.turns), half.last_step
+        half.last_step = step
 
         def call(arrays: Sequence[Any]) -> Reply:
-            packed = half.codec.pack_gradients(arrays)
-            half.count_sent("gradients", packed)
-            return self._worker.call(Verb.PUSH, fields, packed)
+            *own, is_refused = arrays
+            return self._drop(turn) if is_refused[0] else self._push(turn, step, lr_scale, own)
 
-        return half.sent(call(gradients) if half.staging is None else half.staging.send(gradients, call))
+        def explain(numbers: Numbers) -> NonFiniteError | None:
+            feature = leaves.nonfinite_feature(gradients, numbers)
+            return None if feature is None else nonfinite_gradient(feature)
+
+        return LateUpdate(
+            refused,
+            largest.double(),
+            explain,
+            take_back=partial(setattr, half, "last_step", before),
+            pending=half.sent(half.way_back.send([*gradients, refused.float().reshape(1)], call)),
+        )
 
     def discard(self, *, refused: bool = True) -> RemotePending:
         """Tells the worker, and the servers, that this batch moves nothing."""
-        turn = next(self._half.turns) if refused else NO_TURN
-        half, call = self._half, partial(self._worker.call, Verb.DROP, (*self.called, turn))
+        half = self._half
+        call = partial(self._drop, next(half.turns) if refused else NO_TURN)
         return half.sent(call() if half.staging is None else half.staging.drop(call))
+
+    def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Reply:
+        packed = self._half.codec.pack_gradients(arrays)
+        self._half.count_sent("gradients", packed)
+        return self._worker.call(Verb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
+
+    def _drop(self, turn: int) -> Reply:
+        return self._worker.call(Verb.DROP, (*self.called, turn))
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
@@ -185,6 +219,17 @@ class RemoteSparse:
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
         self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
+
+    @property
+    def way_back(self) -> Staging:
+        """The way of gradients from the GPU.
+
+        Raises:
+            ConfigError: the dense half is on the CPU.
+        """
+        if self.staging is None:
+            raise ConfigError("gradients on a CPU are here at once; push them")
+        return self.staging
 
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""

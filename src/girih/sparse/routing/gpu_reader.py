@@ -7,15 +7,16 @@ Shapes: K keys of all requests, U unique ones, R ranks, T tables, W columns of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from girih.errors import ConfigError
 from girih.kernels.gpu import jit, pool
-from girih.kernels.gpu.dedup import Unique, describe_terms, unique
+from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.sparse.groups.gpu_group import wholly_on_gpu
 from girih.sparse.groups.pack import Group
@@ -30,14 +31,24 @@ class GpuServed:
     """The keys that all ranks ask of this one in a step.
 
     Attributes:
+        num_sections: R · T, stretches of the message.
         unique: the keys, each once, and the number of the key at each position of the message.
-        keys: the same, as the store takes them. rows: int32[K], where they are.
+        keys: the same, as the store takes them.
+        terms, pieces: the positions of each key; None where no gradient will come.
     """
 
+    num_sections: int
     unique: Unique
-    sections: Sections
     keys: Keys
-    rows: Tensor
+    terms: Terms | None
+    pieces: Pieces | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of this."""
+        for part in (self.unique, self.terms, self.pieces):
+            if part is not None:
+                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+        yield self.keys.counts
 
 
 class GpuReader:
@@ -48,34 +59,38 @@ class GpuReader:
         self._device = self.state.memory.device
         self._zeros = torch.zeros(2, dtype=torch.int32, device=self._device)
 
-    def read(
-        self, message: Tensor, sections: Sections, step: int, *, train: bool
-    ) -> tuple[GpuServed, Tensor]:
-        """Reads rows.
+    def find(self, message: Tensor, sections: Sections, *, train: bool) -> GpuServed:
+        """The keys of a message, each once, and how often all ranks together have it; waits for nothing.
 
         Args:
             message: int32[K, 3]: see :data:`girih.sparse.routing.gpu_router.KEY_WORDS`.
-
-        Returns:
-            What was asked, and float32[K, W], the row of each key of the message.
         """
-        num_asked, own = len(message), self.state.kernels.segments
+        num_asked = len(message)
         ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
         found = unique(ids, sections.positions_of, sections.tables, num_asked)
         uses = torch.zeros_like(found.counts).index_add_(0, found.inverse, message[:, 2])
         keys = Keys(found.keys, found.tables, uses, found.num_keys, sections.most)
-        rows, addresses = self.state.read(keys, step) if train else self.state.peeked(keys)
+        if not train:
+            return GpuServed(len(sections.tables), found, keys, None, None)
+        none = torch.zeros_like(sections.tables)
+        terms = describe_terms(found, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
+        return GpuServed(len(sections.tables), found, keys, terms, Pieces(found.counts))
+
+    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Tensor, Tensor]:
+        """Reads rows: int32[K], where they are, and float32[K, W], the row of each key of the message."""
+        num_asked, own = len(served.unique.inverse), self.state.kernels.segments
+        rows, addresses = self.state.read(served.keys, step) if train else self.state.peeked(served.keys)
         values = torch.empty((num_asked, own.num_columns), dtype=torch.float32, device=self._device)
         columns = jit.columns_of(own.num_columns)
         jit.launch(
-            pool.spread, num_asked, jit.rows_at_once(columns), addresses, found.inverse, values, 0, num_asked, 0,
+            pool.spread, num_asked, jit.rows_at_once(columns), addresses, served.unique.inverse, values, 0, num_asked, 0,
             own.num_columns, DTYPE=own.dtype, COLUMNS=columns,
         )  # fmt: skip
-        return GpuServed(found, sections, keys, rows), values
+        return rows, values
 
-    def asked_once(self, served: GpuServed, first: int, last: int) -> Tensor:
-        """bool[last - first]: whether no other rank asks for the same key, for some positions of a message."""
-        return served.unique.counts[served.unique.inverse[first:last].long()] == 1
+    def asked_once(self, served: GpuServed, some: slice) -> Tensor:
+        """bool[·]: whether no other rank asks for the same key, for some positions of a message."""
+        return served.unique.counts[served.unique.inverse[some].long()] == 1
 
     def sum_gradients(self, served: GpuServed, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Sums what several ranks have for one key; waits for nothing.
@@ -84,29 +99,30 @@ class GpuReader:
             gradients: float32[K, W], of each key of the message.
 
         Returns:
-            float32[K, W] of which the first U are those of unique keys; int32[1]: a key whose own is not finite, or -1.
+            float32[K, W], of which the first U are those of unique keys; int32[1]: a key whose own is not finite, or -1.
+
+        Raises:
+            ConfigError: the rows were read for evaluation.
         """
-        sections, num_asked = served.sections, len(gradients)
-        num_sections = len(sections.tables)
-        none = torch.zeros_like(sections.tables)
-        terms = describe_terms(
-            served.unique, sections.positions_of, self._zeros, none, none, None, num_asked, 1
-        )
+        if served.terms is None or served.pieces is None:
+            raise ConfigError("gradients of rows that were read for evaluation; read them for training")
         row = 4 * self.state.kernels.segments.num_columns
         sources = []
         for first, *_ in self.state.kernels.segments.described:
-            described = np.zeros((4, num_sections), np.int64)
+            described = np.zeros((4, served.num_sections), np.int64)
             described[2:] = [[gradients.data_ptr() + 4 * first], [row]]
             sources.append(Sources(to_device(described, self._device), pooled=False, whole=True))
-        return self.state.kernels.sums(served.keys, terms, Pieces(served.unique.counts), sources)
+        return self.state.kernels.sums(served.keys, served.terms, served.pieces, sources)
 
     def bad_table(self, served: GpuServed, refused: Tensor) -> Tensor:
         """int64[1]: 1 + the table of a key that is refused, or 0 where none is."""
-        if not len(served.rows):
+        if not len(served.keys):
             return torch.zeros(1, dtype=torch.int64, device=self._device)
         table = served.unique.tables[refused.clamp(min=0).long()].long()
         return torch.where(refused < 0, torch.zeros_like(table), 1 + table)
 
-    def apply(self, served: GpuServed, totals: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
-        """Moves rows by the sums of gradients."""
-        self.state.move(served.keys, served.rows, totals, refused, step, lr_scale)
+    def apply(
+        self, served: GpuServed, rows: Tensor, totals: Tensor, refused: Tensor, step: int, lr_scale: float
+    ) -> None:
+        """Moves rows, which are where :meth:`read` said, by the sums of gradients."""
+        self.state.move(served.keys, rows, totals, refused, step, lr_scale)

@@ -19,6 +19,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu.routing import route
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
+from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
@@ -71,7 +72,6 @@ class GpuTraffic:
         keys, order: see :class:`GpuAsked`.
         asks, asked: int64[R, T], how many keys of each table this rank asks of each, and each one of it; on the host.
         message: int32[U, KEY_WORDS], the keys as they are sent. sections: of what comes.
-        ready: when all of it is there, for other streams.
     """
 
     keys: GpuKeys
@@ -80,7 +80,6 @@ class GpuTraffic:
     asked: Counts
     message: Tensor
     sections: Sections
-    ready: torch.cuda.Event | None
 
     def tensors(self) -> Iterator[Tensor | None]:
         """All tensors of this."""
@@ -109,15 +108,13 @@ class GpuRouter:
         keys = self.bags.find(batch, train=train)
         return GpuAsked(keys, *route(keys.unique, self._num_ranks, len(self.group.spec.tables)))
 
-    def traffic(
-        self, own: GpuAsked, asks: Counts, asked: Counts, ready: torch.cuda.Event | None
-    ) -> GpuTraffic:
+    def traffic(self, own: GpuAsked, asks: Counts, asked: Counts) -> GpuTraffic:
         """The same, once all ranks have told how many keys they ask for; see :class:`GpuTraffic`."""
         found, order = own.keys.unique, own.order[: int(asks.sum())]
         ids = found.keys[order].view(torch.int32).view(len(order), 2)
         message = torch.cat([ids, found.counts[order].unsqueeze(1)], dim=1)
         sections = Sections.of(asked, self.bags.device)
-        return GpuTraffic(own.keys, order, asks, asked, message, sections, ready)
+        return GpuTraffic(own.keys, order, asks, asked, message, sections)
 
     def fill(
         self,
@@ -140,9 +137,20 @@ class GpuRouter:
             self.bags.fill(outputs, each.keys, addresses, at.FLOAT32, batch, examples)
             yield
 
-    def gradients(self, each: GpuTraffic, given: Sequence[Tensor | None], batch: Batch) -> Tensor:
-        """The gradient of each key that was sent, float32[U, W]; zeros where no output took part in the loss."""
+    def gradients(
+        self, each: GpuTraffic, given: Sequence[Tensor | None], batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of each key that was sent, float32[U, W], zeros where no output took part in the loss.
+
+        Returns:
+            These, and int32[1]: the number of a key of this rank whose gradient is not finite, or -1.
+        """
         terms, pieces = each.keys.of_training()
         there = [None if gradient is None else gradient.contiguous() for gradient in given]
-        totals, _ = self._state.kernels.sums(each.keys.keys, terms, pieces, self.bags.sources(there, batch))
-        return totals[each.order]
+        sources = self.bags.sources(there, batch)
+        totals, nonfinite = self._state.kernels.sums(each.keys.keys, terms, pieces, sources)
+        return totals[each.order], nonfinite
+
+    def feature_of(self, each: GpuTraffic, key: int, batch: Batch) -> str:
+        """The name of a feature of the batch that has a key, given by its number: waits for the GPU."""
+        return feature_of(self.group, each.keys.unique.inverse.cpu().numpy(), key, batch)

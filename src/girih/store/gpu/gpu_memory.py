@@ -261,3 +261,17 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor.clone()
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """An array of the host, for which it waits: until what its stream was given so far is done."""
+    if tensor.device.type == "cpu":
+        own: NDArray[Any] = tensor.numpy()
+        return own
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(tensor.device))
+    event.synchronize()
+    found: NDArray[Any] = pinned.numpy()
+    return found
