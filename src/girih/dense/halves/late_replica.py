@@ -44,12 +44,12 @@ class Update(Protocol):
 
     @property
     def explain(self) -> Callable[[Numbers], NonFiniteError | None]:
-        """What was told → why the rows refuse the step; None where they do not."""
+        """Why the rows refuse the step, by what was told; None where they do not."""
         ...
 
     @property
     def count(self) -> Callable[[Numbers], Mapping[str, int] | None]:
-        """What was told → counters after it, or None where the half is to be asked; called once, in the order of steps."""
+        """Counters after the step, by what was told, or None where the half is to be asked; called once, in the order of steps."""
         ...
 
     @property
