@@ -1,9 +1,10 @@
-"""Registers and spills of GPU kernels as a step launches them, compiled for an H200; needs no GPU.
+"""Registers, spills and instructions of GPU kernels as a step launches them, compiled for an H200; needs no GPU.
 
     girih bench gpu_registers                          SGD and Adam, D = 64 and 128, rows of float32
     girih bench gpu_registers --page docs/gpu.md       writes them into the page as well
 
-A small step is run interpreted, to learn what is launched with which types; tiles are then as large as a GPU's would be. The numbers are ptxas'. An
+A small step is run interpreted, to learn what is launched with which types; tiles are then as large as a GPU's would be. The numbers are ptxas'
+and nvdisasm's: instructions that each warp of a program has, and how many of them stand in loops. An
 H200 has 65,536 registers per multiprocessor, so that a program of 128 threads with 64 registers each leaves room for eight.
 """
 
@@ -24,8 +25,12 @@ from typing import Any
 import harness
 
 BEGIN, END = "<!-- registers: begin -->", "<!-- registers: end -->"
-KERNELS = ("pool_short", "pool_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows")
+KERNELS = (
+    "pool_short", "pool_long", "weigh_short", "weigh_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows",
+    "sum_and_move_rows",
+)  # fmt: skip
 """Those that work on tiles of columns in every step."""
+_OF_OPTIMIZERS = ("write_initial", "move_rows", "sum_and_move_rows")
 DIMS, OPTIMIZERS = (64, 128), ("sgd", "adam")
 CAPABILITY = 90
 WARPS = 4
@@ -50,6 +55,8 @@ def main() -> None:
         "program": "{}",
         "registers": "{}",
         "spilled bytes": "{}",
+        "instructions": "{}",
+        "in loops": "{}",
     }
     table = report.table(f"sm_{CAPABILITY}, {WARPS} warps a program", columns)
     wanted = [each for dim in arguments.dims for each in launches(dim)]
@@ -90,7 +97,7 @@ def launches(dim: int) -> list[dict[str, Any]]:
             each = described(kernel, block, given, options, jit.VARYING)
             each |= {
                 "D": dim,
-                "optimizer": moved_by[0] if kernel.fn.__name__ in ("write_initial", "move_rows") else "any",
+                "optimizer": moved_by[0] if kernel.fn.__name__ in _OF_OPTIMIZERS else "any",
             }
             found.setdefault((each["name"], each["optimizer"]), each)
         launch(kernel, num_items, block, *given, **options)
@@ -108,11 +115,12 @@ def launches(dim: int) -> list[dict[str, Any]]:
                 batch = Batch(ids=ids, offsets=offsets, numeric=np.empty((4, 0), np.float32), labels=labels)
                 with Store(group.spec, arena=Gpu(chunk_bytes=1 << 16)) as store:
                     gpu = GpuGroup(group, [store])
-                    read, fill = gpu.lookup(batch, 1, train=True)
-                    fill(slice(0, 4))
+                    read, columns = gpu.lookup_weighted(batch, 1, train=True)
+                    gpu.weight_gradients(read, columns, [torch.ones(4, dim)], batch)
                     sums = gpu.gradients(read, [torch.ones(4, dim)], batch)
                     if sums is not None:
                         gpu.apply(read, sums, 1, 1.0)
+                        gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.refused, 1, 1.0)
     finally:
         for module in (jit, dedup, gradients):
             module.launch = launch  # type: ignore[attr-defined]
@@ -170,19 +178,16 @@ def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
     made = triton.compile(
         source, target=GPUTarget("cuda", CAPABILITY, 32), options={**EXACT, "num_warps": WARPS}
     )
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
-        file.flush()
-        words = [
-            get_ptxas(CAPABILITY).path,
-            "-v",
-            "--fmad=false",
-            f"--gpu-name=sm_{CAPABILITY}a",
-            "-o",
-            os.devnull,
-            file.name,
-        ]
+    with tempfile.TemporaryDirectory() as directory:
+        source_file, binary = Path(directory, "kernel.ptx"), Path(directory, "kernel.cubin")
+        source_file.write_text(made.asm["ptx"])
+        ptxas = Path(get_ptxas(CAPABILITY).path)
+        words = [ptxas, "-v", "--fmad=false", f"--gpu-name=sm_{CAPABILITY}a", "-o", binary, source_file]
         told = subprocess.run(words, capture_output=True, text=True, check=True).stderr
+        words = [ptxas.with_name("nvdisasm"), "-c", binary]
+        total, in_loops = instructions(
+            subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        )
     values = wanted["values"]
     tile = f"{values.get('AT_ONCE', values['BLOCK'])} × {values['COLUMNS']}"
     return {
@@ -193,7 +198,25 @@ def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
         "registers": _number(told, r"Used (\d+) registers"),
         "spilled bytes": _number(told, r"(\d+) bytes spill stores")
         + _number(told, r"(\d+) bytes spill loads"),
+        "instructions": total,
+        "in loops": in_loops,
     }
+
+
+def instructions(listing: str) -> tuple[int, int]:
+    """How many instructions a kernel has, as nvdisasm lists it, and how many stand between a label and a branch back to it."""
+    labels: dict[str, int] = {}
+    total, loops = 0, set[int]()
+    for line in listing.splitlines():
+        if label := re.match(r"(\.L_\S+):", line):
+            labels[label[1]] = total
+        elif code := re.search(r"/\*[0-9a-f]+\*/\s+(.+?)\s*;", line):
+            back = re.search(r"\bBRA\b.*?(\.L_[\w.]+)", code[1])
+            # a kernel ends with a branch to itself, behind its exit
+            if back and labels.get(back[1], total) < total:
+                loops |= set(range(labels[back[1]], total + 1))
+            total += not code[1].startswith("NOP")
+    return total, len(loops)
 
 
 def _number(told: str, pattern: str) -> int:
