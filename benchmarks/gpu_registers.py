@@ -29,7 +29,13 @@ KERNELS = (
     "pool_short", "pool_long", "weigh_short", "weigh_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows",
     "sum_and_move_rows",
 )  # fmt: skip
-"""Those that work on tiles of columns in every step."""
+"""Those that work on tiles of columns."""
+ON_KEYS = {
+    "_claim": 256, "_find_first": 1024, "_number": 256, "_describe_terms": 256, "read_known": 256, "ask_admission": 256,
+    "add_sightings": 256, "_count": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
+    "_find_largest": 4096,
+}  # fmt: skip
+"""Those that work on ids, keys or numbers one by one, and how many of them a program has."""
 _OF_OPTIMIZERS = ("write_initial", "move_rows", "sum_and_move_rows")
 DIMS, OPTIMIZERS = (64, 128), ("sgd", "adam")
 CAPABILITY = 90
@@ -60,6 +66,7 @@ def main() -> None:
     }
     table = report.table(f"sm_{CAPABILITY}, {WARPS} warps a program", columns)
     wanted = [each for dim in arguments.dims for each in launches(dim)]
+    wanted = list({(each["name"], each["D"], each["optimizer"]): each for each in wanted}.values())
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "wanted.json")
         file.write_text(json.dumps(wanted))
@@ -80,7 +87,8 @@ def launches(dim: int) -> list[dict[str, Any]]:
 
     import girih
     from girih.data import Batch
-    from girih.kernels.gpu import dedup, gradients, jit
+    from girih.kernels.gpu import counting, dedup, gradients, jit
+    from girih.sparse.groups import gpu_group
     from girih.sparse.groups.gpu_group import GpuGroup
     from girih.sparse.groups.pack import pack
     from girih.store import Store
@@ -89,26 +97,33 @@ def launches(dim: int) -> list[dict[str, Any]]:
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     moved_by = ["none"]
     launch = jit.launch
-    schema = girih.Schema([girih.Categorical(name="f", dim=dim)], labels="click")
+    modules, few = (jit, counting, dedup, gradients), gpu_group._FEW
     needs = {"f": frozenset({"embedding"})}
 
     def noted(kernel: Any, num_items: int, block: int, *given: Any, **options: Any) -> None:
-        if kernel.fn.__name__ in KERNELS:
+        name = kernel.fn.__name__
+        if name in KERNELS or name in ON_KEYS:
             each = described(kernel, block, given, options, jit.VARYING)
             each |= {
-                "D": dim,
-                "optimizer": moved_by[0] if kernel.fn.__name__ in _OF_OPTIMIZERS else "any",
+                "D": dim if name in KERNELS else "any",
+                "optimizer": moved_by[0] if name in _OF_OPTIMIZERS else "any",
             }
-            found.setdefault((each["name"], each["optimizer"]), each)
+            found.setdefault((name, each["optimizer"]), each)
         launch(kernel, num_items, block, *given, **options)
 
-    for module in (jit, dedup, gradients):
+    for module in modules:
         module.launch = noted  # type: ignore[attr-defined]
+    gpu_group._FEW = 0  # gradients are looked at beforehand
     try:
         for optimizer, kind in (("sgd", girih.optim.SGD(lr=0.1)), ("adam", girih.optim.Adam(lr=0.1))):
             moved_by[0] = optimizer
-            (group,) = pack(schema, needs, kind)
             for longest in (1, 40):  # bags of one id, and of many
+                admission = None if longest == 1 else girih.tables.MinCount(count=2)
+                table = girih.Table(name="f", dim=dim, admission=admission)
+                schema = girih.Schema(
+                    [girih.Categorical(name="f", table="f")], labels="click", tables=[table]
+                )
+                (group,) = pack(schema, needs, kind)
                 ids = np.arange(4 * longest, dtype=np.int64) % 3 if longest == 1 else np.zeros(600, np.int64)
                 offsets = np.linspace(0, len(ids), 5).astype(np.int32)
                 labels = np.zeros((4, 1), np.float32)
@@ -122,7 +137,8 @@ def launches(dim: int) -> list[dict[str, Any]]:
                         gpu.apply(read, sums, 1, 1.0)
                         gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.refused, 1, 1.0)
     finally:
-        for module in (jit, dedup, gradients):
+        gpu_group._FEW = few
+        for module in modules:
             module.launch = launch  # type: ignore[attr-defined]
     return list(found.values())
 
@@ -145,10 +161,10 @@ def described(
             types[name], values[name] = "constexpr", 1
         else:
             types[name] = "i64" if value >= 2**31 else "i32"
-    rows = max(1, 1024 // options["COLUMNS"])
+    rows = max(1, 1024 // options["COLUMNS"]) if "COLUMNS" in options else ON_KEYS[kernel.fn.__name__]
     sizes = {"BLOCK": block if block == 1 else rows}
     if "AT_ONCE" in options:
-        sizes["AT_ONCE"] = min(128 if kernel.fn.__name__ == "pool_long" else 256, rows)
+        sizes["AT_ONCE"] = min(256 if kernel.fn.__name__ == "_sum_pieces" else 128, rows)
     for name, value in {**options, **sizes}.items():
         if name not in by_name:
             types[name], values[name] = "constexpr", value
@@ -189,7 +205,9 @@ def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
             subprocess.run(words, capture_output=True, text=True, check=True).stdout
         )
     values = wanted["values"]
-    tile = f"{values.get('AT_ONCE', values['BLOCK'])} × {values['COLUMNS']}"
+    tile = str(values.get("AT_ONCE", values["BLOCK"]))
+    if "COLUMNS" in values:
+        tile += f" × {values['COLUMNS']}"
     return {
         "kernel": wanted["name"],
         "D": wanted["D"],

@@ -205,11 +205,11 @@ class GpuRows:
             full[table] = max(0, len(mine) - max(0, free))
         if full.any():
             memory.tables[:, at.FULL] += to_device(full, memory.device)
-        kept = torch.zeros_like(admitted)
-        kept[:num_keys] = to_device(wanted.astype(np.int32), memory.device)
+            admitted = torch.zeros_like(admitted)
+            admitted[:num_keys] = to_device(wanted.astype(np.int32), memory.device)
         self._most_rows = memory.tables[:, at.TABLE_ROWS].cpu().numpy().copy()
         self._most_rows += np.bincount(tables[wanted], minlength=len(self._rules))
-        return kept, left
+        return admitted, left
 
     def _leaving(self, table: int, surplus: int, step: int) -> Tensor:
         """The rows that leave a full table for ``surplus`` keys, int32[·]: never one that this call uses."""

@@ -50,7 +50,8 @@ class LeastUsed:
 
     def first(self, wanted: int, step: int) -> Tensor:
         """The least used rows that were not used in ``step``, int32[·]: ``wanted``, or all that there are. Waits for the GPU."""
-        num_free, ever = self._memory.words[[counting.NUM_FREE, counting.ROWS_EVER]].tolist()
+        words = self._memory.words.tolist()
+        num_free, ever = words[counting.NUM_FREE], words[counting.ROWS_EVER]
         self.note(num_free)
         looked = self._rows is None
         if looked:
