@@ -83,8 +83,9 @@ class Direct:
     limit: int
 
     def arguments(self, segment: int) -> tuple[Any, ...]:
-        """Those of :func:`summed`, from ``sources`` to ``sums``, of a segment by its number."""
-        return *described_terms(self.sources[segment], self.terms), self.pieces.starts, self.sums[segment]
+        """Those that kernels take of one segment, from ``sources`` to ``limit``."""
+        own = described_terms(self.sources[segment], self.terms)
+        return *own, self.pieces.starts, self.sums[segment], self.largest, self.limit
 
 
 @triton.jit

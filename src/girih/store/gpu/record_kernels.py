@@ -282,12 +282,11 @@ class RecordKernels:
         own, there = self.segments, to_device(hyper, self._device)
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
             columns = jit.columns_of(dim)
-            kernel, more, kinds = update.move_rows, (), {}
+            kernel: Any = update.move_rows
+            more: tuple[Any, ...] = ()
+            kinds: dict[str, bool] = {}
             if direct is not None:
-                kernel, more = (
-                    update.sum_and_move_rows,
-                    (*direct.arguments(number), direct.largest, direct.limit),
-                )
+                kernel, more = update.sum_and_move_rows, direct.arguments(number)
                 kinds = {"POOLED": direct.sources[number].pooled, "WHOLE": direct.sources[number].whole}
             jit.launch(
                 kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
