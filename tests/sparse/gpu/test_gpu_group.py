@@ -330,16 +330,26 @@ class Summing(GpuGroup):
         )
 
 
-@pytest.mark.parametrize("largest", [1.0, 1e36, 3e38], ids=["few", "that might overflow", "that overflow"])
-@pytest.mark.parametrize("few", [0, 1 << 60], ids=["looked at", "not looked at"])
 @pytest.mark.parametrize(
-    ("optimizer", "dtype"),
-    [(OPTIMIZERS[1], "bfloat16"), (OPTIMIZERS[3], "float32"), (OPTIMIZERS[4], "float16")],
-    ids=repr,
+    ("optimizer", "dtype", "few", "largest"),
+    [
+        (girih.optim.Adam(lr=0.1), "float16", 0, 1.0),
+        (girih.optim.FTRL(l1=0.01), "float32", 0, 1.0),
+        (girih.optim.SGD(lr=0.1, momentum=0.9), "bfloat16", 0, 1e36),
+        (girih.optim.RowwiseAdagrad(lr=0.1), "float32", 0, 3e38),
+        (girih.optim.Adam(lr=0.1), "float32", 1 << 60, 1.0),
+        (girih.optim.Adagrad(lr=0.1), "bfloat16", 1 << 60, 3e38),
+    ],
+    ids=[
+        "all as rows move",
+        "with l1",
+        "sums might overflow",
+        "sums overflow",
+        "single terms",
+        "and sums overflow",
+    ],
 )
-@pytest.mark.filterwarnings(
-    "ignore:overflow", "ignore:invalid value"
-)  # of the interpreter, which computes with numpy
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_rows_are_moved_by_the_same_bits_whichever_kernel_sums(monkeypatch, optimizer, dtype, few, largest):
     monkeypatch.setattr(gpu_group, "_FEW", few)
     monkeypatch.setattr(gradients, "LONG", 8)  # keys with one term, with several, with pieces
