@@ -176,7 +176,9 @@ class GpuRows:
         """Takes nothing for granted of tables: their rows were replaced."""
         self._most_rows[:] = at.UNLIMITED
         self._none_before[:] = np.iinfo(np.int64).min
-        for queue in (*self._oldest.values(), *self._least_used.values()):
+        for oldest in self._oldest.values():
+            oldest.forget()
+        for queue in self._least_used.values():
             queue.forget()
 
     def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:

@@ -29,6 +29,9 @@ class LeastUsed:
 
     def __init__(self, memory: GpuMemory, table: int) -> None:
         self._memory, self._table = memory, table
+        self._free, self._num_free = memory.free, 0
+        self._made: list[Tensor] = []
+        self._num_made = self._ever = 0
         self.forget()
 
     def forget(self) -> None:
@@ -74,8 +77,7 @@ class LeastUsed:
             self._bound = torch.topk(may_leave, kept, largest=False, sorted=False).values.max()
             rows = rows[uses <= self._bound]
         self._rows = rows.to(torch.int32)
-        self._made: list[Tensor] = []
-        self._num_made, self._ever = 0, ever
+        self._made, self._num_made, self._ever = [], 0, ever
         self._free, self._num_free = self._memory.free, num_free
 
     def _below(self, step: int, ever: int) -> Tensor:
@@ -92,7 +94,8 @@ class LeastUsed:
         leaving = torch.nonzero(below & (meta.last_used < step)).squeeze(1)
         leaving = leaving[torch.argsort(meta.stamps[leaving], stable=True)]
         leaving = leaving[torch.argsort(uses[leaving], stable=True)]
-        return rows[leaving]
+        found: Tensor = rows[leaving]
+        return found
 
 
 def _uses(meta: counting.Meta) -> Tensor:
