@@ -106,8 +106,11 @@ def weigh_short(
     for j in range(most):
         present = mask & (j < length)
         key = tl.load(inverse + start + j, mask=present, other=0).to(tl.int64)
-        place = key[:, None] * num_columns + first_column + column
-        row = tl.load(values + place, mask=present[:, None] & inside, other=0.0)
+        row = tl.load(
+            values + key[:, None] * num_columns + first_column + column,
+            mask=present[:, None] & inside,
+            other=0.0,
+        )
         before = tl.load(out + start + j, mask=present, other=0.0)
         tl.store(out + start + j, before + tl.sum(gradient * row, axis=1), mask=present)
 
@@ -131,8 +134,11 @@ def weigh_long(
         i = first + tl.arange(0, AT_ONCE)
         present = i < stop
         key = tl.load(inverse + i, mask=present, other=0).to(tl.int64)
-        place = key[:, None] * num_columns + first_column + column
-        row = tl.load(values + place, mask=present[:, None] & (column < dim), other=0.0)
+        row = tl.load(
+            values + key[:, None] * num_columns + first_column + column,
+            mask=present[:, None] & (column < dim),
+            other=0.0,
+        )
         before = tl.load(out + i, mask=present, other=0.0)
         tl.store(out + i, before + tl.sum(gradient * row, axis=1), mask=present)
 
