@@ -145,15 +145,15 @@ def _sum_pieces(
 def summed(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
     pieces: tl.tensor, sums: tl.tensor, key: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """The gradients of keys, float32[BLOCK, COLUMNS]; 0 where ``mask`` is false."""
+    """The gradients of keys, float32[KEYS, COLUMNS]; 0 where ``mask`` is false."""
     start = tl.load(starts + key, mask=mask, other=0)
     count = tl.load(starts + key + 1, mask=mask, other=0) - start
     first_piece = tl.load(pieces + key, mask=mask, other=0)
     num_pieces = tl.load(pieces + key + 1, mask=mask, other=0) - first_piece
     count = tl.where(num_pieces > 0, 0, count)
-    gradient = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    gradient = tl.zeros((KEYS, COLUMNS), tl.float32)
     for j in range(tl.max(count)):
         gradient += load_terms(
             sources, num_features, features, examples, positions, factors, start + j, j < count, column, dim,
