@@ -126,7 +126,6 @@ class Girih:
 
         parts = timed(find), timed(look), timed(lambda: kept["fill"](slice(0, self.examples))), timed(move)
         self.num_unique = int(kept["found"].unique.num_keys)
-        self.num_once = int((kept["found"].unique.counts == 1).sum())
         return parts
 
     def step_at_once(self, batch: Batch) -> float:
@@ -251,9 +250,7 @@ def sparse_half(report: harness.Report, arguments: argparse.Namespace, copies: f
                 host = float(np.median([side.step_at_once(batch) for batch in batches]))
                 side.store.close()
                 parts = [harness.median_part(measured, part) for part in range(len(PARTS))]
-                keys, forward, backward = bytes_on_paper(
-                    features * examples, side.num_unique, side.num_once, dim, optimizer
-                )
+                keys, forward, backward = bytes_on_paper(features * examples, side.num_unique, dim, optimizer)
                 arm = {"keys": title, "D": dim, "optimizer": optimizer, "unique": side.num_unique}
                 times = {f"{part} ms": 1e3 * seconds for part, seconds in zip(PARTS, parts, strict=True)}
                 shares = {
@@ -274,17 +271,16 @@ def sparse_half(report: harness.Report, arguments: argparse.Namespace, copies: f
                 table.row(arm | times | whole | shares | others)
 
 
-def bytes_on_paper(n: int, unique: int, once: int, dim: int, optimizer: str) -> tuple[int, int, int]:
+def bytes_on_paper(n: int, unique: int, dim: int, optimizer: str) -> tuple[int, int, int]:
     """Bytes that finding keys, pooling, and the way back cannot do without: see docs/gpu.md, "How a batch goes".
 
     Args:
-        n: ids, one per bag; unique: keys of theirs; once: those that occur once.
+        n: ids; unique: keys of theirs.
     """
     row, slots = 4 * dim, 1 << (2 * n - 1).bit_length()
     keys = n * (8 + 6 * SECTOR + 4 * 24 + 20) + 4 * slots + unique * 3 * SECTOR
     forward = n * (4 + row) + unique * (8 + row)
-    summed = (unique - once) * 2 * row + once * row  # written and read; or the one term read again
-    backward = n * (24 + row) + 4 * unique + summed + unique * 2 * row * (1 + STATE[optimizer])
+    backward = n * (24 + row) + unique * (4 + 2 * row + 2 * row * (1 + STATE[optimizer]))
     return keys, forward, backward
 
 

@@ -337,17 +337,9 @@ class Summing(GpuGroup):
         (girih.optim.FTRL(l1=0.01), "float32", 0, 1.0),
         (girih.optim.SGD(lr=0.1, momentum=0.9), "bfloat16", 0, 1e36),
         (girih.optim.RowwiseAdagrad(lr=0.1), "float32", 0, 3e38),
-        (girih.optim.Adam(lr=0.1), "float32", 1 << 60, 1.0),
-        (girih.optim.Adagrad(lr=0.1), "bfloat16", 1 << 60, 3e38),
+        (girih.optim.Adagrad(lr=0.1), "float32", 1, 1.0),
     ],
-    ids=[
-        "all as rows move",
-        "with l1",
-        "sums might overflow",
-        "sums overflow",
-        "single terms",
-        "and sums overflow",
-    ],
+    ids=["adam", "with l1", "sums might overflow", "sums overflow", "too many gradients to look at"],
 )
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_rows_are_moved_by_the_same_bits_whichever_kernel_sums(monkeypatch, optimizer, dtype, few, largest):

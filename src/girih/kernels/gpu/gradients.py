@@ -4,9 +4,8 @@ A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.Terms
 more than :data:`LONG` terms has them summed in up to :data:`MOST_PIECES` pieces first, each by a program of its own: how they are cut
 depends on their number alone, so that sums are always the same.
 
-No row may move before all sums are known to be finite. So sums are written to an array, and read by the kernel that moves rows; but what it can form
-as well itself is not (:class:`Direct`): a key's only term, and all sums where a look at the gradients beforehand shows that none can
-overflow.
+No row may move before all sums are known to be finite. So sums are written to an array, and read by the kernel that moves rows; or that kernel forms
+them itself, where a look at the gradients beforehand has shown that none can overflow (:class:`Direct`).
 
 Shapes: n ids of the group, U unique keys, F features, W columns of a row, D of a segment, S segments, Q pieces.
 """
@@ -71,7 +70,7 @@ class Direct:
         sources: of each segment, where the gradients of its outputs lie; lent: these, which must last.
         sums: of each segment, float32[Q, D], the sums of pieces.
         largest: int32[1]: the largest magnitude of a gradient, as the bits of a float32. Where it is above ``limit``, a sum may overflow, and
-            keys with several terms have theirs from the array.
+            all are in the array.
     """
 
     terms: Terms
@@ -166,14 +165,6 @@ def summed(
     return gradient
 
 
-@triton.jit
-def is_single(starts: tl.tensor, key: tl.tensor, mask: tl.tensor) -> Any:
-    """Which keys have one term."""
-    return mask & (
-        tl.load(starts + key + 1, mask=mask, other=0) - tl.load(starts + key, mask=mask, other=0) == 1
-    )
-
-
 @kernel
 def _sum_terms(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
@@ -194,8 +185,6 @@ def _sum_terms(
     found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
     if found >= 0:
         tl.atomic_max(nonfinite, found, sem="relaxed")
-    if DIRECT:
-        mask = mask & (is_single(starts, key, mask) == 0)
     place = key[:, None].to(tl.int64) * num_columns + first_column + column
     tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
 
@@ -261,7 +250,7 @@ def sum_terms(
     Args:
         totals: float32[n, W], of which the segment's columns are written.
         nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
-        largest, limit: see :class:`Direct`: sums that the kernel which moves rows forms itself are not written. None writes all.
+        largest, limit: see :class:`Direct`: nothing is done where the kernel that moves rows forms sums. None always sums.
     """
     columns = columns_of(dim)
     launch(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from girih.kernels.gpu.counting import ROWS_EVER
-from girih.kernels.gpu.gradients import is_single, summed
+from girih.kernels.gpu.gradients import summed
 from girih.kernels.gpu.index import find_rows
 from girih.kernels.gpu.jit import kernel
 from girih.kernels.gpu.layout import (
@@ -95,13 +95,13 @@ def sum_and_move_rows(
     STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """:func:`move_rows`, where gradients of keys with one term, or of all, are summed here: see :class:`girih.kernels.gpu.gradients.Direct`."""
+    """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.Direct`."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     mask = mask & (row >= 0)
     column = tl.arange(0, COLUMNS)[None, :]
-    here = is_single(starts, i, mask) | (mask & (tl.load(largest) <= limit))
+    here = mask & (tl.load(largest) <= limit)
     gradient = summed(
         sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
         WHOLE, COLUMNS, BLOCK,

@@ -30,7 +30,7 @@ from girih.store.gpu.gpu_state import GpuState
 from girih.store.gpu.record_kernels import GroupState
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
 
-_FEW = 4  # ids of a bag, on the average, from which on a look at bags' gradients costs less than writing and reading sums
+_FEW = 4  # ids of a bag, on the average, from which on a look at bags' gradients costs less than sums that are written and read
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class GpuGradients:
     """Gradients of keys.
 
     Attributes:
-        totals: float32[n, W], but for those that are summed while rows move.
+        totals: float32[n, W].
         refused: int32[1]: a key whose own is not finite, or -1.
-        direct: what sums the others.
+        direct: what may sum them while rows move, in place of ``totals``.
     """
 
     totals: Tensor
     refused: Tensor
-    direct: Direct
+    direct: Direct | None = None
 
     @property
     def nonfinite_key(self) -> int:
@@ -133,13 +133,11 @@ class GpuGroup:
         terms, pieces = read.keys.of_training()
         there = [None if gradient is None else gradient.contiguous() for gradient in given]
         lent = [gradient for gradient in there if gradient is not None]
-        sources, kernels = self._bags.sources(there, batch), self._state.kernels
-        # all gradients are looked at where they are few beside the ids that have one: docs/gpu.md counts the bytes
-        numbers = sum(gradient.numel() for gradient in lent)
-        look = (
-            read.keys.weights is None and _FEW * numbers <= len(read.keys.keys) * kernels.segments.num_columns
-        )
-        return GpuGradients(*kernels.direct_sums(read.keys.keys, terms, pieces, sources, lent, look=look))
+        given_sums = read.keys.keys, terms, pieces, self._bags.sources(there, batch)
+        kernels, numbers = self._state.kernels, sum(gradient.numel() for gradient in lent)
+        if read.keys.weights is None and _FEW * numbers <= len(read.keys.keys) * kernels.segments.num_columns:
+            return GpuGradients(*kernels.direct_sums(*given_sums, lent))
+        return GpuGradients(*kernels.sums(*given_sums))
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""

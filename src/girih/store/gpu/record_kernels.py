@@ -165,8 +165,6 @@ class RecordKernels:
         self._records, self._device = records, records.device
         self.segments = Segments.of(own, self._device)
         self._first_hyper = to_device(own.first_hyper, self._device)
-        # above any limit
-        self._unknown = torch.full((1,), 2**31 - 1, dtype=torch.int32, device=self._device)
 
     def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
@@ -222,46 +220,23 @@ class RecordKernels:
         return totals, nonfinite
 
     def direct_sums(
-        self,
-        keys: Keys,
-        terms: Terms,
-        pieces: Pieces,
-        sources: Sequence[Sources],
-        lent: Sequence[Tensor],
-        *,
-        look: bool,
+        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Direct]:
-        """:meth:`sums`, but for those that :meth:`move` forms itself, by the third of what is returned.
+        """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
 
         Args:
-            lent: the gradients that sources are of, float32 and contiguous.
-            look: look at them beforehand, so that :meth:`move` forms all sums where none can overflow; factors are 1 at most.
+            lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
         """
-        own, limit = self.segments.described, 0
+        own, limit = self.segments.described, safe_limit(len(keys))
         totals, nonfinite = self._no_sums(keys)
-        largest = self._unknown
-        if look:
-            largest, limit = torch.zeros_like(nonfinite), safe_limit(len(keys))
-            find_largest(lent, largest)
-        sums = [
-            sum_pieces(source, terms, pieces, keys.num, dim)
-            for source, (_, dim, *_) in zip(sources, own, strict=True)
-        ]
-        for source, each, (first, dim, *_) in zip(sources, sums, own, strict=True):
-            sum_terms(
-                source,
-                terms,
-                pieces,
-                each,
-                keys.num,
-                totals,
-                first,
-                dim,
-                nonfinite,
-                largest=largest,
-                limit=limit,
-            )
-        return totals, nonfinite, Direct(terms, pieces, sources, lent, sums, largest, limit)
+        largest = torch.zeros_like(nonfinite)
+        find_largest(lent, largest)
+        parts = []
+        for source, (first, dim, *_) in zip(sources, own, strict=True):
+            sums = sum_pieces(source, terms, pieces, keys.num, dim)
+            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
+            parts.append(sums)
+        return totals, nonfinite, Direct(terms, pieces, sources, lent, parts, largest, limit)
 
     def move(
         self,
