@@ -74,7 +74,16 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {*_SELDOM, *_LOADING, *_REPAIRING, *_EXPIRING, "update.apply_", *_ON_DISK, *_ABOVE_HOST, *_ON_THE_WIRE}
+    others = {
+        *_SELDOM,
+        *_LOADING,
+        *_REPAIRING,
+        *_EXPIRING,
+        "update.apply_",
+        *_ON_DISK,
+        *_ABOVE_HOST,
+        *_ON_THE_WIRE,
+    }
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]

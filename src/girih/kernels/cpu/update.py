@@ -135,6 +135,7 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
             row = _row_of(shard, ids[i], table, np.int64(rows[i]))
             if row < 0:
                 dropped += 1
+                note_move(shard, first + i + 1, at.NO_ROW)
                 continue
             start, stop = np.int64(starts[i]), np.int64(starts[i + 1])
             sum_terms(shard.scratch, 0, grads, order, factors, start, stop)
@@ -154,7 +155,6 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
                     layout.dtype, shard.scratch[0], halves, layout.table_seeds[table], ids[i], step
                 )
             note_move(shard, first + i + 1, at.NO_ROW)
-        note_move(shard, first + len(ids), at.NO_ROW)
         return dropped
 
     # numba's cache tells functions apart by their names
@@ -219,7 +219,19 @@ def apply_gradients(
     apply = applying(layout.segments[:, at.OPTIMIZER].tolist())
     tail = sealed(terms.tail)
     return apply(  # type: ignore[no-any-return]
-        shard, layout, ids, tables, rows, terms.starts, terms.order, terms.factors, grads, tail, hyper, step, first
+        shard,
+        layout,
+        ids,
+        tables,
+        rows,
+        terms.starts,
+        terms.order,
+        terms.factors,
+        grads,
+        tail,
+        hyper,
+        step,
+        first,
     )
 
 

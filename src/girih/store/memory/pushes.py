@@ -64,7 +64,9 @@ class Pushes:
         """
         lane, number = push
         if not (0 <= lane < LANES and 1 <= number <= _MOST):
-            raise ConfigError(f"push {number} of lane {lane}: expected lanes 0 to {LANES - 1}, numbers from 1 to 2⁶² - 1")
+            raise ConfigError(
+                f"push {number} of lane {lane}: expected lanes 0 to {LANES - 1}, numbers from 1 to 2⁶² - 1"
+            )
         words = self._lanes[lane]
         if number <= words[_LAST]:
             yield num_keys

@@ -259,7 +259,9 @@ class ShardMemory:
         Raises:
             StorageFullError: there is no more memory.
         """
-        used = 4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])  # were it caught as one replaced the other
+        used = (
+            4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
+        )  # were it caught as one replaced the other
         for side in map(_side, range(2)):
             self.arena.clear(side, 0, min(used, self.arena.size_bytes(side)))
         num_slots = index_slots(min(max(num_rows + 1, 3 * _FIRST_SLOTS // 4), self.arena.reserve_rows))
