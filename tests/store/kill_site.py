@@ -1,7 +1,8 @@
 """Shards whose writers are killed amid verbs, attached to, repaired, and held against a dictionary.
 
 Run as a process of its own, with one thread, which forks the writers: ``python kill_site.py KIND DIRECTORY SEED ...`` prints what
-became of each seed's writer. Compiled, verbs are killed at a random moment; as plain Python, at a random line of the store.
+became of each seed's writer. Compiled, verbs are killed at a random moment; as plain Python, at a random line of the store while the
+arena says that a verb changes it.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, GroupSpec, Push, Shared, Store, TableSpec, remove_arena
 from girih.store.memory import shard_memory
+from girih.store.memory.arena import _WRITING_AT
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Probability
 from girih.testing.fake_store import FakeStore
 from girih.testing.store_verbs import contents, evict, look, peek, taken
@@ -112,12 +114,13 @@ def write(spec, verbs, arena, counts, killed_verb, when, wake):
     def trace(frame, event, argument):
         if not frame.f_code.co_filename.startswith((STORE, KERNELS)):
             return None
-        lines[0] -= event == "line"
+        lines[0] -= event == "line" and mark[0] != 0
         if lines[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
     store, saves = Store(spec, arena=arena, clock=lambda: NOW), []
+    mark = store.state.memory.arena._header[_WRITING_AT:]
     for number, verb in enumerate(verbs):
         if number == killed_verb:
             if JIT_DISABLED:
