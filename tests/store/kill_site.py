@@ -31,7 +31,7 @@ from girih.testing.store_verbs import contents, evict, look, peek, taken
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from store_machine import SEGMENTS
 
-NUM_KEYS, NUM_VERBS = (24, 14) if JIT_DISABLED else (900, 30)
+NUM_KEYS, NUM_VERBS = (24, 14) if JIT_DISABLED else (400, 12)
 EVICTIONS = [None, Fixed(max_rows=NUM_KEYS), LRU(max_rows=NUM_KEYS), LFU(max_rows=NUM_KEYS), TTL(steps=2)]
 EVICTIONS += [TTL(steps=3, max_rows=NUM_KEYS), LRU(max_rows=4 * NUM_KEYS)]
 ADMISSIONS = [None, None, None, MinCount(count=2, cells=5000), Probability(p=0.7)]
@@ -314,7 +314,7 @@ def play(kind, directory, seed):
     os.close(wake)
     if not JIT_DISABLED:
         os.read(waking, 1)
-        time.sleep(0.003 * when)
+        time.sleep(0.001 * when)
         os.kill(writer, signal.SIGKILL)
     os.close(waking)
     _, status = os.waitpid(writer, 0)

@@ -52,9 +52,10 @@ def test_what_a_killed_writer_left_is_what_a_dictionary_holds(tmp_path):
 def test_so_it_is_however_often_one_is_killed(tmp_path, kind):
     told = kill(kind, tmp_path, range(1000, 1000 + NUM_KILLS))
     amid = Counter(each["verb"] for each in told if each["amid"])
-    assert set(amid) >= {"look", "push", "evict", "assign"}
-    assert any(each["torn"] for each in told)
+    assert set(amid) >= {"look", "push"}
     if JIT_DISABLED:
+        assert set(amid) >= {"assign", "evict"}
+        assert any(each["torn"] for each in told)
         assert any(each["unmade"] for each in told)
 
 

@@ -286,7 +286,7 @@ class Store:
 
     @property
     def repaired(self) -> Repaired | None:
-        """What was found in an attached arena whose writer was killed amid a change; None where none was."""
+        """The state in which an attached arena was found whose writer was killed amid a change; None where none was."""
         return self.state.repaired if isinstance(self.state, ShardState) else None
 
     def counters(self, table: int | None = None) -> dict[str, int]:

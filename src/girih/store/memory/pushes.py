@@ -1,7 +1,7 @@
 """The pushes that a shard has applied, in words of its arena: one that is sent again moves each row once.
 
-Pushes come in lanes, whose numbers go up; what a lane is, and a number, whoever pushes knows (a turn of all trainers, or one
-trainer's batch). Of each lane the last push that was applied whole is known, and one that was cut short: how many of its
+Pushes come in lanes, whose numbers go up: one that is not above the last of its lane was applied already. What a lane is, and
+a number, whoever pushes knows; pushes that may overtake each other need a lane each. Of each lane the last push that was applied whole is known, and one that was cut short: how many of its
 keys were served. Sent again, with the same keys in the same order, it goes on there.
 
 It is by row and not by shard that a push is applied once: the place in it costs one word per row, written where the row
@@ -26,7 +26,7 @@ _MOST = (1 << 62) - 1
 
 
 class Push(NamedTuple):
-    """What a push is called: its lane, from 0, and its number there, from 1."""
+    """The name of a push: its lane, from 0, and its number there, from 1."""
 
     lane: int
     number: int

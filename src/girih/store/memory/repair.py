@@ -29,7 +29,7 @@ from girih.store.memory.shard_memory import ShardMemory
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What was found in a shard whose writer was killed amid a change.
+    """The state in which a shard was found whose writer was killed amid a change.
 
     Attributes:
         torn: (id, table) of the key whose row has some numbers from before a change and some from behind it, if there is one.
