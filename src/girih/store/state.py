@@ -239,5 +239,5 @@ def open_state(
     repaired = None
     if memory.arena.torn:
         repaired = repair(memory, own.listed)
-        memory.arena.is_whole()
+        memory.arena.mark_whole()
     return ShardState(spec, own, memory, RowTable(memory, own, clock), repaired=repaired)

@@ -173,7 +173,7 @@ class Arena:
         finally:
             self._header[_WRITING_AT] = 0
 
-    def is_whole(self) -> None:
+    def mark_whole(self) -> None:
         """Takes the mark off that its last writer left."""
         self._header[_WRITING_AT], self.torn = 0, False
 
@@ -223,6 +223,10 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         raise ConfigError(f"{where}: expected a name without slashes")
     if options.attach and rows is not None:
         raise ConfigError(f"{where}: an attached arena keeps the rows it was reserved for; drop reserve_rows")
+    if options.repair and not options.attach:
+        raise ConfigError(
+            f"{where}: repair = True: there is nothing to repair in a new arena; give attach = True too"
+        )
     try:
         flags = os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL
         if isinstance(options, Shared):
