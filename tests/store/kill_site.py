@@ -256,9 +256,8 @@ def check_between(store, found, before, after, verb, initial):
             agree = [same(numbers, choice[0]) for choice in choices]
             if (key_id, table) == torn:
                 continue
-            if not any(
-                each.all() for each in agree
-            ):  # a row that was made to be assigned to, and was not yet
+            # else a row was made to be assigned to, and was not yet
+            if not any(each.all() for each in agree):
                 assert verb[0] == "assign"
                 assert key_id not in old
                 assert same(numbers[: store.spec.dim], initial(key_id, table)).all()

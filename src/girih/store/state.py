@@ -2,8 +2,9 @@
 
 This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.TieredState` answers the same verbs where
 values lie in several tiers. A state whose values lie above another one's asks that for those of some rows, and gives them
-back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair (:mod:`girih.store.memory.repair`) finds all there is to know of a row in
-the row itself (``memory.arrays.meta``), and makes a new index and new lists of it.
+back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair
+(:mod:`girih.store.memory.repair`) finds all there is to know of a row in the row itself (``memory.arrays.meta``), and makes
+a new index and new lists of it.
 
 Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
 """
