@@ -31,7 +31,7 @@ from girih.testing.store_verbs import contents, evict, look, peek, taken
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from store_machine import SEGMENTS
 
-NUM_KEYS, NUM_VERBS = (24, 14) if JIT_DISABLED else (400, 12)
+NUM_KEYS, NUM_VERBS = (24, 14) if JIT_DISABLED else (400, 16)
 EVICTIONS = [None, Fixed(max_rows=NUM_KEYS), LRU(max_rows=NUM_KEYS), LFU(max_rows=NUM_KEYS), TTL(steps=2)]
 EVICTIONS += [TTL(steps=3, max_rows=NUM_KEYS), LRU(max_rows=4 * NUM_KEYS)]
 ADMISSIONS = [None, None, None, MinCount(count=2, cells=5000), Probability(p=0.7)]
@@ -302,7 +302,7 @@ def play(kind, directory, seed):
     make = Shared if kind == "shared" else File
     arena = make(**where, reserve_rows=100_000)
     counts = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
-    killed_verb, when = rng.randrange(len(verbs)), rng.random()
+    killed_verb, when = rng.randrange(len(verbs) // 2), rng.random()
     waking, wake = os.pipe()
     writer = os.fork()
     if not writer:
