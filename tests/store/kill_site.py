@@ -302,7 +302,7 @@ def play(kind, directory, seed):
     make = Shared if kind == "shared" else File
     arena = make(**where, reserve_rows=100_000)
     counts = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
-    killed_verb, when = rng.randrange(len(verbs) // 2), rng.random()
+    killed_verb, when = rng.randrange(len(verbs) // (1 if JIT_DISABLED else 2)), rng.random()
     waking, wake = os.pipe()
     writer = os.fork()
     if not writer:

@@ -38,12 +38,13 @@ def kill(kind, directory, seeds):
 
 
 def test_what_a_killed_writer_left_is_what_a_dictionary_holds(tmp_path):
-    seeds = range(12) if JIT_DISABLED else range(100, 106)
+    seeds = range(23, 35) if JIT_DISABLED else range(100, 106)
     told = [each for kind in ("shared", "file") for each in kill(kind, tmp_path, seeds)]
     assert len(told) == 2 * len(seeds)
     if JIT_DISABLED:  # killed at the same lines in every run
         assert sum(each["amid"] for each in told) >= len(seeds)
-        assert sum(each["torn"] for each in told) > 0
+        assert any(each["torn"] for each in told)
+        assert any(each["unmade"] for each in told)
 
 
 @pytest.mark.heavy
