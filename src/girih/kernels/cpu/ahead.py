@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
-_REPAIRING = ("index.insert_all", "recency.walk", "transfer.relink")
+_REPAIRING = ("index.insert_all", "recency.walk")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
@@ -93,11 +93,6 @@ def training(
 def loading() -> list[str]:
     """Kernels that take rows from checkpoints."""
     return [name for name in KERNELS if name.startswith(_LOADING)]
-
-
-def repairing() -> list[str]:
-    """Kernels that make a shard whole whose writer was killed."""
-    return list(_REPAIRING)
 
 
 def packing() -> list[str]:
