@@ -35,6 +35,18 @@ def pool(rows, first, inverse, offsets, weights, size, features, modes, dim):
     return out
 
 
+def weight_gradients(rows, first, inverse, offsets, gradients, size, features, modes, dim):
+    """float64[N]: what each id's weight changes its bag by, times the bag's gradient, which are float[size, features, dim]."""
+    out = np.zeros(offsets[-1])
+    for p, (feature, mode) in enumerate(zip(features, modes, strict=True)):
+        for b in range(size):
+            bag = range(offsets[feature * size + b], offsets[feature * size + b + 1])
+            for i in bag:
+                row = rows[inverse[i], first : first + dim].astype(float)
+                out[i] = (row * gradients[b, p]).sum() / {0: 1.0, 1: len(bag), 2: len(bag) ** 0.5}[mode]
+    return out
+
+
 # --- data ---
 
 

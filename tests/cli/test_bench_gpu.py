@@ -145,9 +145,13 @@ def test_kernels_as_a_step_launches_them_compile_and_spill_nothing(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (table,) = json.loads((tmp_path / "registers.json").read_text())["tables"]
-    kernels = {"pool_short", "pool_long", "_sum_pieces", "_sum_terms", "write_initial", "move_rows"}
+    import gpu_registers
+
     for dim in (64, 128):
-        assert {row["kernel"] for row in table["rows"] if row["D"] == dim} == kernels
+        assert {row["kernel"] for row in table["rows"] if row["D"] == dim} == set(gpu_registers.KERNELS)
+    assert {row["kernel"] for row in table["rows"] if row["D"] == "any"} == set(gpu_registers.ON_KEYS)
+    assert all(0 <= row["in loops"] < row["instructions"] for row in table["rows"])
+    assert next(row for row in table["rows"] if row["kernel"] == "_sum_terms")["in loops"] > 0
     assert {row["spilled bytes"] for row in table["rows"]} == {0}
     assert all(0 < row["registers"] <= 255 for row in table["rows"])
 

@@ -31,15 +31,20 @@ _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES
 
 
 class _Apply(torch.autograd.Function):
-    """The outputs of groups as a node of autograd: backward pushes their gradients to the store."""
+    """The outputs of groups as a node of autograd: backward pushes their gradients to the store, and gives weights theirs."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, module: GrowingModule, reader: Reader, batch: Any
+        ctx: Any, anchor: Tensor, weights: Tensor | None, module: GrowingModule, reader: Reader, batch: Any
     ) -> tuple[Tensor, ...]:
-        tables = module.tables
+        tables, ctx.learns, ctx.values = module.tables, module.training, None
         with tables.used():
-            reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
+            if weights is None:
+                reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
+            else:
+                groups: list[Any] = reader.groups  # which are on a GPU then
+                found = [group.lookup_weighted(batch, tables.step + 1, train=ctx.learns) for group in groups]
+                reads, ctx.values = ([each[part] for each in found] for part in (0, 1))
         ctx.module, ctx.groups, ctx.shards, ctx.batch, ctx.reads = (
             module,
             reader.groups,
@@ -51,9 +56,13 @@ class _Apply(torch.autograd.Function):
         return _outputs(reads)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None, None]:
-        ctx.module.push(ctx.groups, ctx.shards, ctx.reads, ctx.batch, gradients)
-        return torch.zeros(0, device=ctx.module.tables.device), None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
+        if ctx.learns:
+            ctx.module.push(ctx.groups, ctx.shards, ctx.reads, ctx.batch, gradients)
+        weights = None
+        if ctx.values is not None:
+            weights = ctx.module.weight_gradients(ctx.groups, ctx.reads, ctx.values, ctx.batch, gradients)
+        return torch.zeros(0, device=ctx.module.tables.device), weights, None, None, None
 
 
 class GrowingModule(nn.Module):
@@ -107,10 +116,10 @@ class GrowingModule(nn.Module):
     def pool(self, bags: Bags) -> Embeddings:
         """Bags of all features.
 
-        They are pooled by torch where weights require a gradient, so that autograd reaches these.
+        In host memory they are pooled by torch where weights require a gradient, so that autograd reaches these.
         """
         weights = bags.weights
-        if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
+        if weights is None or not weights.requires_grad or not torch.is_grad_enabled() or self.tables.on_gpu:
             found = zip(self._bags.groups, self.read(self._bags, bags), strict=True)
             return Embeddings(tuple(Block(group.group.outputs[0].names, values) for group, values in found))
         here = bags.to(self.tables.device)
@@ -122,12 +131,20 @@ class GrowingModule(nn.Module):
         return Embeddings(tuple(blocks))
 
     def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
-        """The outputs of all groups, which lead autograd to the store where the module trains."""
-        batch = self._batch(bags)
-        if self.training and torch.is_grad_enabled():
+        """The outputs of all groups, which lead autograd to the store where the module trains, and on a GPU to weights that require it."""
+        here = bags.to(self.tables.device)
+        batch, weights = self._batch(here), None
+        if (
+            here.weights is not None
+            and here.weights.requires_grad
+            and reader is self._bags
+            and self.tables.on_gpu
+        ):
+            weights = here.weights
+        if torch.is_grad_enabled() and (self.training or weights is not None):
             # autograd comes back to nodes that it leads to, on the stream that they were on
-            anchor = torch.zeros(0, requires_grad=True, device=self.tables.device)
-            out: tuple[Tensor, ...] = _Apply.apply(anchor, self, reader, batch)  # type: ignore[no-untyped-call]
+            anchor = torch.zeros(0, requires_grad=self.training, device=self.tables.device)
+            out: tuple[Tensor, ...] = _Apply.apply(anchor, weights, self, reader, batch)  # type: ignore[no-untyped-call]
             return out
         with self.tables.used():
             step = self.tables.step + 1
@@ -155,15 +172,34 @@ class GrowingModule(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before"
             )
-        flat: list[Any] = [
-            None if one is None else one.float().contiguous().view(-1, one.shape[-1]) for one in gradients
-        ]
+        flat: list[Any] = _flat(gradients)
         if not tables.on_gpu:
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
             apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale)
         tables.step += 1
+
+    def weight_gradients(
+        self,
+        groups: Sequence[Any],
+        reads: Sequence[ReadRows],
+        values: Sequence[Tensor],
+        batch: Any,
+        gradients: Sequence[Tensor | None],
+    ) -> Tensor:
+        """The gradients of the weights of ids, float32[N]; of rows on a GPU.
+
+        Args:
+            reads, values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them.
+        """
+        given = by_group([group.group for group in groups], _flat(gradients))
+        with self.tables.used():
+            found = [
+                group.weight_gradients(read, own, each, batch)
+                for group, read, own, each in zip(groups, reads, values, given, strict=True)
+            ]
+            return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
@@ -192,9 +228,8 @@ class GrowingModule(nn.Module):
         self.tables.step = state["step"]
 
     def _batch(self, bags: Bags) -> Any:
-        """A batch as the groups take it: a ``Batch``, or a ``GpuBatch``."""
-        here = bags.to(self.tables.device)
-        ids, offsets, weights = here.ids.contiguous(), here.offsets.to(torch.int32).contiguous(), here.weights
+        """A batch as the groups take it, a ``Batch`` or a ``GpuBatch``, of bags that are on their device."""
+        ids, offsets, weights = bags.ids.contiguous(), bags.offsets.to(torch.int32).contiguous(), bags.weights
         if weights is not None:
             weights = weights.detach().contiguous()
         if self.tables.on_gpu:
@@ -218,6 +253,11 @@ def _read(group: EmbeddingGroup, batch: Any, step: int, *, train: bool) -> ReadR
 def _outputs(reads: Sequence[ReadRows]) -> tuple[Tensor, ...]:
     """As tensors of their own, since those that a node holds for its backward would hold the node."""
     return tuple(torch.as_tensor(output).detach() for read in reads for output in read.outputs)
+
+
+def _flat(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """float32[·, D] of each output, contiguous."""
+    return [None if one is None else one.float().contiguous().view(-1, one.shape[-1]) for one in gradients]
 
 
 def _pooled(vectors: Tensor, bags: Bags, output: Output) -> Tensor:

@@ -8,7 +8,7 @@ from girih import optim
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import gradients, jit, pool
 from girih.kernels.gpu.dedup import Terms
-from girih.kernels.gpu.gradients import Pieces, Sources, sum_terms
+from girih.kernels.gpu.gradients import Pieces, Sources, sum_pieces, sum_terms
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import Gpu
@@ -17,6 +17,7 @@ from girih.store.rows.record import hyper_rows
 from girih.testing.store_verbs import by_key, group, keys_of, look
 from girih.testing.twins import optimizer_state, optimizer_step
 from reference import pool as plain_pool
+from reference import weight_gradients as plain_gradients
 
 SIZE, WIDTH, FIRST, DIM = 5, 7, 2, 3
 
@@ -59,6 +60,25 @@ def test_bags_are_pooled(kernel, weighted):
     assert (found[0] == 77).all()
 
 
+@pytest.mark.parametrize("kernel", [pool.weigh_short, pool.weigh_long], ids=["short", "long"])
+def test_weights_get_their_gradients(kernel):
+    rng = np.random.default_rng(0)
+    features, modes = np.array([2, 0, 1]), np.array([0, 1, 2], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 9, 3 * SIZE))]).astype(np.int32)
+    rows = rng.normal(size=(6, WIDTH)).astype(np.float32)
+    inverse = rng.integers(0, 6, offsets[-1]).astype(np.int32)
+    gradients = rng.normal(size=(SIZE, 3, DIM)).astype(np.float32)
+    out = torch.full((offsets[-1],), 7.0, device=jit.device())
+    given = there(rows), there(inverse), there(offsets), there(gradients)
+    given += there((features * SIZE).astype(np.int32)), there(modes), out
+    if kernel is pool.weigh_short:
+        jit.launch(kernel, 3 * SIZE, 4, *given, 3 * SIZE, 3, WIDTH, FIRST, DIM, COLUMNS=4)
+    else:
+        jit.launch(kernel, 3 * SIZE, 1, *given, 3, WIDTH, FIRST, DIM, COLUMNS=4, AT_ONCE=4)
+    wanted = plain_gradients(rows, FIRST, inverse, offsets, gradients, SIZE, features, modes, DIM)
+    np.testing.assert_allclose(out.cpu().numpy() - 7, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("long", [256, 4])
 def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     """One feature is pooled, the ids of the other have gradients of their own."""
@@ -83,7 +103,8 @@ def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     terms = Terms(*(there(each) for each in (starts, features, examples, positions, factors)))
     num_keys = there(np.array([len(counts)], np.int32))
     sources, pieces = Sources(there(described), pooled=True, whole=True), Pieces(there(padded))
-    sum_terms(sources, terms, pieces, num_keys, totals, FIRST, DIM, nonfinite)
+    sums = sum_pieces(sources, terms, pieces, num_keys, DIM)
+    sum_terms(sources, terms, pieces, sums, num_keys, totals, FIRST, DIM, nonfinite)
     each = np.where(
         (features == 0)[:, None], pooled[examples].astype(float) * factors[:, None], whole[positions]
     )
@@ -95,7 +116,8 @@ def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     assert (np.delete(found, np.arange(WIDTH)[own], axis=1) == 77).all()
     assert nonfinite.item() == -1
     lent[0][examples[keys == 2][features[keys == 2] == 0][0], 1] = float("inf")
-    sum_terms(sources, terms, pieces, num_keys, totals, FIRST, DIM, nonfinite)
+    sums = sum_pieces(sources, terms, pieces, num_keys, DIM)
+    sum_terms(sources, terms, pieces, sums, num_keys, totals, FIRST, DIM, nonfinite)
     assert not np.isfinite(totals.cpu().numpy()[nonfinite.item(), own]).all()
 
 

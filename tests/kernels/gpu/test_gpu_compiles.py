@@ -12,6 +12,7 @@ import torch
 
 import girih
 from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, records, routing, update
+from girih.sparse.groups import gpu_group
 from girih.store import Store
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount
@@ -74,6 +75,9 @@ def launches(optimizer, dtype, eviction=None, admission=None):
     (gpu, there), _ = both(groups_of(optimizer, dtype))
     for longest, weighted in ((1, False), (3, True), (40, False)):
         run(gpu, some_batch(longest, longest, weighted=weighted, num_examples=4), 1, np.random.default_rng(0))
+        weighed = some_batch(longest, longest, weighted=True, num_examples=4)
+        read, values = gpu.lookup_weighted(weighed, 1, train=False)
+        gpu.weight_gradients(read, values, [torch.as_tensor(output) for output in read.outputs], weighed)
     there.close()
     routing.route(gpu.find(some_batch(3, 1)).unique, 2, 2)
     spec = two_segments(dtype, optimizer, eviction=eviction, admission=admission)
@@ -108,6 +112,7 @@ CASES = [
 
 def test_all_that_is_launched_compiles(recorder, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "sparse" / "gpu"))
+    monkeypatch.setattr(gpu_group, "_FEW", 0)  # gradients are always looked at beforehand
     for optimizer, dtype in CASES:
         launches(optimizer, dtype, LRU(max_rows=9), MinCount(count=2, cells=100))
     (tmp_path / "launches").write_text("".join(line + "\n" for line in recorder.found))

@@ -66,15 +66,56 @@ def test_bags_of_both_layouts_and_weights_are_the_cpus(mode):
     assert gpu.tables.shards.counters() == cpu.tables.shards.counters()
 
 
+@pytest.mark.parametrize(("mode", "batch"), [("sum", RAGGED), ("mean", RAGGED), ("sqrtn", MANY)])
 @pytest.mark.parametrize("learns", [True, False])
-def test_weights_get_the_cpus_gradients(learns):
+def test_weights_get_the_cpus_gradients(learns, mode, batch):
     given, own = [], []
-    for module in pair(girih.nn.EmbeddingBag, 4, "mean"):
-        weights = torch.linspace(-1, 2, 7, dtype=torch.float64).requires_grad_()
-        given.append(step(module.train(learns), *RAGGED, weights))
+    modules = pair(girih.nn.EmbeddingBag, 4, mode)
+    for module in modules:
+        weights = torch.linspace(-1, 2, len(batch[0]), dtype=torch.float64).requires_grad_()
+        module(*batch, weights.detach()).sum().backward()  # rows have moved once
+        given.append(step(module.train(learns), *batch, weights))
         own.append(weights.grad)
     torch.testing.assert_close(*given)
     torch.testing.assert_close(*own, rtol=1e-5, atol=1e-6)  # sums of float32
+    assert_same(*reversed(modules))
+
+
+def test_weights_of_two_uses_get_gradients_by_the_rows_that_each_saw():
+    """The rows of the first use have moved by the second one's gradients before autograd comes to it."""
+    own = []
+    for module in pair(girih.nn.EmbeddingBag, 4, "sum"):
+        weights = [torch.ones(7).requires_grad_() for _ in range(2)]
+        outs = [module(*RAGGED, each) for each in weights]
+        for out in reversed(outs):
+            (out**2).sum().backward()
+        own.append(torch.stack([each.grad for each in weights]))
+    torch.testing.assert_close(*own, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own[1][0], own[1][1], rtol=0, atol=0)
+
+
+def test_weights_of_several_features_get_gradients_and_those_left_out_are_one():
+    features = (
+        F(name="user", dim=4, pooling="sum"),
+        F(name="item", dim=3, pooling="mean"),
+        F(name="ad", dim=4),
+    )
+    ids = {
+        "user": torch.tensor([[1, 2], [2, 3]]),
+        "item": torch.tensor([[7, 7, 5], [8, 1, 7]]),
+        "ad": torch.tensor([[1], [4]]),
+    }
+    own = []
+    for module in pair(girih.nn.EmbeddingBagCollection, features):
+        weights = {
+            name: torch.rand(ids[name].shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            for name in ("user", "item")
+        }
+        found = module(ids, per_sample_weights=weights)
+        sum((each.cpu() ** 2).sum() for each in found.values()).backward()
+        own.append([each.grad for each in weights.values()])
+    for mine, expected in zip(*own, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_last_offsets_and_any_shape_are_the_cpus():

@@ -7,8 +7,8 @@ import torch
 import girih
 from girih.data.batch import Batch
 from girih.kernels.gpu import gradients, jit
-from girih.sparse.groups import gpu_bags
-from girih.sparse.groups.gpu_group import GpuGroup
+from girih.sparse.groups import gpu_bags, gpu_group
+from girih.sparse.groups.gpu_group import GpuGradients, GpuGroup
 from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.pack import pack
 from girih.sparse.halves.local import LocalSparse
@@ -318,6 +318,64 @@ def test_a_gradient_that_is_not_finite_moves_no_row():
     assert found.nonfinite_key >= 0
     gpu.apply(read, found, 1, 1.0)
     assert by_key(there) == before
+
+
+class Summing(GpuGroup):
+    """Sums all gradients into an array before any row moves."""
+
+    def gradients(self, read, given, batch):
+        sources = self._bags.sources(given, batch)
+        return GpuGradients(
+            *self._state.kernels.sums(read.keys.keys, *read.keys.of_training(), sources), None
+        )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "few", "largest"),
+    [
+        (girih.optim.Adam(lr=0.1), "float16", 0, 1.0),
+        (girih.optim.FTRL(l1=0.01), "float32", 0, 1.0),
+        (girih.optim.SGD(lr=0.1, momentum=0.9), "bfloat16", 0, 1e36),
+        (girih.optim.RowwiseAdagrad(lr=0.1), "float32", 0, 3e38),
+        (girih.optim.Adagrad(lr=0.1), "float32", 1, 1.0),
+    ],
+    ids=["adam", "with l1", "sums might overflow", "sums overflow", "too many gradients to look at"],
+)
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_rows_are_moved_by_the_same_bits_whichever_kernel_sums(monkeypatch, optimizer, dtype, few, largest):
+    monkeypatch.setattr(gpu_group, "_FEW", few)
+    monkeypatch.setattr(gradients, "LONG", 8)  # keys with one term, with several, with pieces
+    group, found = groups_of(optimizer, dtype), []
+    for kind in (GpuGroup, Summing):
+        with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store:
+            gpu, rng = kind(group, [store]), np.random.default_rng(0)
+            for step in (1, 2):
+                batch = some_batch(3, step, num_ids=60)
+                read, fill = gpu.lookup(batch, step, train=True)
+                fill(slice(0, batch.num_examples))
+                given = [
+                    torch.from_numpy(rng.random(out.shape, np.float32) * largest).to(jit.device())
+                    for out in read.outputs
+                ]
+                sums = gpu.gradients(read, [each.view(-1, each.shape[-1]) for each in given], batch)
+                assert (sums.nonfinite_key >= 0) == (largest > 1e38)
+                gpu.apply(read, sums, step, 0.7)
+            found.append(by_key(store))
+    assert found[0] == found[1]
+
+
+def test_a_gradient_that_no_id_has_part_in_refuses_nothing(monkeypatch):
+    """It is seen beforehand, and sums are then looked at themselves."""
+    monkeypatch.setattr(gpu_group, "_FEW", 0)
+    (gpu, _), _ = both(groups_of())
+    batch = batch_of(np.array([[0, 1]] * 4), np.arange(4), weighted=False, seed=0)
+    read, fill = gpu.lookup(batch, 1, train=True)
+    fill(slice(0, 2))
+    given = [torch.ones_like(output) for output in read.outputs]
+    for each, output in zip(given, gpu.group.outputs, strict=True):
+        if not output.whole:
+            each[0] = float("nan")  # of empty bags
+    assert gpu.gradients(read, given, batch).nonfinite_key == -1
 
 
 def test_the_next_batch_is_prepared_before_this_one_moves_rows():

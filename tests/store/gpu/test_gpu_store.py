@@ -11,8 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
 from girih.store import Store
+from girih.store.gpu.gpu_memory import GpuMemory
 from girih.store.gpu.options import Gpu
-from girih.tables import LFU, LRU, MinCount, Probability
+from girih.tables import LFU, LRU, Fixed, MinCount, Probability
 from girih.testing.store_verbs import (
     by_key,
     group,
@@ -91,6 +92,52 @@ def test_memory_that_ends_serves_the_keys_before():
         assert store.num_rows == 100
         rows, _ = look(store, *keys_of(*range(100)), 3)
         assert (rows >= 0).all()
+
+
+def test_tables_with_bounds_claim_no_more_and_are_never_asked_how_full_they_are(monkeypatch):
+    known = []
+    original = GpuMemory.known
+    monkeypatch.setattr(GpuMemory, "known", lambda memory: (known.append(None), original(memory))[1])
+    spec = group(("t", "u"), eviction=LRU(max_rows=50))
+    with Store(spec, arena=Gpu(chunk_bytes=64 * 64)) as store:
+        for step in range(1, 9):
+            ids = np.arange(step, step + 40)
+            look(store, ids, np.repeat(np.arange(2), 20).astype(np.int32), step)
+        assert store.num_rows == 54
+        assert (
+            store.state.memory.capacity == 128
+        )  # two chunks of 64; three times the ids of a call would take more
+        assert len(known) == 1
+
+
+def test_a_table_that_was_loaded_above_its_bound_leaves_the_others_their_rows(tmp_path):
+    with Store(group(("t", "u"), eviction=Fixed(max_rows=40))) as store:
+        look(store, *keys_of(*range(40)), 1)
+        write_snapshot(store, tmp_path / "shard")
+    with Store(group(("t", "u"), eviction=Fixed(max_rows=32)), arena=Gpu(chunk_bytes=64)) as store:
+        store.restore([read_snapshot(tmp_path / "shard")])
+        rows, _ = look(store, *keys_of(*range(100, 140), table=1), 2)
+        assert (np.sort(rows[rows >= 0]) == np.arange(40, 72)).all()
+        assert store.state.memory.capacity >= 72
+
+
+@pytest.mark.parametrize(
+    ("rules", "turned_away"),
+    [
+        ({}, False),
+        ({"admission": MinCount(count=2)}, True),
+        ({"eviction": LRU(max_rows=9)}, True),
+        ({"eviction": LRU(max_rows=90)}, False),
+    ],
+    ids=str,
+)
+def test_initial_values_take_memory_where_a_key_may_get_no_row(rules, turned_away):
+    spec = group(**rules)
+    with Store(spec, arena=SMALL) as store:
+        look(store, *keys_of(*range(20)), 1)
+        assert len(store.state.kernels._scratch) == (20 * 4 * spec.dim if turned_away else 0)
+        store.peek(*keys_of(*range(20)), np.empty((20, spec.dim), np.float32))
+        assert len(store.state.kernels._scratch) == 20 * 4 * spec.dim
 
 
 def test_a_save_shows_one_moment_while_training_goes_on(tmp_path):

@@ -4,24 +4,31 @@ A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.Terms
 more than :data:`LONG` terms has them summed in up to :data:`MOST_PIECES` pieces first, each by a program of its own: how they are cut
 depends on their number alone, so that sums are always the same.
 
-Shapes: n ids of the group, U unique keys, F features, D columns of a segment, Q pieces.
+No row may move before all sums are known to be finite. So sums are written to an array, and read by the kernel that moves rows; or that kernel forms
+them itself, where a look at the gradients beforehand has shown that none can overflow (:class:`Direct`).
+
+Shapes: n ids of the group, U unique keys, F features, W columns of a row, D of a segment, S segments, Q pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from girih.kernels.gpu.dedup import Terms, last_not_above
-from girih.kernels.gpu.jit import INTERPRETED, columns_of, kernel, launch, rows_at_once
+from girih.kernels.gpu.jit import INTERPRETED, block_of, columns_of, kernel, launch, rows_at_once
 from girih.kernels.gpu.layout import floats_at
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
+_MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFF_FFFF)
 
 
 class Pieces:
@@ -52,6 +59,32 @@ class Sources:
 
     def __init__(self, described: Tensor, *, pooled: bool, whole: bool) -> None:
         self.described, self.pooled, self.whole = described, pooled, whole
+
+
+@dataclass(frozen=True)
+class Direct:
+    """What the kernel that moves rows needs to sum gradients itself.
+
+    Attributes:
+        terms, pieces: which ids each key has.
+        sources: of each segment, where the gradients of its outputs lie; lent: these, which must last.
+        sums: of each segment, float32[Q, D], the sums of pieces.
+        largest: int32[1]: the largest magnitude of a gradient, as the bits of a float32. Where it is above ``limit``, a sum may overflow, and
+            all are in the array.
+    """
+
+    terms: Terms
+    pieces: Pieces
+    sources: Sequence[Sources]
+    lent: Sequence[Tensor]
+    sums: Sequence[Tensor]
+    largest: Tensor
+    limit: int
+
+    def arguments(self, segment: int) -> tuple[Any, ...]:
+        """Those that kernels take of one segment, from ``sources`` to ``limit``."""
+        own = described_terms(self.sources[segment], self.terms)
+        return *own, self.pieces.starts, self.sums[segment], self.largest, self.limit
 
 
 @triton.jit
@@ -107,22 +140,19 @@ def _sum_pieces(
         tl.store(out + piece * dim + column, tl.sum(total, axis=0)[None, :], mask=column < dim)
 
 
-@kernel
-def _sum_terms(
-    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
-    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, num_keys: tl.tensor, totals: tl.tensor,
-    num_columns: tl.tensor, first_column: tl.tensor, nonfinite: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
-    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = key < tl.load(num_keys)
-    column = tl.arange(0, COLUMNS)[None, :]
+@triton.jit
+def summed(
+    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
+    pieces: tl.tensor, sums: tl.tensor, key: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr, KEYS: tl.constexpr,
+) -> Any:  # fmt: skip
+    """The gradients of keys, float32[KEYS, COLUMNS]; 0 where ``mask`` is false."""
     start = tl.load(starts + key, mask=mask, other=0)
     count = tl.load(starts + key + 1, mask=mask, other=0) - start
     first_piece = tl.load(pieces + key, mask=mask, other=0)
     num_pieces = tl.load(pieces + key + 1, mask=mask, other=0) - first_piece
     count = tl.where(num_pieces > 0, 0, count)
-    gradient = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    gradient = tl.zeros((KEYS, COLUMNS), tl.float32)
     for j in range(tl.max(count)):
         gradient += load_terms(
             sources, num_features, features, examples, positions, factors, start + j, j < count, column, dim,
@@ -132,48 +162,99 @@ def _sum_terms(
         present = (j < num_pieces)[:, None] & (column < dim)
         place = (first_piece + j)[:, None].to(tl.int64) * dim + column
         gradient += tl.load(sums + place, mask=present, other=0.0)
-    place = key[:, None].to(tl.int64) * num_columns + first_column + column
-    tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
+    return gradient
+
+
+@kernel
+def _sum_terms(
+    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
+    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, num_keys: tl.tensor, totals: tl.tensor,
+    num_columns: tl.tensor, first_column: tl.tensor, nonfinite: tl.tensor, largest: tl.tensor, limit: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
+    WHOLE: tl.constexpr, DIRECT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = key < tl.load(num_keys)
+    if DIRECT:
+        mask = mask & (tl.load(largest) > limit)
+    column = tl.arange(0, COLUMNS)[None, :]
+    gradient = summed(
+        sources, num_features, features, examples, positions, factors, starts, pieces, sums, key, mask, column, dim,
+        POOLED, WHOLE, COLUMNS, BLOCK,
+    )  # fmt: skip
     wrong = (gradient != gradient) | (tl.abs(gradient) == float("inf"))
     found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
     if found >= 0:
         tl.atomic_max(nonfinite, found, sem="relaxed")
+    place = key[:, None].to(tl.int64) * num_columns + first_column + column
+    tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
 
 
-def sum_terms(
-    sources: Sources,
-    terms: Terms,
-    pieces: Pieces,
-    num_keys: Tensor,
-    totals: Tensor,
-    first_column: int,
-    dim: int,
-    nonfinite: Tensor,
-) -> None:
-    """Sums the gradients of keys, of one segment; those of keys with very many terms by pieces first.
+@kernel
+def _find_largest(gradients: tl.tensor, largest: tl.tensor, amount: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(gradients + i, mask=i < amount, other=0.0)
+    # magnitudes are ordered as their bits are, with infinity and NaN behind all others
+    tl.atomic_max(largest, tl.max(found.to(tl.int32, bitcast=True) & _MAGNITUDE), sem="relaxed")
 
-    Args:
-        totals: float32[n, W], of which the segment's columns are written.
-        nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
-    """
-    described, columns = sources.described, columns_of(dim)
-    most_keys = len(terms.starts) - 1
-    sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
-    given = (
-        described,
-        described.shape[1],
+
+def find_largest(gradients: Sequence[Tensor], largest: Tensor) -> None:
+    """Raises ``largest``, int32[1], to the bits of the largest magnitude among gradients, float32 and contiguous."""
+    for each in gradients:
+        launch(_find_largest, each.numel(), block_of(4096, 1 << 16), each, largest, each.numel())
+
+
+def safe_limit(num_terms: int) -> int:
+    """The bits of a float32 up to which ``num_terms`` gradients of that magnitude, with factors of 1 at most, have a finite sum."""
+    return int(np.float32(2.0**126 / max(1, num_terms)).view(np.int32))
+
+
+def described_terms(sources: Sources, terms: Terms) -> tuple[Any, ...]:
+    """What kernels take of the terms of one segment."""
+    return (
+        sources.described,
+        sources.described.shape[1],
         terms.features,
         terms.examples,
         terms.positions,
         terms.factors,
         terms.starts,
     )
-    kinds = {"POOLED": sources.pooled, "WHOLE": sources.whole, "COLUMNS": columns}
+
+
+def sum_pieces(sources: Sources, terms: Terms, pieces: Pieces, num_keys: Tensor, dim: int) -> Tensor:
+    """The sums of pieces of one segment, float32[Q, D]."""
+    described, columns = sources.described, columns_of(dim)
+    sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
     launch(
-        _sum_pieces, pieces.most, 1, *given, pieces.starts, num_keys, most_keys, sums, dim,
-        AT_ONCE=min(LONG, rows_at_once(columns)), **kinds,
+        _sum_pieces, pieces.most, 1, *described_terms(sources, terms), pieces.starts, num_keys, len(terms.starts) - 1, sums,
+        dim, POOLED=sources.pooled, WHOLE=sources.whole, COLUMNS=columns, AT_ONCE=min(LONG, rows_at_once(columns)),
     )  # fmt: skip
+    return sums
+
+
+def sum_terms(
+    sources: Sources,
+    terms: Terms,
+    pieces: Pieces,
+    sums: Tensor,
+    num_keys: Tensor,
+    totals: Tensor,
+    first_column: int,
+    dim: int,
+    nonfinite: Tensor,
+    largest: Tensor | None = None,
+    limit: int = 0,
+) -> None:
+    """Sums the gradients of keys, of one segment, those of keys with very many terms by the sums of their pieces.
+
+    Args:
+        totals: float32[n, W], of which the segment's columns are written.
+        nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
+        largest, limit: see :class:`Direct`: nothing is done where the kernel that moves rows forms sums. None always sums.
+    """
+    columns = columns_of(dim)
     launch(
-        _sum_terms, most_keys, rows_at_once(columns), *given, pieces.starts, sums, num_keys, totals, totals.shape[1],
-        first_column, nonfinite, dim, **kinds,
+        _sum_terms, len(terms.starts) - 1, rows_at_once(columns), *described_terms(sources, terms), pieces.starts, sums,
+        num_keys, totals, totals.shape[1], first_column, nonfinite, nonfinite if largest is None else largest, limit, dim,
+        POOLED=sources.pooled, WHOLE=sources.whole, DIRECT=largest is not None, COLUMNS=columns,
     )  # fmt: skip

@@ -20,7 +20,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 VARYING = (
     "n", "step", "call", "num_slots", "rows_ever", "num_rows", "num_bags", "first_bag", "first", "num_ids", "num_examples",
-    "num_features", "most_keys", "scratch", "amount",
+    "num_features", "most_keys", "scratch", "amount", "limit",
 )  # fmt: skip
 """Arguments of kernels that change from step to step: Triton is not to compile anew where one is 1, or a multiple of 16."""
 

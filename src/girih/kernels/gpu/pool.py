@@ -1,9 +1,10 @@
-"""Pooling bags of rows to vectors on a GPU; modes and weights as :mod:`girih.kernels.cpu.pool`.
+"""Pooling bags of rows to vectors on a GPU, and the gradients of ids' weights; modes and weights as :mod:`girih.kernels.cpu.pool`.
 
 Rows are read where they lie, by their addresses. :func:`pool_short` has several bags a program, each read id by id;
 :func:`pool_long` one bag a program, whose ids are read many at a time. Both sum in an order that is always the same.
+:func:`weigh_short` and :func:`weigh_long` go the same ways.
 
-Shapes: B examples, P features of an output, N ids of the batch, D columns.
+Shapes: B examples, P features of an output, N ids of the batch, U unique keys, W columns of a row, D of an output.
 """
 
 from __future__ import annotations
@@ -76,6 +77,70 @@ def pool_long(
     scale = bag_scale(tl.load(modes + feature), (stop - start).to(tl.float32))
     pooled = tl.sum(total, axis=0)[None, :] * scale
     tl.store(out + bag.to(tl.int64) * dim + column, pooled, mask=column < dim)
+
+
+@kernel
+def weigh_short(
+    values: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, gradients: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor, num_bags: tl.tensor,
+    num_features: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor, dim: tl.tensor, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Gradients of the weights of ids in short bags: the product of each one's columns and its bag's gradient, times the bag's factor.
+
+    Args:
+        values: float32[U, W], W being ``num_columns``.
+        gradients: float32[B · P, D]; inverse, offsets, bags, modes: as those of :func:`pool_short`.
+        out: float32[N], to which they are added.
+    """
+    bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = bag < num_bags
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = mask[:, None] & (column < dim)
+    feature, example = bag % num_features, bag // num_features
+    bound = tl.load(bags + feature, mask=mask, other=0) + example
+    start = tl.load(offsets + bound, mask=mask, other=0)
+    length = tl.load(offsets + bound + 1, mask=mask, other=0) - start
+    scale = bag_scale(tl.load(modes + feature, mask=mask, other=0), length.to(tl.float32))
+    place = bag.to(tl.int64)[:, None] * dim + column
+    gradient = tl.load(gradients + place, mask=inside, other=0.0) * scale[:, None]
+    most = tl.max(length)
+    for j in range(most):
+        present = mask & (j < length)
+        key = tl.load(inverse + start + j, mask=present, other=0).to(tl.int64)
+        row = tl.load(
+            values + key[:, None] * num_columns + first_column + column,
+            mask=present[:, None] & inside,
+            other=0.0,
+        )
+        before = tl.load(out + start + j, mask=present, other=0.0)
+        tl.store(out + start + j, before + tl.sum(gradient * row, axis=1), mask=present)
+
+
+@kernel
+def weigh_long(
+    values: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, gradients: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor,
+    num_features: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor, dim: tl.tensor, COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`weigh_short`."""
+    bag = tl.program_id(0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    feature, example = bag % num_features, bag // num_features
+    bound = tl.load(bags + feature) + example
+    start, stop = tl.load(offsets + bound), tl.load(offsets + bound + 1)
+    scale = bag_scale(tl.load(modes + feature), (stop - start).to(tl.float32))
+    place = bag.to(tl.int64) * dim + column
+    gradient = tl.load(gradients + place, mask=column < dim, other=0.0) * scale
+    for first in range(start, stop, AT_ONCE):
+        i = first + tl.arange(0, AT_ONCE)
+        present = i < stop
+        key = tl.load(inverse + i, mask=present, other=0).to(tl.int64)
+        row = tl.load(
+            values + key[:, None] * num_columns + first_column + column,
+            mask=present[:, None] & (column < dim),
+            other=0.0,
+        )
+        before = tl.load(out + i, mask=present, other=0.0)
+        tl.store(out + i, before + tl.sum(gradient * row, axis=1), mask=present)
 
 
 @kernel

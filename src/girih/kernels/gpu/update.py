@@ -5,9 +5,11 @@ Shapes: U unique keys, W columns of a row, D of a segment, S segments.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from girih.kernels.gpu.counting import ROWS_EVER
+from girih.kernels.gpu.gradients import summed
 from girih.kernels.gpu.index import find_rows
 from girih.kernels.gpu.jit import kernel
 from girih.kernels.gpu.layout import (
@@ -78,6 +80,48 @@ def move_rows(
     column = tl.arange(0, COLUMNS)[None, :]
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
     gradient = tl.load(gradients + place, mask=mask[:, None] & (column < dim), other=0.0)
+    _move(
+        chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
+        OPTIMIZER, STATE_WIDTH, DTYPE, CHUNK_BITS, STRIDE,
+    )  # fmt: skip
+
+
+@kernel
+def sum_and_move_rows(
+    chunks: tl.tensor, rows: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, hyper: tl.tensor,
+    seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
+    dim: tl.tensor, state_start: tl.tensor, sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
+    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, largest: tl.tensor, limit: tl.tensor, OPTIMIZER: tl.constexpr,
+    STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.Direct`."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < tl.load(num_keys)
+    row = tl.load(rows + i, mask=mask, other=NO_ROW)
+    mask = mask & (row >= 0)
+    column = tl.arange(0, COLUMNS)[None, :]
+    here = mask & (tl.load(largest) <= limit)
+    gradient = summed(
+        sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
+        WHOLE, COLUMNS, BLOCK,
+    )  # fmt: skip
+    place = i[:, None].to(tl.int64) * num_columns + first_column + column
+    written = (mask & (here == 0))[:, None] & (column < dim)
+    gradient += tl.load(gradients + place, mask=written, other=0.0)
+    _move(
+        chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
+        OPTIMIZER, STATE_WIDTH, DTYPE, CHUNK_BITS, STRIDE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _move(
+    chunks: tl.tensor, row: tl.tensor, keys: tl.tensor, tables: tl.tensor, hyper: tl.tensor, seeds: tl.tensor, step: tl.tensor,
+    first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, i: tl.tensor, mask: tl.tensor, column: tl.tensor, gradient: tl.tensor,
+    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """The step on rows, int32[K], of the keys i, where ``mask``, by gradients, float32[K, C]."""
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
     start = address + 4 * VALUES + first_column * SIZE

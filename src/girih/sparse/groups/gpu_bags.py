@@ -23,7 +23,7 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.sparse.groups.gpu_batch import GpuBatch
-from girih.sparse.groups.pack import Group
+from girih.sparse.groups.pack import Group, Output
 from girih.sparse.groups.side_stream import take_over
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.record_kernels import Keys
@@ -160,6 +160,36 @@ class GpuBags:
         for number in range(len(outputs)):
             self._fill(number, outputs[number], keys, addresses, dtype, batch, examples)
 
+    def weight_gradients(
+        self, keys: GpuKeys, values: Tensor, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    ) -> Tensor:
+        """The gradients of the weights of ids, float32[N]; 0 for those in no bag that has a gradient.
+
+        Args:
+            values: float32[·, W], the columns of keys when bags were filled in.
+            given: the gradient of each output, float32[·, D], or None.
+        """
+        out = torch.zeros(len(keys.unique.inverse), dtype=torch.float32, device=self.device)
+        for number, (output, gradient) in enumerate(zip(self.group.outputs, given, strict=True)):
+            if output.whole or gradient is None:
+                continue
+            dim, num_features = output.segment.dim, len(output.features)
+            columns, num_bags = jit.columns_of(dim), batch.num_examples * num_features
+            bags, modes = self._bags(number, batch.num_examples), self._output_modes[number]
+            own = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, modes, out)
+            width = (values.shape[1], output.first_column, dim)
+            if self._are_short(output, keys):
+                jit.launch(
+                    pool.weigh_short, num_bags, jit.rows_at_once(columns), *own, num_bags, num_features, *width,
+                    COLUMNS=columns,
+                )  # fmt: skip
+            else:
+                jit.launch(
+                    pool.weigh_long, num_bags, 1, *own, num_features, *width, COLUMNS=columns,
+                    AT_ONCE=min(128, jit.rows_at_once(columns)),
+                )  # fmt: skip
+        return out
+
     def sources(self, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> list[Sources]:
         """The addresses of the gradients of all outputs, by segment and feature.
 
@@ -213,8 +243,7 @@ class GpuBags:
             out,
             first_bag,
         )
-        slots = [self._slot_of[int(feature)] for feature in output.features]
-        if keys.longest[slots].max() <= SHORT_BAG:
+        if self._are_short(output, keys):
             jit.launch(
                 pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
                 output.first_column * size, dim, **shared,
@@ -224,6 +253,10 @@ class GpuBags:
                 pool.pool_long, num_bags, 1, *given, num_features, output.first_column * size, dim,
                 AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
             )  # fmt: skip
+
+    def _are_short(self, output: Output, keys: GpuKeys) -> bool:
+        slots = [self._slot_of[int(feature)] for feature in output.features]
+        return bool(keys.longest[slots].max() <= SHORT_BAG)
 
     def _bags(self, number: int, num_examples: int) -> Tensor:
         """int32[P]: where the bounds of each feature of an output begin."""

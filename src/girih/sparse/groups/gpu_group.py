@@ -19,6 +19,7 @@ from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.errors import ConfigError
+from girih.kernels.gpu.gradients import Direct
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import Fill
@@ -28,6 +29,8 @@ from girih.store import Store
 from girih.store.gpu.gpu_state import GpuState
 from girih.store.gpu.record_kernels import GroupState
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
+
+_FEW = 4  # ids of a bag, on the average, from which on a look at bags' gradients costs less than sums that are written and read
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class GpuGradients:
     Attributes:
         totals: float32[n, W].
         refused: int32[1]: a key whose own is not finite, or -1.
+        direct: what may sum them while rows move, in place of ``totals``.
     """
 
     totals: Tensor
     refused: Tensor
+    direct: Direct | None = None
 
     @property
     def nonfinite_key(self) -> int:
@@ -99,14 +104,25 @@ class GpuGroup:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._bags.find(batch, train=train) if found is None else found
         keys.take_over(self._bags.device)
-        rows, addresses = self._state.read(keys.keys, step) if train else self._state.peeked(keys.keys)
-        read = GpuRead(self._bags.outputs(batch), keys, rows)
-        dtype = self._state.kernels.segments.dtype
+        read, addresses = self._looked_up(keys, batch, step, train=train)
 
         def fill(examples: slice) -> None:
-            self._bags.fill(read.outputs, keys, addresses, dtype, batch, examples)
+            self._fill(read, addresses, batch, examples)
 
         return read, fill
+
+    def lookup_weighted(self, batch: Batch | GpuBatch, step: int, *, train: bool) -> tuple[GpuRead, Tensor]:
+        """:meth:`lookup` with all outputs filled in; also what :meth:`weight_gradients` takes, float32[n, W]: a copy, since rows may move before."""
+        keys = self._bags.find(batch, train=train)
+        read, addresses = self._looked_up(keys, batch, step, train=train)
+        self._fill(read, addresses, batch, slice(0, batch.num_examples))
+        return read, self._state.kernels.columns(keys.keys, addresses)
+
+    def weight_gradients(
+        self, read: GpuRead, values: Tensor, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    ) -> Tensor:
+        """The gradients of the weights of ids, float32[N], by those of outputs; done without a wait."""
+        return self._bags.weight_gradients(read.keys, values, given, batch)
 
     def gradients(
         self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch | GpuBatch
@@ -116,18 +132,35 @@ class GpuGroup:
             return None
         terms, pieces = read.keys.of_training()
         there = [None if gradient is None else gradient.contiguous() for gradient in given]
-        sources = self._bags.sources(there, batch)
-        return GpuGradients(*self._state.kernels.sums(read.keys.keys, terms, pieces, sources))
+        lent = [gradient for gradient in there if gradient is not None]
+        given_sums = read.keys.keys, terms, pieces, self._bags.sources(there, batch)
+        kernels, numbers = self._state.kernels, sum(gradient.numel() for gradient in lent)
+        if read.keys.weights is None and _FEW * numbers <= len(read.keys.keys) * kernels.segments.num_columns:
+            return GpuGradients(*kernels.direct_sums(*given_sums, lent))
+        return GpuGradients(*kernels.sums(*given_sums))
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = read.keys.keys
-        self._state.move(keys, read.rows, gradients.totals, gradients.refused, step, lr_scale)
+        self._state.move(
+            keys, read.rows, gradients.totals, gradients.refused, step, lr_scale, gradients.direct
+        )
 
     def inverse(self, read: GpuRead) -> NDArray[np.int32]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
         numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
         return numbers
+
+    def _looked_up(
+        self, keys: GpuKeys, batch: Batch | GpuBatch, step: int, *, train: bool
+    ) -> tuple[GpuRead, Tensor]:
+        """The rows of a batch, no output of which is filled in, and where the columns of each key lie until the next verb."""
+        rows, addresses = self._state.read(keys.keys, step) if train else self._state.peeked(keys.keys)
+        return GpuRead(self._bags.outputs(batch), keys, rows), addresses
+
+    def _fill(self, read: GpuRead, addresses: Tensor, batch: Batch | GpuBatch, examples: slice) -> None:
+        dtype = self._state.kernels.segments.dtype
+        self._bags.fill(read.outputs, read.keys, addresses, dtype, batch, examples)
 
 
 def on_gpu(group: Group, shards: Sequence[Store]) -> GpuState | GpuTieredState:

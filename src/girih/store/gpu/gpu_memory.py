@@ -62,6 +62,9 @@ class GpuMemory:
         self.chunk_bits, self.stride = self.rows.chunk_bits, self.rows.stride
         self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
         self.cells = torch.zeros(max(1, own.num_cells), dtype=torch.int32, device=self.device)
+        # rows leave before others take theirs, so that tables have no more than this together
+        self._bounds: list[int] = own.kernel.rules[:, at.MAX_ROWS].tolist()
+        self._most_rows = sum(self._bounds)
         self.lock = threading.Lock()
         self._closed = False
         self.clear()
@@ -98,13 +101,14 @@ class GpuMemory:
     def make_room(self, more: int) -> int:
         """Makes room for ``more`` rows to be made; returns for how many there is, fewer where memory ends."""
         self._hear()
-        room = more
-        if self._ever + more > self.capacity or 2 * (self._added + more) > self.num_slots:
+        room, are_few = more, self.capacity < self._most_rows
+        if (are_few and self._ever + more > self.capacity) or 2 * (self._added + more) > self.num_slots:
             words = self.known()
             free = int(words[counting.NUM_FREE])
             # for the next calls too, before which the GPU may not have told of this one
-            self.rows.claim(self._ever + 3 * more - free)
-            room = min(more, self.capacity - self._ever + free)
+            self.rows.claim(min(self._ever + 3 * more - free, self._most_rows))
+            if self.capacity < self._most_rows:
+                room = min(more, self.capacity - self._ever + free)
             if 2 * (self._added + more) > self.num_slots:
                 self._index_anew(int(words[counting.NUM_ROWS]) + more)
         self._ever, self._added, self._asked = self._ever + more, self._added + more, self._asked + more
@@ -153,6 +157,8 @@ class GpuMemory:
         self.rows.claim(rows_ever)
         if self.capacity < rows_ever:
             raise self.full()
+        # a table may have come with more rows than it may take
+        self._most_rows = sum(map(max, self._bounds, self.rows_of_tables()))
         for first, chunk in self.records(rows_ever):
             part = records[first : first + len(chunk)]
             chunk[:, : records.shape[1]] = to_device(part, self.device)

@@ -1,8 +1,8 @@
 """The keys that have rows in GPU memory: they come when they are read for training, and go when they expire or are evicted.
 
 What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
-keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. By LRU and TTL what leaves is at the head
-of a queue (:mod:`girih.store.gpu.oldest`), by LFU it is found by a look at all rows.
+keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. What leaves is found in a queue
+(:mod:`girih.store.gpu.oldest`, :mod:`girih.store.gpu.least_used`).
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -20,6 +20,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.arrays import Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.least_used import LeastUsed
 from girih.store.gpu.oldest import Oldest
 from girih.store.gpu.record_kernels import Keys, RecordKernels
 from girih.store.rows.record import RowLayout
@@ -53,6 +54,8 @@ class GpuRows:
         self._expiring = np.flatnonzero(eviction == at.EVICT_TTL).tolist()
         self._bounded = np.flatnonzero(self._rules[:, at.MAX_ROWS] < at.UNLIMITED).tolist()
         self._oldest = {table: Oldest(memory, table) for table in np.flatnonzero(listed).tolist()}
+        least = np.flatnonzero(eviction == at.EVICT_LFU).tolist()
+        self._least_used = {table: LeastUsed(memory, table) for table in least}
         # no row of a table was used last before this moment
         self._none_before = np.full(len(self._rules), np.iinfo(np.int64).min)
         self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
@@ -93,7 +96,8 @@ class GpuRows:
             lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
             keys.counts, keys.num, moment, memory.calls, step, rows, takes=admitted,
         )  # fmt: skip
-        addresses = self._kernels.begin(keys, rows, admitted)
+        # unless some were turned away, every key has a row now
+        addresses = self._kernels.begin(keys, rows, admitted, all_there=admitted is is_new)
         memory.tell()
         if short:
             raise memory.full()
@@ -116,11 +120,6 @@ class GpuRows:
         if len(there):
             self._take_out(there, at.EVICTED, self._memory.meta_of(there).tables)
         return len(there)
-
-    def oldest_first(self, meta: counting.Meta, table: int) -> Tensor:
-        """The rows of a table that keeps a list, int64[·], oldest first."""
-        rows = torch.nonzero(meta.tables == table).squeeze(1)
-        return rows[torch.argsort(meta.stamps[rows], stable=True)]
 
     def _launch(self, kernel: object, num_items: int, *arguments: object, **options: object) -> None:
         memory = self._memory
@@ -179,6 +178,8 @@ class GpuRows:
         self._none_before[:] = np.iinfo(np.int64).min
         for oldest in self._oldest.values():
             oldest.forget()
+        for queue in self._least_used.values():
+            queue.forget()
 
     def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
         """Keeps, of the admitted keys, those that bounded tables have room for; also returns how many rows left for them."""
@@ -206,23 +207,18 @@ class GpuRows:
             full[table] = max(0, len(mine) - max(0, free))
         if full.any():
             memory.tables[:, at.FULL] += to_device(full, memory.device)
-        kept = torch.zeros_like(admitted)
-        kept[:num_keys] = to_device(wanted.astype(np.int32), memory.device)
+            admitted = torch.zeros_like(admitted)
+            admitted[:num_keys] = to_device(wanted.astype(np.int32), memory.device)
         self._most_rows = memory.tables[:, at.TABLE_ROWS].cpu().numpy().copy()
         self._most_rows += np.bincount(tables[wanted], minlength=len(self._rules))
-        return kept, left
+        return admitted, left
 
     def _leaving(self, table: int, surplus: int, step: int) -> Tensor:
         """The rows that leave a full table for ``surplus`` keys, int32[·]: never one that this call uses."""
         rule = self._rules[table]
         if rule[at.EVICTION] == at.EVICT_LFU:
-            meta = self._memory.meta_of(None)
-            rows = self.oldest_first(meta, table)
-            rows = rows[meta.last_used[rows] < step]
-            counts, used = meta.counts[rows].long(), meta.last_used[rows].long()
-            order = torch.argsort(counts * (1 << 31) + used, stable=True)
             share = max(1, int(rule[at.MAX_ROWS]) // LFU_SHARE)
-            return rows[order[: -(-surplus // share) * share]].to(torch.int32)
+            return self._least_used[table].first(-(-surplus // share) * share, step)
         rows, meta = self._oldest[table].first(surplus, surplus)
         this_call = meta.stamps >> 32 >= self._memory.calls
         allowed = ~this_call if rule[at.IN_SECONDS] else meta.last_used < step
@@ -253,6 +249,8 @@ class GpuRows:
         memory.tables[:, at.TABLE_ROWS] -= gone
         memory.tables[:, column] += gone
         num_free = int(memory.words[counting.NUM_FREE])
+        for queue in self._least_used.values():
+            queue.note(num_free)
         memory.free = torch.cat([memory.free[:num_free], rows])
         memory.words[counting.NUM_FREE] += len(rows)
         memory.words[counting.NUM_ROWS] -= len(rows)

@@ -22,6 +22,7 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.update import Terms as HostTerms
 from girih.kernels.gpu import counting, jit, update
+from girih.kernels.gpu.gradients import Direct
 from girih.kernels.gpu.layout import STAMP
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
@@ -70,13 +71,20 @@ class GpuState:
         """Begins to bring in the rows of keys; they are here already."""
 
     def move(
-        self, keys: Keys, rows: Tensor, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+        self,
+        keys: Keys,
+        rows: Tensor,
+        gradients: Tensor,
+        refused: Tensor,
+        step: int,
+        lr_scale: float,
+        direct: Direct | None = None,
     ) -> None:
         """One optimizer step on the row of each key.
 
         Args:
             rows: int32[n], hints.
-            gradients: float32[n, W].
+            gradients: float32[n, W]; direct: see :meth:`RecordKernels.move`.
             refused: int32[1]: where it is not negative, no row moves.
         """
         memory = self.memory
@@ -93,7 +101,7 @@ class GpuState:
             counting.count(keys.tables, found, keys.num, memory.tables, at.UPDATES, least=1)
             lost = (counted == at.NO_ROW).to(torch.int32)
             counting.count(keys.tables, lost, keys.num, memory.tables, at.DROPPED, least=1)
-            self.kernels.move(keys, moving, gradients, hyper_rows(self.spec, lr_scale, step), step)
+            self.kernels.move(keys, moving, gradients, hyper_rows(self.spec, lr_scale, step), step, direct)
 
     def lookup(
         self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats, addresses: Longs | None = None

@@ -20,7 +20,15 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, lookup, update
 from girih.kernels.gpu.dedup import Terms
-from girih.kernels.gpu.gradients import Pieces, Sources, sum_terms
+from girih.kernels.gpu.gradients import (
+    Direct,
+    Pieces,
+    Sources,
+    find_largest,
+    safe_limit,
+    sum_pieces,
+    sum_terms,
+)
 from girih.store.arrays import Ints, Longs
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.record_chunks import RecordChunks
@@ -131,13 +139,21 @@ class GroupState(Protocol):
         ...
 
     def move(
-        self, keys: Keys, rows: Any, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+        self,
+        keys: Keys,
+        rows: Any,
+        gradients: Tensor,
+        refused: Tensor,
+        step: int,
+        lr_scale: float,
+        direct: Direct | None = None,
     ) -> Any:
         """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
 
         Args:
             rows: hints.
             refused: int32[1]: where it is not negative, no row moves.
+            direct: what :meth:`RecordKernels.direct_sums` returned beside the gradients.
         """
         ...
 
@@ -150,16 +166,18 @@ class RecordKernels:
         self.segments = Segments.of(own, self._device)
         self._first_hyper = to_device(own.first_hyper, self._device)
 
-    def begin(self, keys: Keys, rows: Tensor, takes: Tensor) -> Tensor:
+    def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
 
         Args:
             rows: int32[n], -1 for keys that have none and read initial values.
             takes: int32[n], 1 where the record is new.
+            all_there: no key has none, which saves memory for initial values.
         """
         own, n = self.segments, len(keys)
         size = 4 if own.dtype == at.FLOAT32 else 2
-        scratch = torch.empty(n * own.num_columns * size, dtype=torch.uint8, device=self._device)
+        num_bytes = 0 if all_there else n * own.num_columns * size
+        scratch = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         addresses = torch.empty(n, dtype=torch.int64, device=self._device)
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
             columns = jit.columns_of(dim)
@@ -195,31 +213,67 @@ class RecordKernels:
         Returns:
             float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
         """
-        own = self.segments
-        totals = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=self._device)
-        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=self._device)
-        for source, (first, dim, *_) in zip(sources, own.described, strict=True):
-            sum_terms(source, terms, pieces, keys.num, totals, first, dim, nonfinite)
+        totals, nonfinite = self._no_sums(keys)
+        for source, (first, dim, *_) in zip(sources, self.segments.described, strict=True):
+            sums = sum_pieces(source, terms, pieces, keys.num, dim)
+            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite)
         return totals, nonfinite
 
+    def direct_sums(
+        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Direct]:
+        """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
+
+        Args:
+            lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
+        """
+        own, limit = self.segments.described, safe_limit(len(keys))
+        totals, nonfinite = self._no_sums(keys)
+        largest = torch.zeros_like(nonfinite)
+        find_largest(lent, largest)
+        parts = []
+        for source, (first, dim, *_) in zip(sources, own, strict=True):
+            sums = sum_pieces(source, terms, pieces, keys.num, dim)
+            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
+            parts.append(sums)
+        return totals, nonfinite, Direct(terms, pieces, sources, lent, parts, largest, limit)
+
     def move(
-        self, keys: Keys, moving: Tensor, gradients: Tensor, hyper: NDArray[np.float64], step: int
+        self,
+        keys: Keys,
+        moving: Tensor,
+        gradients: Tensor,
+        hyper: NDArray[np.float64],
+        step: int,
+        direct: Direct | None = None,
     ) -> None:
         """One optimizer step on the records of keys.
 
         Args:
             moving: int32[n], -1 for keys that have none.
             gradients: float32[n, W]. hyper: float64[S, 8].
+            direct: what :meth:`direct_sums` returned beside the gradients.
         """
         own, there = self.segments, to_device(hyper, self._device)
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
             columns = jit.columns_of(dim)
+            kernel: Any = update.move_rows
+            more: tuple[Any, ...] = ()
+            kinds: dict[str, bool] = {}
+            if direct is not None:
+                kernel, more = update.sum_and_move_rows, direct.arguments(number)
+                kinds = {"POOLED": direct.sources[number].pooled, "WHOLE": direct.sources[number].whole}
             jit.launch(
-                update.move_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
-                keys.num, there[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state,
-                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, CHUNK_BITS=self._records.chunk_bits,
+                kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
+                keys.num, there[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state, *more,
+                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, **kinds, CHUNK_BITS=self._records.chunk_bits,
                 STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
+
+    def _no_sums(self, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Sums of gradients that are still to be written, float32[n, W], and no key whose own is not finite, int32[1]."""
+        totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self._device)
+        return totals, torch.full((1,), -1, dtype=torch.int32, device=self._device)
 
     def assign(self, keys: Keys, rows: Tensor, values: Tensor, step: int) -> None:
         """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""

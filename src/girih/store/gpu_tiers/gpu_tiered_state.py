@@ -19,6 +19,7 @@ from torch import Tensor
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.update import Terms
+from girih.kernels.gpu.gradients import Direct
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import GpuTier
@@ -77,13 +78,20 @@ class GpuTieredState(ShardState):
             return rows, self._addresses(keys, found, made)
 
     def move(
-        self, keys: Keys, rows: Ints, gradients: Tensor, refused: Tensor, step: int, lr_scale: float
+        self,
+        keys: Keys,
+        rows: Ints,
+        gradients: Tensor,
+        refused: Tensor,
+        step: int,
+        lr_scale: float,
+        direct: Direct | None = None,
     ) -> int:
         """One optimizer step on the row of each key.
 
         Args:
             rows: int32[U], hints.
-            gradients: float32[·, W], at least U.
+            gradients: float32[·, W], at least U; direct: see :meth:`RecordKernels.move`.
             refused: int32[1], for which it waits: where it is not negative, no row moves.
 
         Returns:
@@ -101,7 +109,7 @@ class GpuTieredState(ShardState):
             self.slots.mark_changed(found)
             there = to_device(found, self.device)
             self.kernels.move(
-                _cut(keys, len(ids)), there, gradients, hyper_rows(self.spec, lr_scale, step), step
+                _cut(keys, len(ids)), there, gradients, hyper_rows(self.spec, lr_scale, step), step, direct
             )
         return int(np.count_nonzero(moving < 0))
 
@@ -244,7 +252,7 @@ class GpuTieredState(ShardState):
     def _addresses(self, keys: Keys, found: Ints, made: Ints) -> Tensor:
         """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
         there, takes = (to_device(each, self.device) for each in (found, made))
-        return self.kernels.begin(_cut(keys, len(found)), there, takes)
+        return self.kernels.begin(_cut(keys, len(found)), there, takes, all_there=bool((found >= 0).all()))
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)
