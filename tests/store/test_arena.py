@@ -203,6 +203,7 @@ def test_options_that_cannot_be_used(tmp_path):
         (Heap(reserve_rows=2**31), "reserve_rows = 2147483648"),
         (Shared(segment="a/b"), "without slashes"),
         (File(path=str(tmp_path / "x"), attach=True, reserve_rows=5), "drop reserve_rows"),
+        (File(path=str(tmp_path / "x"), repair=True), "give attach = True too"),
     ):
         with pytest.raises(ConfigError, match=message):
             Store(SPEC, arena=arena)

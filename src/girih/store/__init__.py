@@ -1,6 +1,8 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
 from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena
+from girih.store.memory.pushes import CutPush, Push
+from girih.store.memory.repair import Repaired
 from girih.store.route import shard_of
 from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.file import SnapshotFile, write_rows
@@ -12,11 +14,14 @@ from girih.store.tiers.options import Tiers
 
 __all__ = [
     "ArenaOptions",
+    "CutPush",
     "DiskFile",
     "File",
     "GroupSpec",
     "Heap",
     "LiveSnapshot",
+    "Push",
+    "Repaired",
     "Segment",
     "Shared",
     "Sink",

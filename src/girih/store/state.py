@@ -2,8 +2,9 @@
 
 This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.TieredState` answers the same verbs where
 values lie in several tiers. A state whose values lie above another one's asks that for those of some rows, and gives them
-back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair finds all there is to know of a row in the row itself (``memory.arrays.meta``),
-and can make a new index and new lists of it.
+back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair
+(:mod:`girih.store.memory.repair`) finds all there is to know of a row in the row itself (``memory.arrays.meta``), and makes
+a new index and new lists of it.
 
 Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from girih.kernels.cpu.update import Terms
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.options import ArenaOptions
+from girih.store.memory.pushes import Push
+from girih.store.memory.repair import Repaired, repair
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout, without_hyperparameters
 from girih.store.rows.row_table import ONCE, RowTable
@@ -44,12 +47,14 @@ class ShardState:
         layout: how their rows lie, and their rules.
         memory: the arrays, on one arena.
         rows: which keys have rows.
+        repaired: what was found in memory whose writer was killed amid a change; None where none was.
     """
 
     spec: GroupSpec
     layout: RowLayout
     memory: ShardMemory
     rows: RowTable
+    repaired: Repaired | None = field(default=None, kw_only=True)
 
     def lookup(
         self,
@@ -81,20 +86,23 @@ class ShardState:
         terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients; see :meth:`Store.apply_gradients`."""
-        memory, kernel = self.memory, self.layout.kernel
-        if rows is None:
-            rows = self._find(ids, tables)
-        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
-        with memory.changing(step):
-            for part in memory.stretches(len(ids), 1):
-                own = (
-                    None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
-                )
-                dropped += update.apply_gradients(
-                    memory.arrays, kernel, ids[part], tables[part], rows[part],
-                    gradients[part] if terms is None else gradients, hyper, step, own,
-                )  # fmt: skip
-        return dropped
+        with self.memory.changing(step):
+            return self._move(ids, tables, rows, grads, step, lr_scale, terms)
+
+    def apply_push(
+        self,
+        push: Push,
+        ids: Longs,
+        tables: Ints,
+        rows: Ints | None,
+        grads: Floats,
+        step: int,
+        lr_scale: float,
+        terms: Terms | None = None,
+    ) -> int:
+        """As :meth:`apply_gradients`, once for each row however often it is sent."""
+        with self.memory.changing(step), self.memory.pushes.taking(push, len(ids)) as done:
+            return self._move(ids, tables, rows, grads, step, lr_scale, terms, done)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
@@ -172,12 +180,36 @@ class ShardState:
 
     def replace(self, fill: Callable[[ShardState], None]) -> None:
         """Replaces all rows by those that ``fill`` puts into an empty shard."""
-        with self.memory.changing():
+        with self.memory.replacing():
             fill(self)
 
     def close(self) -> None:
         """Lets go of memory."""
         self.memory.close()
+
+    def _move(
+        self,
+        ids: Longs,
+        tables: Ints,
+        rows: Ints | None,
+        grads: Floats,
+        step: int,
+        lr_scale: float,
+        terms: Terms | None,
+        done: int = 0,
+    ) -> int:
+        """Moves the rows of keys behind those that are ``done``."""
+        memory, kernel, dropped = self.memory, self.layout.kernel, 0
+        if rows is None:
+            rows = self._find(ids, tables)
+        hyper, gradients = hyper_rows(self.spec, lr_scale, step), sealed(grads)
+        for part in memory.stretches(len(ids), 1, done):
+            own = None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
+            dropped += update.apply_gradients(
+                memory.arrays, kernel, ids[part], tables[part], rows[part],
+                gradients[part] if terms is None else gradients, hyper, step, own, part.start,
+            )  # fmt: skip
+        return dropped
 
     def _find(self, ids: Longs, tables: Ints) -> Ints:
         rows = np.empty(len(ids), np.int32)
@@ -205,4 +237,8 @@ def open_state(
         cells_bytes=own.num_cells,
     )
     memory = ShardMemory(open_arena(arena, shape), spec.dim, own.num_words)
-    return ShardState(spec, own, memory, RowTable(memory, own, clock))
+    repaired = None
+    if memory.arena.torn:
+        repaired = repair(memory, own.listed)
+        memory.arena.mark_whole()
+    return ShardState(spec, own, memory, RowTable(memory, own, clock), repaired=repaired)

@@ -24,6 +24,8 @@ from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
+from girih.store.memory.pushes import Push
+from girih.store.memory.repair import Repaired
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
 from girih.store.snapshot.restore import Source, check_sources, restore
@@ -150,6 +152,7 @@ class Store:
         step: int,
         lr_scale: float = 1.0,
         terms: Terms | None = None,
+        push: Push | None = None,
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
 
@@ -162,9 +165,14 @@ class Store:
             lr_scale: multiplies every learning rate.
             terms: sums that are still to be formed: ``grads`` are then float32[·, W - E], of which they are made. Which rows these
                 are is believed: a kernel reads them unchecked.
+            push: what the push is called, which may be sent again: a row that it moved it does not move again, in a later
+                process neither.
 
         Returns:
-            How many gradients were dropped.
+            How many gradients were dropped now.
+
+        Raises:
+            ConfigError: a push to rows in several tiers, or on a GPU; see also :meth:`girih.store.memory.pushes.Pushes.taking`.
         """
         ids, tables = self._keys(ids, tables)
         shape = (len(ids), self._dim) if terms is None else (len(grads), self._dim - terms.tail.shape[1])
@@ -174,7 +182,13 @@ class Store:
         _check_step(step)
         if rows is not None:
             rows = _checked("rows", rows, np.int32, (len(ids),))
-        return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale, terms)
+        if push is None:
+            return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale, terms)
+        if type(self.state) is not ShardState:
+            raise ConfigError(
+                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+            )
+        return self.state.apply_push(push, ids, tables, rows, grads, step, lr_scale, terms)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
@@ -269,6 +283,11 @@ class Store:
     def last_step(self) -> int:
         """The largest step seen; 0 before the first."""
         return self.state.memory.last_step
+
+    @property
+    def repaired(self) -> Repaired | None:
+        """The state in which an attached arena was found whose writer was killed amid a change; None where none was."""
+        return self.state.repaired if isinstance(self.state, ShardState) else None
 
     def counters(self, table: int | None = None) -> dict[str, int]:
         """Counts of what happened so far, in one table or in all.

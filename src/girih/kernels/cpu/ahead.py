@@ -54,6 +54,7 @@ _LOG = logging.getLogger(__name__)
 _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
+_REPAIRING = ("index.insert_all", "recency.walk")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
@@ -73,7 +74,16 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {*_SELDOM, *_LOADING, *_EXPIRING, "update.apply_", *_ON_DISK, *_ABOVE_HOST, *_ON_THE_WIRE}
+    others = {
+        *_SELDOM,
+        *_LOADING,
+        *_REPAIRING,
+        *_EXPIRING,
+        "update.apply_",
+        *_ON_DISK,
+        *_ABOVE_HOST,
+        *_ON_THE_WIRE,
+    }
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]

@@ -243,6 +243,13 @@ def is_full(shard: Shard) -> Any:
 
 
 @kernel()
+def insert_all(shard: Shard, rows: I32) -> None:
+    """Adds the keys of rows, int32[K], none of which is there; the index must not be growing, and hold them."""
+    for i in range(rows.shape[0]):
+        insert(shard, shard.keys[rows[i], 0], np.int64(shard.meta[rows[i], at.TABLE]), rows[i])
+
+
+@kernel()
 def find_all(shard: Shard, ids: I64, tables: I32, rows: I32) -> None:
     """Writes the row of every key, or ``NO_ROW``, to ``rows``, int32[U]."""
     for i in range(ids.shape[0]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I32, I32x2, I64x2
+from girih.kernels.cpu.arrays import I32, U8, I32x2, I64x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
 from girih.kernels.cpu.prefetch import prefetch
@@ -61,6 +61,19 @@ def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
     row = tables[table, OLDEST]
     count = 0
     while row >= 0:
+        out[count] = row
+        count += 1
+        row = np.int64(meta[row, NEWER])
+    return count
+
+
+@kernel()
+def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
+    """As :func:`oldest_first`, of a list that may be torn: ends where it leaves the rows, or comes back; ``seen`` uint8[R] is 0."""
+    row = np.int64(oldest)
+    count = 0
+    while 0 <= row < rows_ever and seen[row] == 0:
+        seen[row] = 1
         out[count] = row
         count += 1
         row = np.int64(meta[row, NEWER])

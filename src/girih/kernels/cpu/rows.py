@@ -11,6 +11,7 @@ import numpy as np
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.amid import LEAVING, MAKING, note
 from girih.kernels.cpu.arrays import F32, F64, I32
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import njit_lean
@@ -99,9 +100,11 @@ def take_row(
     """Gives a key a row, with its value and state still to be written; memory must be there."""
     row = shard.state[at.FREE_ROW]
     if row >= 0:
+        note(shard, MAKING, row)
         shard.state[at.FREE_ROW] = shard.meta[row, at.OLDER]
     else:
         row = shard.state[at.ROWS_EVER]
+        note(shard, MAKING, row)
         shard.state[at.ROWS_EVER] = row + 1
     keep_row(shard, row)
     shard.keys[row, 0] = key_id
@@ -122,6 +125,7 @@ def take_row(
 @njit_lean
 def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
     """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
+    note(shard, LEAVING, row)
     keep_row(shard, row)
     table = np.int64(shard.meta[row, at.TABLE])
     index.delete(shard, shard.keys[row, 0], table)

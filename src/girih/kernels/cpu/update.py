@@ -13,6 +13,7 @@ import numpy as np
 
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.amid import SETTING, note, note_move
 from girih.kernels.cpu.arrays import F32, F64, I32, I64, F32x2, F64x2, SealedF32x2, sealed
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
@@ -50,16 +51,28 @@ def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, s
 
 
 @njit_lean
-def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> Any:
-    """The row of a key, ``row`` where it is still there, noted as moved in this step; -1 where the key has none."""
+def _row_of(shard: Shard, key_id: Any, table: Any, row: Any) -> Any:
+    """The row of a key, ``row`` where it is still there; -1 where the key has none, which is counted."""
     if not holds(shard, row, key_id, table):
         row = index.find(shard, key_id, table)
         if row < 0:
             shard.tables[table, at.DROPPED] += 1
-            return row
+    return row
+
+
+@njit_lean
+def _mark_moved(shard: Shard, table: Any, row: Any, step: Any) -> None:
     shard.tables[table, at.UPDATES] += 1
     keep_row(shard, row)
     shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
+
+
+@njit_lean
+def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> Any:
+    """The row of a key, ``row`` where it is still there, noted as moved in this step; -1 where the key has none."""
+    row = _row_of(shard, key_id, table, row)
+    if row >= 0:
+        _mark_moved(shard, table, row, step)
     return row
 
 
@@ -112,31 +125,36 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
         tail: SealedF32x2,
         hyper: F64x2,
         step: int,
+        first: int,
     ) -> Any:
         num_columns, num_words, dropped = shard.scratch.shape[1], shard.values.shape[1], 0
         for i in range(len(ids)):
             prefetch_ahead(shard, rows, i, num_words)
             prefetch_terms(grads, order, np.int64(starts[i]) + TERMS_AHEAD)
             table = np.int64(tables[i])
-            row = row_to_move(shard, ids[i], table, np.int64(rows[i]), step)
+            row = _row_of(shard, ids[i], table, np.int64(rows[i]))
             if row < 0:
                 dropped += 1
+                note_move(shard, first + i + 1, at.NO_ROW)
                 continue
             start, stop = np.int64(starts[i]), np.int64(starts[i + 1])
             sum_terms(shard.scratch, 0, grads, order, factors, start, stop)
             if tail.shape[1] > 0:
                 sum_terms(shard.scratch, grads.shape[1], tail, order, factors, start, stop)
             grad = shard.scratch[GRADIENT]
+            note_move(shard, first + i, row)
+            _mark_moved(shard, table, row, step)
             if layout.dtype == at.FLOAT32:
                 columns = shard.values[row, at.VALUES : at.VALUES + num_columns]
                 update_segments(shard, layout, row, columns, grad, hyper)
-                continue
-            read_row(shard, layout, row, shard.scratch, 0)
-            update_segments(shard, layout, row, shard.scratch[0], grad, hyper)
-            halves = shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns]
-            narrow_row_randomly(
-                layout.dtype, shard.scratch[0], halves, layout.table_seeds[table], ids[i], step
-            )
+            else:
+                read_row(shard, layout, row, shard.scratch, 0)
+                update_segments(shard, layout, row, shard.scratch[0], grad, hyper)
+                halves = shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + num_columns]
+                narrow_row_randomly(
+                    layout.dtype, shard.scratch[0], halves, layout.table_seeds[table], ids[i], step
+                )
+            note_move(shard, first + i + 1, at.NO_ROW)
         return dropped
 
     # numba's cache tells functions apart by their names
@@ -184,6 +202,7 @@ def apply_gradients(
     hyper: F64x2,
     step: int,
     terms: Terms | None = None,
+    first: int = 0,
 ) -> int:
     """Moves the row of every key by its gradient; returns how many keys have none.
 
@@ -192,6 +211,7 @@ def apply_gradients(
 
     Args:
         grads: float32[U, W]; or float32[·, W - E], of which ``terms`` are summed.
+        first: the position of the first key among all that come together.
     """
     if terms is None:
         numbers = _numbers(len(ids) + 1)
@@ -199,7 +219,19 @@ def apply_gradients(
     apply = applying(layout.segments[:, at.OPTIMIZER].tolist())
     tail = sealed(terms.tail)
     return apply(  # type: ignore[no-any-return]
-        shard, layout, ids, tables, rows, terms.starts, terms.order, terms.factors, grads, tail, hyper, step
+        shard,
+        layout,
+        ids,
+        tables,
+        rows,
+        terms.starts,
+        terms.order,
+        terms.factors,
+        grads,
+        tail,
+        hyper,
+        step,
+        first,
     )
 
 
@@ -220,6 +252,7 @@ def assign(shard: Shard, layout: Layout, rows: I32, values: F32x2, hyper: F64x2,
         if rows[i] < 0:
             continue
         row = np.int64(rows[i])
+        note(shard, SETTING, row)
         keep_row(shard, row)
         write_row(shard, layout, row, values, i)
         shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))

@@ -8,7 +8,7 @@ only, no addresses: another process may map the same memory elsewhere and go on.
     └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┘
 
 The header carries magic, format, a fingerprint of the layout, and a mark that stands while a verb changes
-the arrays: memory whose writer died amid a change is refused, one that died between two verbs is not. A
+the arrays: memory whose writer died amid a change is refused, or repaired, one that died between two verbs is not. A
 file is also refused after the machine itself went down, unless it was closed.
 """
 
@@ -30,18 +30,21 @@ from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store.memory import mapping
 from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
+from girih.store.memory.pushes import LANE_WORDS, LANES
 from girih.store.spec import hash_of
 
 _MAGIC = int.from_bytes(b"girihmem", "little")
-_FORMAT = 2
+_FORMAT = 3
 SLOT_BYTES = 8
 PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
 _MOST_OF_MAPPINGS = 0.95  # from which on a reservation that fails is short of mappings, not of bytes
-# Words of the header; the shard's own state follows at _STATE.
+CHANGING, REPLACING = 1, 2
+"""Marks: rows change, or all of them are replaced, which no repair can end."""
+# Words of the header; the shard's own state follows at _STATE, its account of pushes at _PUSHES.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
-_STATE = 64
+_STATE, _PUSHES = 64, 128
 _FOREIGN = "not an arena of girih; remove it, or give another name"
 
 
@@ -97,20 +100,21 @@ class Arena:
 
     Attributes:
         where: the arena's name, for errors.
-        attached: True where it held a shard already.
+        attached: True where it held a shard already; torn: True where its writer died amid a change.
         reserve_rows: rows that the address space has room for.
-        state: int64[16], the shard's own words of the header.
+        state: int64[16], the shard's own words of the header; pushes: those of :class:`girih.store.memory.pushes.Pushes`.
     """
 
     def __init__(
         self, where: str, shape: ArenaShape, reserve_rows: int, memory: mmap.mmap, descriptor: int | None
     ) -> None:
         self.where, self.reserve_rows = where, reserve_rows
-        self.attached = False
+        self.attached = self.torn = False
         self._memory, self._descriptor = memory, descriptor
         self._places = shape.regions(reserve_rows)
         self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
         self.state = self._header[_STATE : _STATE + STATE_WORDS]
+        self.pushes = self._header[_PUSHES : _PUSHES + 1 + LANE_WORDS * LANES]
 
     @property
     def is_claimed_ahead(self) -> bool:
@@ -161,13 +165,17 @@ class Arena:
         content[start:stop] = 0
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Marks the arena while its arrays change."""
-        self._header[_WRITING_AT] = 1
+    def writing(self, mark: int) -> Iterator[None]:
+        """Marks the arena while its arrays change: :data:`CHANGING` or :data:`REPLACING`."""
+        self._header[_WRITING_AT] = mark
         try:
             yield
         finally:
             self._header[_WRITING_AT] = 0
+
+    def mark_whole(self) -> None:
+        """Takes the mark off that its last writer left."""
+        self._header[_WRITING_AT], self.torn = 0, False
 
     def close(self) -> None:
         """Writes all out, marks the arena closed and lets others attach; its arrays are not to be written."""
@@ -188,7 +196,7 @@ class Arena:
             start = self._places["index 0"][0]
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_HUGEPAGE, start, self._places["end"][0] - start)
-        header[_WRITING_AT] = 1  # until the store has written its first state
+        header[_WRITING_AT] = REPLACING  # until the store has written its first state
         header[_FORMAT_AT], header[_FINGERPRINT_AT] = _FORMAT, shape.fingerprint
         header[_ROWS_AT], header[_TEXT_AT] = self.reserve_rows, len(text)
         header[_BOOT_AT] = mapping.boot_number()
@@ -201,7 +209,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
 
     Raises:
         ConfigError: the name is taken or cannot be used, another process has the arena open, it belongs to
-            another layout, or its writer died amid a change.
+            another layout, or its writer died amid a change that is not to be repaired.
         MissingFileError: there is nothing to attach to.
         StorageFullError: the system does not grant the reservation.
     """
@@ -215,6 +223,10 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         raise ConfigError(f"{where}: expected a name without slashes")
     if options.attach and rows is not None:
         raise ConfigError(f"{where}: an attached arena keeps the rows it was reserved for; drop reserve_rows")
+    if options.repair and not options.attach:
+        raise ConfigError(
+            f"{where}: repair = True: there is nothing to repair in a new arena; give attach = True too"
+        )
     try:
         flags = os.O_RDWR if options.attach else os.O_RDWR | os.O_CREAT | os.O_EXCL
         if isinstance(options, Shared):
@@ -233,7 +245,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     try:
         mapping.lock(descriptor, where)
         if options.attach:
-            return _attach(shape, descriptor, where)
+            return _attach(shape, descriptor, where, options.repair)
         return _reserve(shape, rows, descriptor, where)
     except BaseException:
         os.close(descriptor)
@@ -269,12 +281,12 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
     return arena
 
 
-def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
+def _attach(shape: ArenaShape, descriptor: int, where: str, repair: bool) -> Arena:
     size = os.fstat(descriptor).st_size
     if size < PAGE_BYTES:
         raise ConfigError(f"{where}: {_FOREIGN}")
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    if refusal := _refusal(memory, shape):
+    if refusal := _refusal(memory, shape, repair):
         raise ConfigError(f"{where}: {refusal}")
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     arena = Arena(where, shape, int(header[_ROWS_AT]), memory, descriptor)
@@ -282,11 +294,11 @@ def _attach(shape: ArenaShape, descriptor: int, where: str) -> Arena:
     if expected > size:
         raise ConfigError(f"{where}: {size:,} bytes, expected {expected:,}; it was cut short")
     header[_CLOSED_AT], header[_BOOT_AT] = 0, mapping.boot_number()
-    arena.attached = True
+    arena.attached, arena.torn = True, bool(header[_WRITING_AT])
     return arena
 
 
-def _refusal(memory: mmap.mmap, shape: ArenaShape) -> str:
+def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
     """Why memory is not an arena that may be attached to; empty where it is."""
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     if header[_MAGIC_AT] != _MAGIC:
@@ -298,8 +310,10 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape) -> str:
         found = difference(json.loads(text), json.loads(shape.description))
         return f"made for another layout: {found}; restore from a checkpoint into a new arena"
     mend = "remove it and restore from a checkpoint"
-    if header[_WRITING_AT]:
-        return f"its writer died amid a change, so rows may be torn; {mend}"
+    if header[_WRITING_AT] == REPLACING:
+        return f"its writer died as all rows were replaced, so some are missing; {mend}"
+    if header[_WRITING_AT] and not repair:
+        return f"its writer died amid a change, so a row may be torn; attach with repair=True, or {mend}"
     boot = mapping.boot_number()
     if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
         return f"the machine went down before it was closed, so parts may be missing; {mend}"

@@ -25,11 +25,12 @@ class Heap:
 class Shared:
     """POSIX shared memory, which outlives the process; ``attach`` goes on with what is there.
 
-    ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
+    ``repair`` has an attached one made whole whose writer was killed amid a change. ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
     """
 
     segment: str
     attach: bool = False
+    repair: bool = False
     reserve_rows: int | None = None
 
     @property
@@ -40,10 +41,11 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A memory-mapped sparse file; ``attach`` goes on with what is there."""
+    """A memory-mapped sparse file; ``attach`` and ``repair`` as with :class:`Shared`."""
 
     path: str
     attach: bool = False
+    repair: bool = False
     reserve_rows: int | None = None
 
     @property

@@ -18,7 +18,8 @@ from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.saving import LINKS
 from girih.store.arrays import Longs
-from girih.store.memory.arena import SLOT_BYTES, Arena, index_slots
+from girih.store.memory.arena import CHANGING, REPLACING, SLOT_BYTES, Arena, index_slots
+from girih.store.memory.pushes import Pushes
 
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12
@@ -52,6 +53,7 @@ class ShardMemory:
     Attributes:
         arrays: what kernels work on; replaced when the index begins and ends to grow.
         lock: held while arrays change, and while a save copies some of them.
+        pushes: those that were applied, or cut short.
         saving: what keeps records as a save needs them; None while there is no save.
         num_returned_slots: slots of an index that grows whose memory went back to the system.
     """
@@ -64,9 +66,10 @@ class ShardMemory:
         self.num_returned_slots = 0
         self._closed = False
         state = arena.state
+        self.pushes = Pushes(arena.pushes, state)
         values = arena.array("rows", np.float32, num_words)
         if not arena.attached:
-            with arena.writing():
+            with arena.writing(REPLACING):
                 state[layout.ROWS_COMMITTED] = 0 if arena.is_claimed_ahead else arena.reserve_rows
                 first_slots = min(_FIRST_SLOTS, index_slots(arena.reserve_rows))
                 arena.claim("index 0", 0, SLOT_BYTES * first_slots)
@@ -127,17 +130,25 @@ class ShardMemory:
         """Marks the arena while its arrays change; remembers the step."""
         if step > self.arrays.state[layout.LAST_STEP]:
             self.arrays.state[layout.LAST_STEP] = step
-        with self.lock, self.arena.writing():
+        with self.lock:
+            self.arrays.state[layout.AMID] = 0
+            with self.arena.writing(CHANGING):
+                yield
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Marks the arena while all that it holds is replaced: a repair cannot tell what is still to come."""
+        with self.lock, self.arena.writing(REPLACING):
             yield
 
-    def stretches(self, num_keys: int, records_per_key: int) -> Iterator[slice]:
-        """All keys at once; while a save is under way, as many at a time as it has room to keep records of.
+    def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterator[slice]:
+        """All keys from ``first`` on at once; while a save is under way, as many at a time as it has room to keep records of.
 
         To be asked for amid a change only.
         """
         keeper = self.saving
         size = max(1, num_keys if keeper is None else keeper.most_records // _STRETCHES // records_per_key)
-        for start in range(0, num_keys, size):
+        for start in range(first, num_keys, size):
             stop = min(start + size, num_keys)
             self.make_room(records_per_key * (stop - start))
             yield slice(start, stop)
@@ -242,6 +253,23 @@ class ShardMemory:
             index.move_slots(self.arrays, int(state[layout.INDEX_SLOTS]))
             self.grow_index()
 
+    def renew_index(self, num_rows: int) -> None:
+        """Begins with an empty index, for ``num_rows`` keys and some more, whatever the index was amid.
+
+        Raises:
+            StorageFullError: there is no more memory.
+        """
+        used = (
+            4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
+        )  # were it caught as one replaced the other
+        for side in map(_side, range(2)):
+            self.arena.clear(side, 0, min(used, self.arena.size_bytes(side)))
+        num_slots = index_slots(min(max(num_rows + 1, 3 * _FIRST_SLOTS // 4), self.arena.reserve_rows))
+        self.arena.claim(_side(0), 0, SLOT_BYTES * num_slots)
+        self.num_returned_slots = 0
+        _set_index(self.arrays.state, 0, num_slots)
+        self._see_index()
+
     def give_back(self) -> None:
         """Returns memory of slots that have moved to the system, piece by piece."""
         state = self.arrays.state
@@ -289,6 +317,7 @@ class ShardMemory:
         _set_index(state, side, num_slots)
         self._see_index()
         self.arrays.cells[:] = 0
+        self.pushes.clear()
         _empty(self.arrays.state, self.arrays.tables)
 
     @property

@@ -25,7 +25,7 @@ ELSEWHERE = -1
 
 
 class Source(Protocol):
-    """The rows of a shard as columns: a snapshot, its file, or what a repair finds in torn memory.
+    """The rows of a shard as columns: a snapshot or its file.
 
     Attributes:
         where: for errors.

@@ -1,0 +1,114 @@
+"""The pushes that a shard has applied, in words of its arena: one that is sent again moves each row once.
+
+Pushes come in lanes, whose numbers go up: one that is not above the last of its lane was applied already. What a lane is, and
+a number, whoever pushes knows; pushes that may overtake each other need a lane each. Of each lane the last push that was applied whole is known, and one that was cut short: how many of its
+keys were served. Sent again, with the same keys in the same order, it goes on there.
+
+It is by row and not by shard that a push is applied once: the place in it costs one word per row, written where the row
+that moves is noted anyway, and nothing but the one row that was moving is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout
+from girih.kernels.cpu.amid import noted
+from girih.store.arrays import Longs
+
+LANES = 88
+_LAST, _CUT, _NUM_KEYS, _DONE = range(4)
+LANE_WORDS = 4
+_MOST = (1 << 62) - 1
+
+
+class Push(NamedTuple):
+    """The name of a push: its lane, from 0, and its number there, from 1."""
+
+    lane: int
+    number: int
+
+
+class CutPush(NamedTuple):
+    """A push that was cut short: how many keys it had, and how many of them, from the first on, were served."""
+
+    push: Push
+    num_keys: int
+    done: int
+
+
+class Pushes:
+    """The account of a shard.
+
+    Args:
+        words: int64[1 + 88 · 4] of the arena, all 0 at first: one more than the lane of the push that is under way; of each
+            lane the last push, the one that was cut short, its keys and how many of them were served.
+        state: the shard's own words.
+    """
+
+    def __init__(self, words: Longs, state: Longs) -> None:
+        self._lane, self._lanes, self._state = words[:1], words[1:].reshape(LANES, LANE_WORDS), state
+
+    @contextlib.contextmanager
+    def taking(self, push: Push, num_keys: int) -> Iterator[int]:
+        """Notes a push as under way, and as applied at the end; to be used amid a change.
+
+        Yields:
+            How many of its keys were served before: all, if it was applied.
+
+        Raises:
+            ConfigError: a lane or number out of range, or other keys than when the push was cut short.
+        """
+        lane, number = push
+        if not (0 <= lane < LANES and 1 <= number <= _MOST):
+            raise ConfigError(
+                f"push {number} of lane {lane}: expected lanes 0 to {LANES - 1}, numbers from 1 to 2⁶² - 1"
+            )
+        words = self._lanes[lane]
+        if number <= words[_LAST]:
+            yield num_keys
+            return
+        if words[_CUT] != number:
+            words[_CUT] = 0
+            words[_NUM_KEYS], words[_DONE] = num_keys, 0
+            words[_CUT] = number
+        elif words[_NUM_KEYS] != num_keys:
+            raise ConfigError(
+                f"push {number} of lane {lane}: {num_keys:,} keys, expected the {words[_NUM_KEYS]:,} with which it was cut"
+                " short; send it again as it was"
+            )
+        self._state[layout.AMID] = int(words[_DONE]) << 32
+        self._lane[0] = lane + 1
+        try:
+            yield int(words[_DONE])
+            words[_LAST] = number
+            words[_CUT] = 0
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Notes how far the push under way has come, if there is one; the row that it was moving is given up."""
+        if self._lane[0]:
+            _, row, position = noted(int(self._state[layout.AMID]))
+            self._lanes[self._lane[0] - 1, _DONE] = position + (row >= 0)
+            self._lane[0] = 0
+
+    def last(self, lane: int) -> int:
+        """The last push of a lane that was applied whole; 0 before the first."""
+        return int(self._lanes[lane, _LAST])
+
+    def cut(self) -> list[CutPush]:
+        """The pushes that were cut short and not sent again."""
+        return [
+            CutPush(Push(lane, int(words[_CUT])), int(words[_NUM_KEYS]), int(words[_DONE]))
+            for lane, words in enumerate(self._lanes)
+            if words[_CUT]
+        ]
+
+    def clear(self) -> None:
+        """Forgets all pushes."""
+        self._lane[:] = 0
+        self._lanes[:] = 0
