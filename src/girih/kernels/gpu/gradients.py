@@ -63,7 +63,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Direct:
-    """What the kernel that moves rows needs to sum gradients itself.
+    """Inputs of the kernel that moves rows and sums gradients itself.
 
     Attributes:
         terms, pieces: which ids each key has.
@@ -209,7 +209,7 @@ def safe_limit(num_terms: int) -> int:
 
 
 def described_terms(sources: Sources, terms: Terms) -> tuple[Any, ...]:
-    """What kernels take of the terms of one segment."""
+    """Arguments of kernels about the terms of one segment."""
     return (
         sources.described,
         sources.described.shape[1],
