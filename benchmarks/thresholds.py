@@ -1,6 +1,6 @@
 """The thresholds of decisions 0023 and 0046: ids of one table as they grow, and rows in place beside copies.
 
-The first table times dedup alone, per id: one table of ever more ids, which are parted by hash above 32,768, beside 26 tables
+The first table times dedup alone, per id: one table of ever more ids, which are parted by hash above 8,192, beside 26 tables
 of 4,096. The threshold is right where an id costs no more above it than below.
 
 The second times pull and push of the sparse half with rows copied and totals formed ("copies"), and with rows read where they lie
@@ -28,7 +28,6 @@ from girih.kernels.cpu.dedup import MOST_TOGETHER
 from girih.sparse.groups import shards
 
 FEATURES, BATCH, WARMUP = 26, 4096, 3
-"""Columns from which on rows are read in place, and ids per key up to which they are."""
 
 
 def main() -> None:

@@ -94,6 +94,15 @@ def test_direct_and_by_way_of_copies(monkeypatch, most, weighted, pooling, optio
         assert torch.equal(one, other)
 
 
+def test_rows_are_copied_up_to_so_many_bytes_and_narrow_ones_longer():
+    most = 20 * 2**20 // (4 * 64)
+    assert shards.copied(most, 64)
+    assert not shards.copied(most + 1, 64)
+    assert not shards.copied(most // 2 + 1, 128)
+    assert shards.copied(4 * most, 32)
+    assert not shards.copied(4 * most + 1, 32)
+
+
 def test_rows_that_are_more_than_are_copied_go_the_direct_way(monkeypatch):
     monkeypatch.setattr(shards, "COPIED_BYTES", 4 * 19 * 20 * 19 / shards.WIDE)  # twenty rows
     calls = []

@@ -130,7 +130,8 @@ class Bags:
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
 
-        It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of gradients as large as might overflow are formed first, by :meth:`scatter`.
+        It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of
+        gradients as large as might overflow are formed first, by :meth:`scatter`.
         """
         if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
