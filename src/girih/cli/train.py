@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,7 +17,10 @@ from girih.cli.words import PATH, config_options
 from girih.cluster.launch import launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
+from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, RoleError, UserError
+from girih.runs.live.endpoint import require_client
+from girih.runs.live.place import Place
 
 
 @cli.command()
@@ -49,21 +54,31 @@ def train(
         if "RANK" not in os.environ:
             written = config.with_overrides(config_file, overrides, strategy)
             mapping = config.expand(
-                {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
+                {n: written[n] for n in ("strategy", "cluster", "metrics") if n in written}, str(config_file)
             )
             where, directory = str(config_file), config_file.resolve().parent
             chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
             counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
             if sum(counts.values()) > 1:
                 options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
-                return launch(["train", *typed], counts, options)
+                return launch(["train", *typed], counts, options, _place(mapping, where, directory, run_path))
         from girih.cli import trainer
 
-        if context.find_root().obj:
+        own_process = bool(context.find_root().obj)
+        if own_process:
             gc.freeze()  # no collection has to look through all that was imported
-        return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file, calibrated)
+        return trainer.train(
+            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, own_process=own_process
+        )
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
+
+
+def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> Place:
+    """The place where the processes of a run show themselves."""
+    metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
+    require_client(metrics)
+    return Place(run.absolute(), metrics.below(directory))
 
 
 def _way_on(run: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import pickle
 import signal
@@ -20,7 +21,11 @@ from girih.cluster.pipe import Pipe, from_text
 from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
+from girih.runs.live.logs import logging_as
+from girih.runs.live.place import Place, Who
+from girih.runs.live.shower import Shower
 
+_LOG = logging.getLogger(__name__)
 LAST_WORDS_S = 5.0
 PARENT = os.getppid()
 
@@ -44,13 +49,24 @@ def main() -> int:
     stop = threading.Event()
     waiting = (pipe, stop, hello["segments"])
     threading.Thread(target=_until_left_alone, args=waiting, name="girih-parent", daemon=True).start()
-    try:
-        role.run(lambda address: pipe.send({"address": address}), stop)
-    except Exception as error:
-        if not stop.is_set():
-            text = str(error) if isinstance(error, GirihError) else traceback.format_exc()
-            pipe.send({"error": f"{type(error).__name__}: {text}"})
-            return 1
+    who, place = Who(role.name, role.index, role.incarnation), Place.from_hello(hello)
+
+    def ready(address: str) -> None:
+        _LOG.info("listens at %s", address)
+        pipe.send({"address": address})
+
+    with logging_as(who, place, on_stderr=True):
+        _LOG.info("began as process %d", os.getpid())
+        try:
+            with Shower(who, role.stats, place):
+                role.run(ready, stop)
+        except Exception as error:
+            if not stop.is_set():
+                _LOG.exception("ends with an error")
+                text = str(error) if isinstance(error, GirihError) else traceback.format_exc()
+                pipe.send({"error": f"{type(error).__name__}: {text}"})
+                return 1
+        _LOG.info("ends")
     return 0
 
 

@@ -30,7 +30,9 @@ from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
 from girih.comm.registry.remote import RemoteRegistry
+from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
+from girih.runs.live.place import Place
 
 GRACE_S = 1.0
 """A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
@@ -49,6 +51,7 @@ class Cluster:
         registry: where roles are found, see :func:`girih.comm.registry.find`.
         secret: what every connection proves to know.
         segment: begins the names of the shared memory of all roles of the run.
+        incarnation: how often this trainer has been restarted.
     """
 
     def __init__(self, *, hosts: Hosts | None = None) -> None:
@@ -63,6 +66,8 @@ class Cluster:
         self._server: RegistryServer | None = None
         self._first, self._under_torchrun = True, False
         self._run: Path | None = None
+        self._place = Place()
+        self.incarnation = 0
         self._error: Exception | None = None
         self._closed = threading.Event()
 
@@ -186,8 +191,9 @@ class Cluster:
         else:
             yield False
 
-    def show_in(self, run: Path | None) -> None:
-        """Keeps ``processes.json`` in a run's directory while it runs."""
+    def show_in(self, run: Path | None, metrics: MetricsOptions | None = None) -> None:
+        """Keeps ``processes.json`` in a run's directory while it runs; roles that are started from here on show themselves there."""
+        self._place = Place(None if run is None else run.absolute(), metrics or MetricsOptions())
         if self._roles is not None and self._first:
             self._roles.show_in(run)
         self._run = run
@@ -228,6 +234,7 @@ class Cluster:
         self._roles = control = LauncherControl(pipe, self._lose)
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
         self._first, self._bind = rank == 0, control.hello["bind"]
+        self.incarnation = int(control.hello["incarnation"])
         with self.explaining():
             self._meet(rank, size, control.hello)
 
@@ -264,7 +271,8 @@ class Cluster:
 
     def _hello(self) -> dict[str, str]:
         address, secret = self._serve_registry().address, self.secret.decode()
-        return {"registry": address, "secret": secret, "segments": self.segment, "bind": self._bind}
+        hello = {"registry": address, "secret": secret, "segments": self.segment, "bind": self._bind}
+        return {**hello, "place": self._place.to_text()}
 
     def _serve_registry(self) -> RegistryServer:
         if self._server is None:

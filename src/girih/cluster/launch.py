@@ -24,25 +24,29 @@ from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import STOPPED, Supervisor
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.errors import RoleError
+from girih.runs.live.place import Place
 
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
 
 
-def launch(command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions) -> int:
+def launch(
+    command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions, place: Place | None = None
+) -> int:
     """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
 
     Args:
         command: the words of ``girih`` that make a trainer.
         counts: role → processes, ``trainer`` among them.
+        place: where processes show themselves.
 
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
-        run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
+        run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind, place or Place())
         try:
             return run.until_trainer_0_ends(signals)
         finally:
@@ -79,10 +83,11 @@ def leave_signals_to_launcher() -> None:
 
 
 class _Run:
-    def __init__(self, command: Sequence[str], counts: Mapping[str, int], bind: str) -> None:
+    def __init__(self, command: Sequence[str], counts: Mapping[str, int], bind: str, place: Place) -> None:
         self._segments, secret = new_prefix(), secrets.token_hex(16)
         self._server = RegistryServer(LocalRegistry(), secret.encode(), bind)
         hello = {"registry": self._server.address, "secret": secret, "segments": self._segments, "bind": bind}
+        hello["place"] = place.to_text()
         num_trainers = counts[RoleName.TRAINER]
         launcher = LocalLauncher(trainer=command, num_trainers=num_trainers, hello=hello)
         self._supervisor = Supervisor(launcher, self._server.registry, self._fail, num_trainers=num_trainers)

@@ -18,13 +18,27 @@ from typing import IO, Any
 
 from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, write_whole
+from girih.runs.live.place import LIVE, LOGS, TARGETS
+from girih.runs.live.shower import forget
 
 LOCK = ".lock"
 PROCESSES = "processes.json"
 TIERS = "tiers"
 """The directory of files below memory, none of which has a name."""
 BEFORE_TRAINING = frozenset(
-    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints", TIERS}
+    {
+        LOCK,
+        "config.toml",
+        "plan.json",
+        PROCESSES,
+        "timeline.json",
+        "tensorboard",
+        "checkpoints",
+        TIERS,
+        LIVE,
+        LOGS,
+        TARGETS,
+    }
 )
 """All that a run may have written when it ends before its first record."""
 
@@ -77,6 +91,7 @@ class RunDirectory:
                 f"{path}: another process is writing this run; wait for it or stop it"
             ) from None
         (path / PROCESSES).unlink(missing_ok=True)  # of a run whose processes were all killed
+        forget(path)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""

@@ -17,6 +17,7 @@ from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, believed, load
 from girih.checkpoint.save import Content
+from girih.cluster.roles import RoleName
 from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.errors import ConfigError, RunDirectoryError
@@ -28,9 +29,11 @@ from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
+from girih.runs.live.others import Others
+from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
-from girih.runs.stats import COMPILE, Spans
+from girih.runs.stats import COMPILE, STALENESS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
@@ -84,6 +87,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
+        self.context.stats.watch(self.live)
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
@@ -138,6 +142,8 @@ class TrainingRun:
                 self._compile(ahead.packing_tensors())
             self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
+            if hasattr(self.session.sparse, "live"):
+                self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.say(note)
             if self.context.dense.compile:
@@ -230,6 +236,7 @@ class TrainingRun:
             ranks=self.ranks,
             notes=self.notes,
             spans=self.context.stats.spans,
+            staleness=self.context.stats.histograms[STALENESS],
         )
         try:
             loop.run(self.ranks.broadcast(self.state.epoch + epochs))
@@ -424,16 +431,27 @@ class TrainingRun:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
             if path is not None and self.resumed:
                 rewind(path, self.state)
-            self._log = RunLog(path, self.callbacks, self.options.log_every_steps)
+            others = None
+            if self.directory is not None:
+                own = Who(RoleName.TRAINER, self.ranks.rank)
+                others = Others(self.directory, own, lambda: self.ranks.apart)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
         return self._log
 
     def close(self) -> None:
         """Gives the tables' memory back, once what is being written is written."""
+        self.context.stats.unwatch()
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
             if self.session is not None:
                 closing.callback(self.session.dense.close)
                 closing.callback(self.session.sparse.close)
             closing.callback(self.checkpoints.close)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this trainer for :meth:`girih.runs.stats.Stats.watch`; examples are its share of those of each batch."""
+        state, nets = self.state, 1 if self.plan is None else self.plan.schedule.get("nets", 1)
+        examples = state.examples / self.ranks.size
+        return {"steps": state.step, "examples": examples, "refused": state.refused, "nets": nets}
 
     def _compile(self, kernels: Sequence[str]) -> None:
         """Compiles kernels before a step waits for them, so that no rate and no time of a phase counts it."""

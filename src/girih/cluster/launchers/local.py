@@ -16,6 +16,7 @@ from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.pipe import CONTROL, Pipe, as_text
 from girih.cluster.roles import RoleName
+from girih.runs.live.logs import is_line
 
 LAST_LINES = 12
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
@@ -78,9 +79,10 @@ class LocalProcess:
             return self._error
         try:
             self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            printed = self._errors.read().decode(errors="replace").strip().splitlines()
         except ValueError:  # closed meanwhile
             return ""
+        lines = [line for line in printed if not is_line(line)]
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
@@ -118,7 +120,7 @@ class LocalLauncher:
         trainer: the command of a trainer.
         num_trainers: how many there will be.
         hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
-            ``segments`` from it.
+            ``segments`` from it, and ``place``: where they show themselves.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
-from girih.comm.peers import connect_all
+from girih.comm.peers import calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
@@ -293,6 +293,11 @@ class RemoteSparse:
                 rows.update(snapshot.pop("rows", {}))
                 processes[f"{name} {number}"] = snapshot
         return SparseStats(dict(store), dict(rows), processes)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this process for :meth:`Stats.watch`; asks no other."""
+        queues = {"updates": len(self._pending)}
+        return {"queues": queues, **calls_of((*self._workers, *self._servers))}
 
     def begin_save(self, writer: Storage) -> RemoteSave:
         """All servers take live snapshots, while no trainer has anything in flight."""
