@@ -30,6 +30,8 @@ EXCHANGE_NS = "exchange_ns"
 """Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
 STALENESS = "staleness"
 """Histogram of a trainer, over its batches."""
+WAITS = ("read", "wait for rows", "wait for update", "wait for GPU")
+"""Phases of a step in which a trainer waits for others."""
 BOUNDS_S = (
     1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip

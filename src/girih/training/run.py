@@ -33,7 +33,7 @@ from girih.runs.live.others import Others
 from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
-from girih.runs.stats import COMPILE, STALENESS, Spans
+from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
@@ -81,6 +81,7 @@ class TrainingRun:
     resumed: bool = False
     compile_s: float = 0.0
     _log: RunLog | None = None
+    _begun_s: float = 0.0
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _evaluated: Mapping[str, int] | None = field(default_factory=dict)
     """Counters of the store after the last evaluation; None where others have read without training since."""
@@ -213,7 +214,7 @@ class TrainingRun:
         if self.normalization is None:
             self.normalization = self._measure(train)
         self.context.stats.spans = Spans()
-        self._loaders = {}
+        self._loaders, self._begun_s = {}, self.state.train_s
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
         try:
@@ -450,8 +451,15 @@ class TrainingRun:
     def live(self) -> dict[str, Any]:
         """Numbers of this trainer for :meth:`girih.runs.stats.Stats.watch`; examples are its share of those of each batch."""
         state, nets = self.state, 1 if self.plan is None else self.plan.schedule.get("nets", 1)
-        examples = state.examples / self.ranks.size
-        return {"steps": state.step, "examples": examples, "refused": state.refused, "nets": nets}
+        totals_s = dict(self.context.stats.spans.totals_s)
+        waited_s = sum(totals_s.get(name, 0.0) for name in WAITS)
+        return {
+            "steps": state.step,
+            "examples": state.examples / self.ranks.size,
+            "refused": state.refused,
+            "busy_s": max(0.0, nets * (state.train_s - self._begun_s) - waited_s),
+            "busy_threads": nets,
+        }
 
     def _compile(self, kernels: Sequence[str]) -> None:
         """Compiles kernels before a step waits for them, so that no rate and no time of a phase counts it."""

@@ -44,7 +44,7 @@ class OneLine(logging.Formatter):
 
 
 class _File(logging.handlers.RotatingFileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base's name)
+    def handleError(self, record: logging.LogRecord) -> None:
         """Leaves the record out: a full disk is told by what needs it."""
 
 

@@ -14,9 +14,6 @@ from typing import Any
 
 from girih.runs.live.place import LIVE
 
-WAITS = ("read", "wait for rows", "wait for update", "wait for GPU", "wait for checkpoint")
-"""Phases in which a trainer waits for others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -63,13 +60,8 @@ class Shown:
     @property
     def busy(self) -> float | None:
         """Share of the time in which the process worked, and did not wait for others."""
-        if (threads := self.live("busy_threads")) is not None:
-            rate = self._rate(lambda reading: reading["stats"]["live"].get("busy_s"))
-            return None if rate is None else min(1.0, rate / threads)
-        if self.live("steps") is None or not self.per_second("steps"):
-            return None  # it does not train
-        waited = self._rate(_waited_s)
-        return None if waited is None else min(1.0, max(0.0, 1.0 - waited / self.live("nets", 1)))
+        threads, rate = self.live("busy_threads"), self.per_second("busy_s")
+        return None if rate is None or not threads else min(1.0, rate / float(threads))
 
     def _rate(self, value: Any) -> float | None:
         seconds = self.now["at_s"] - self.then["at_s"]
@@ -77,11 +69,6 @@ class Shown:
         if seconds <= 0 or now is None or then is None or now < then:
             return None
         return float(now - then) / seconds
-
-
-def _waited_s(reading: Mapping[str, Any]) -> float:
-    phases = reading["stats"]["phases"]
-    return sum(phases[name]["sum_s"] for name in WAITS if name in phases)
 
 
 def read_all(run: Path) -> list[Shown]:

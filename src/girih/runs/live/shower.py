@@ -84,9 +84,9 @@ class Shower:
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.parent.rmdir()  # the last one does
+                if file.parent.parent == self._place.run:
+                    with contextlib.suppress(OSError):
+                        file.parent.rmdir()  # the last one does
 
     def _show(self) -> None:
         facts = {
@@ -117,9 +117,14 @@ class Shower:
         prefix = "" if run is not None and directory == run / TARGETS else f"{self._place.name}-"
         file = directory / f"{prefix}{self._who.file_name}.json"
         labels = {"run": self._place.name, **{name: str(value) for name, value in asdict(self._who).items()}}
+        text = json.dumps([{"targets": [self._endpoint.address], "labels": labels}]) + "\n"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json.dumps([{"targets": [self._endpoint.address], "labels": labels}]) + "\n")
+            with contextlib.suppress(FileNotFoundError):  # another process has just taken the directory away
+                write_whole(file, text)
+                return file
+            directory.mkdir(exist_ok=True)
+            write_whole(file, text)
         except OSError as error:
             raise ConfigError(
                 f"metrics: targets: {directory} cannot be written ({error.strerror}); name another"
