@@ -101,9 +101,8 @@ class Shower:
             self._readings.append(self.read())
             if self._file is not None:
                 shown = {**facts, "now": self._readings[-1], "then": self._readings[0]}
-                with contextlib.suppress(
-                    OSError
-                ):  # a full disk; or another process has just taken the directory away
+                # on a full disk, and where another process has just taken the directory away, it waits for the next
+                with contextlib.suppress(OSError):
                     self._file.parent.mkdir(exist_ok=True)
                     write_whole(self._file, json.dumps(shown))
             if self._ended.wait(EVERY_S):

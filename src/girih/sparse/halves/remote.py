@@ -213,6 +213,7 @@ class RemoteSparse:
         self.last_step = 0
         self.turns = count()
         self._stats = stats or Stats()
+        self._stats.counters["lost_updates"] += 0  # said from the start
         self._ranks = ranks
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
