@@ -13,7 +13,6 @@ from girih.dense.accel import openmp
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
     from girih.checkpoint import CheckpointOptions
-    from girih.config.metrics import MetricsOptions
     from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
     from girih.data import Dataset, read_criteo, read_csv, read_libsvm, read_parquet
@@ -42,7 +41,6 @@ __all__ = [
     "Labels",
     "Local",
     "Metrics",
-    "MetricsOptions",
     "Numeric",
     "ScheduleOptions",
     "Schema",
@@ -70,7 +68,6 @@ _HOMES = {
     "girih.checkpoint": ("CheckpointOptions",),
     "girih.data": ("Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
-    "girih.config.metrics": ("MetricsOptions",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),

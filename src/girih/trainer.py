@@ -109,7 +109,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
-        expect("metrics", metrics, MetricsOptions | None, "girih.MetricsOptions(...)")
+        expect("metrics", metrics, MetricsOptions | None, "girih.config.metrics.MetricsOptions(...)")
         self.model = model
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()

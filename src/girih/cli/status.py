@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,6 +18,7 @@ from girih.report.status import status_of
 from girih.report.status_table import screen
 
 EVERY_S = 1.0
+UNDER_WAY = ("running", "silent")
 WIDE = 200
 """Columns where no terminal says how many there are."""
 
@@ -26,21 +29,33 @@ WIDE = 200
 @click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
 def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
-    if as_json:
-        while True:
-            found = status_of(run)
-            click.echo(json.dumps(found))
-            if not watch or found["state"] not in ("running", "silent"):
-                return 0
-            time.sleep(EVERY_S)
-    found, console = status_of(run), Console(highlight=False)
+    console = Console(highlight=False)
     width = console.width if console.is_terminal else WIDE
-    if not watch:
-        console.print(screen(found, width), width=max(width, console.width), crop=False)
-        return 0
-    with Live(screen(found, width), console=console, auto_refresh=False) as live:
-        while found["state"] in ("running", "silent"):
-            time.sleep(EVERY_S)
-            found = status_of(run)
-            live.update(screen(found, width), refresh=True)
+
+    def show(found: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(json.dumps(found))
+        else:
+            console.print(screen(found, width), width=max(width, console.width), crop=False)
+
+    found = status_of(run)
+    if not watch or found["state"] not in UNDER_WAY:
+        show(found)
+    elif as_json or not console.is_terminal:
+        for found in _until_over(run):
+            show(found)
+    else:
+        with Live(screen(found, width), console=console, auto_refresh=False) as live:
+            for found in _until_over(run):
+                live.update(screen(found, console.width), refresh=True)
     return 0
+
+
+def _until_over(run: Path) -> Iterator[dict[str, Any]]:
+    """The state of a run each second, until the run is over."""
+    while True:
+        found = status_of(run)
+        yield found
+        if found["state"] not in UNDER_WAY:
+            return
+        time.sleep(EVERY_S)

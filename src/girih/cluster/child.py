@@ -25,7 +25,7 @@ from girih.runs.live.logs import logging_as
 from girih.runs.live.place import Place, Who
 from girih.runs.live.shower import Shower
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("girih.cluster.child")  # this file is "__main__"
 LAST_WORDS_S = 5.0
 PARENT = os.getppid()
 

@@ -68,7 +68,8 @@ class Shown:
         now, then = value(self.now), value(self.then)
         if seconds <= 0 or now is None or then is None or now < then:
             return None
-        return float(now - then) / seconds
+        rate: float = (now - then) / seconds
+        return rate
 
 
 def read_all(run: Path) -> list[Shown]:
