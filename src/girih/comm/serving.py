@@ -36,10 +36,11 @@ class Service:
         self._pool = ThreadPoolExecutor(1, "girih-serve")
         self._num_asked, self._asking = 0, threading.Lock()
         self._num_done, self._busy_s = 0, 0.0  # of the one thread
-        stats.watch(self._live)
+        self._watch = stats.watch
 
     def serve(self, at: Address, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Answers until ``stop`` is set; says where it listens by ``ready``."""
+        self._watch(self._live)
         with (
             self._pool,
             listen(
@@ -91,7 +92,7 @@ class Service:
 
 
 def timers(verbs: Mapping[Any, Any], stats: Stats) -> dict[int, Callable[[float], None]]:
-    """What counts the seconds of a request, by its verb."""
+    """Counts the seconds of requests: a function for each verb."""
     named = {verb: verb.name.lower() for verb in verbs if isinstance(verb, IntEnum)}
     return {int(verb): partial(stats.requests.add, name) for verb, name in named.items()}
 

@@ -1,4 +1,4 @@
-"""What ``girih status`` says of a run: its processes as their files show them, checked against the system."""
+"""The state of a run, for ``girih status``: its processes as their files show them, checked against the system."""
 
 from __future__ import annotations
 

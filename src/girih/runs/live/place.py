@@ -1,4 +1,4 @@
-"""Where a process shows itself, and as whom."""
+"""The place where a process shows itself, and its name there."""
 
 from __future__ import annotations
 

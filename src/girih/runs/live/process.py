@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 BEGUN_S = time.time()
-"""When this process loaded girih, in seconds since 1970."""
+"""Time at which this process loaded girih, in seconds since 1970."""
 
 
 def resident_bytes() -> int:

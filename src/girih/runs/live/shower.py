@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -21,6 +22,7 @@ from girih.runs.live.place import LIVE, TARGETS, Place, Who
 from girih.runs.live.process import BEGUN_S, cpu_s, resident_bytes, start_of
 from girih.runs.stats import Stats
 
+_LOG = logging.getLogger(__name__)
 EVERY_S = 1.0
 _KEPT = 6  # readings, from the latest to the one that rates are counted from
 
@@ -98,7 +100,11 @@ class Shower:
             "endpoint": "" if self._endpoint is None else self._endpoint.address,
         }
         while True:
-            self._readings.append(self.read())
+            try:
+                self._readings.append(self.read())
+            except Exception:  # a source of somebody's; the process goes on, and seems silent
+                _LOG.exception("its numbers cannot be read")
+                return
             if self._file is not None:
                 shown = {**facts, "now": self._readings[-1], "then": self._readings[0]}
                 # on a full disk, and where another process has just taken the directory away, it waits for the next
