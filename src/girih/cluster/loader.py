@@ -201,6 +201,7 @@ class _Work(Service):
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = role.stats
         self._passed_s = 0.0  # busy seconds of passes that are over
+        self._busy_told_s = 0.0
         # one dispatch at a time, of whichever reading, so that spans do not overlap
         self._dispatching = threading.Lock()
 
@@ -257,9 +258,11 @@ class _Work(Service):
         told = [each.live() for each in passes]
         queues = {"shares": sum(ready for ready, _ in told)}
         own = super()._live()
+        # it never falls, though the clock and the waits are not read at one moment
+        self._busy_told_s = max(self._busy_told_s, self._passed_s + sum(busy_s for _, busy_s in told))
         return {
             "queues": own["queues"] | queues,
-            "busy_s": self._passed_s + sum(busy_s for _, busy_s in told),
+            "busy_s": self._busy_told_s,
             "busy_threads": max(1, len(passes)),
             **calls_of(self._workers),
         }

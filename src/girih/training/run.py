@@ -81,7 +81,9 @@ class TrainingRun:
     resumed: bool = False
     compile_s: float = 0.0
     _log: RunLog | None = None
-    _begun_s: float = 0.0
+    _busy_s: float = 0.0
+    _fit_from_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds in steps, and those of them spent on work, when the phases of this fit began."""
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _evaluated: Mapping[str, int] | None = field(default_factory=dict)
     """Counters of the store after the last evaluation; None where others have read without training since."""
@@ -213,8 +215,8 @@ class TrainingRun:
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
+        self._loaders, self._fit_from_s = {}, (self.state.train_s, self._busy_s)
         self.context.stats.spans = Spans()
-        self._loaders, self._begun_s = {}, self.state.train_s
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
         try:
@@ -453,11 +455,14 @@ class TrainingRun:
         state, nets = self.state, 1 if self.plan is None else self.plan.schedule.get("nets", 1)
         totals_s = dict(self.context.stats.spans.totals_s)
         waited_s = sum(totals_s.get(name, 0.0) for name in WAITS)
+        begun_s, busy_before_s = self._fit_from_s
+        # it never falls, though a step's waits are known before its time is
+        self._busy_s = max(self._busy_s, busy_before_s + nets * (state.train_s - begun_s) - waited_s)
         return {
             "steps": state.step,
             "examples": state.examples / self.ranks.size,
             "refused": state.refused,
-            "busy_s": max(0.0, nets * (state.train_s - self._begun_s) - waited_s),
+            "busy_s": self._busy_s,
             "busy_threads": nets,
         }
 
