@@ -42,7 +42,7 @@ class Handle(Protocol):
         """Tells the process what it is: a pickled :class:`girih.cluster.roles.Role`; returns at once."""
         ...
 
-    def wait_for_address(self, timeout_s: float) -> str:
+    def wait_for_address(self, timeout_s: float | None) -> str:
         """Waits for the address at which the process listens; "" where it ended before, or took too long."""
         ...
 

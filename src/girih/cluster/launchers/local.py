@@ -55,7 +55,7 @@ class LocalProcess:
         """See :class:`Handle`."""
         self.pipe.send({"role": as_text(spec)})
 
-    def wait_for_address(self, timeout_s: float) -> str:
+    def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
         self._heard.wait(timeout_s)
         return self._address
@@ -127,13 +127,25 @@ class LocalLauncher:
         *,
         trainer: Sequence[str] = (),
         num_trainers: int = 1,
-        hello: Mapping[str, str] | None = None,
+        hello: Mapping[str, Any] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
         self._hello = hello or {"segments": ""}
 
-    def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> LocalProcess:
-        """Starts a process; trainer 0 has the terminal, all others are silent."""
+    def start(
+        self,
+        name: RoleName,
+        index: int,
+        incarnation: int,
+        resources: Resources,
+        *,
+        terminal: Sequence[int] | None = None,
+    ) -> LocalProcess:
+        """Starts a process; trainer 0 has the terminal, all others are silent.
+
+        Args:
+            terminal: descriptors that trainer 0 prints to in its place, for output and errors.
+        """
         host_spec = host_of(self._hosts, name, index)
         pipe, descriptors = Pipe.pair()
         environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
@@ -150,6 +162,8 @@ class LocalLauncher:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
             printed = subprocess.DEVNULL if is_trainer else errors
             silent = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": errors}
+        elif terminal is not None:
+            silent = {"stdin": subprocess.DEVNULL, "stdout": terminal[0], "stderr": terminal[1]}
         try:
             process = subprocess.Popen(
                 [*host_spec.command, *command],
