@@ -14,7 +14,8 @@ from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
-LAST_WORDS_S = 10.0
+LAST_WORDS_S = 7.0
+"""A trainer whose launcher is gone has so long, and a second before: within ten no process of the run lives."""
 GONE = "the launcher of this run is gone"
 
 
