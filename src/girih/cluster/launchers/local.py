@@ -116,6 +116,7 @@ class LocalLauncher:
     Args:
         hosts: where each process is to run, as network namespaces: by default here.
         trainer: the command of a trainer.
+        again: that of one that comes back, which goes on from the last checkpoint.
         num_trainers: how many there will be.
         hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
             ``segments`` from it.
@@ -126,10 +127,12 @@ class LocalLauncher:
         hosts: Hosts | None = None,
         *,
         trainer: Sequence[str] = (),
+        again: Sequence[str] = (),
         num_trainers: int = 1,
         hello: Mapping[str, str] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
+        self._again = again
         self._hello = hello or {"segments": ""}
 
     def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> LocalProcess:
@@ -141,10 +144,11 @@ class LocalLauncher:
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         is_trainer = name == RoleName.TRAINER
+        command = [sys.executable, "-m", "girih.cluster.child", name]
         if is_trainer:
             rank, size = str(index), str(self._num_trainers)
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-        command = self._trainer if is_trainer else [sys.executable, "-m", "girih.cluster.child", name]
+            command = list(self._again if incarnation else self._trainer)
         errors, silent = None, dict[str, Any]()
         if not is_trainer or index:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
