@@ -12,7 +12,7 @@ import click
 from girih import config, strategies
 from girih.cli import cli
 from girih.cli.words import PATH, config_options
-from girih.cluster.launch import launch
+from girih.cluster.launch import Launch, launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RoleError, UserError
@@ -56,7 +56,17 @@ def train(
             counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
             if sum(counts.values()) > 1:
                 options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
-                return launch(["train", *typed], counts, options)
+                command = ["train", *typed]
+                return launch(
+                    Launch(
+                        command=command,
+                        again=command if resume else [*command, "--resume"],
+                        counts=counts,
+                        options=options,
+                        outliving=strategies.outlives_trainers(chosen),
+                        newest=lambda: _newest(run_path),
+                    )
+                )
         from girih.cli import trainer
 
         if context.find_root().obj:
@@ -68,12 +78,16 @@ def train(
 
 def _way_on(run: Path) -> str:
     """The words that end the error of a run, where it can go on and this process is the one that tells."""
+    if os.environ.get("RANK", "0") != "0" or (newest := _newest(run)) is None:
+        return ""
+    return f"; go on from {newest} with: girih train {run / 'config.toml'} --run {run} --resume"
+
+
+def _newest(run: Path) -> str | None:
+    """The name of the last complete checkpoint of a run; None where there is none."""
     from girih import checkpoint
 
-    if os.environ.get("RANK", "0") != "0":
-        return ""
     try:
-        newest = checkpoint.find(run)
+        return checkpoint.find(run).name
     except UserError:
-        return ""
-    return f"; go on from {newest.name} with: girih train {run / 'config.toml'} --run {run} --resume"
+        return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from girih.config.bounds import Bounds
 from girih.config.options import Options
 from girih.errors import ConfigError
 
@@ -15,11 +16,13 @@ class ClusterOptions(Options):
 
     Attributes:
         launcher: "local" starts them on this host.
+        max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
     """
 
     launcher: Literal["local"] = "local"
+    max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
