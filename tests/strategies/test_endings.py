@@ -94,7 +94,7 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
     running.until_it_trains()
     running.process.kill()
     running.process.communicate()
-    running.leaves_nothing(within_s=20)
+    running.leaves_nothing(within_s=10)
     assert (
         running.run / "processes.json"
     ).exists()  # as docs/strategies.md says: nobody is left to remove it

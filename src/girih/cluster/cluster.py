@@ -19,13 +19,13 @@ from typing import Self
 import torch
 
 from girih.cluster.control import LauncherControl, Roles
-from girih.cluster.hosts import LOOPBACK, Hosts, host_of
+from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
 from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
-from girih.cluster.supervisor import Supervisor
+from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
@@ -65,6 +65,7 @@ class Cluster:
         self._run: Path | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
+        self._life = 0
 
     @classmethod
     def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
@@ -138,6 +139,11 @@ class Cluster:
             starter = self._starter()  # before roles are made: they may be given the registry
             found = starter.start(name, [pickle.dumps(role) for role in roles()])
         return tuple(self.ranks.broadcast(found))
+
+    @property
+    def rows_stayed(self) -> bool:
+        """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
+        return self._life > 0 and self.registry.check([rows_kept_in(self._life)])
 
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""
@@ -226,8 +232,11 @@ class Cluster:
 
     def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
         self._roles = control = LauncherControl(pipe, self._lose)
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        own = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(own)
+        self._hosts = {each: HostSpec(host=host) for each, host in control.hello.get("hosts", {}).items()}
         self._first, self._bind = rank == 0, control.hello["bind"]
+        self._life = control.hello["incarnation"]
         with self.explaining():
             self._meet(rank, size, control.hello)
 
@@ -256,10 +265,11 @@ class Cluster:
         self.secret, self.segment = hello["secret"].encode(), hello["segments"]
         self.registry = RemoteRegistry(hello["registry"], self.secret)
         self._register(rank)
-        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
+        name = f"trainers.{self._life}" if self._life else "trainers"  # nobody has met there before
+        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind, name=name)
 
     def _register(self, rank: int) -> None:
-        entry = Entry("", 0, os.getpid(), socket.gethostname())
+        entry = Entry("", self._life, os.getpid(), socket.gethostname())
         register(self.registry, RoleName.TRAINER, rank, entry)
 
     def _hello(self) -> dict[str, str]:

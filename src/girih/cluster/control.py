@@ -14,7 +14,8 @@ from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
-LAST_WORDS_S = 10.0
+LAST_WORDS_S = 7.0
+"""A trainer whose launcher is gone has so long, and a second before: within ten no process of the run lives."""
 GONE = "the launcher of this run is gone"
 
 
@@ -26,7 +27,8 @@ class LauncherControl:
             the launcher goes too.
 
     Attributes:
-        hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``.
+        hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also
+            ``hosts``, title of a process → where it listens, and ``threads`` to compute with.
     """
 
     def __init__(self, pipe: Pipe, lost: Callable[[Exception], None]) -> None:

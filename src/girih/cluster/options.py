@@ -47,6 +47,7 @@ class ClusterOptions(Options):
         address: of the cluster: "auto" for the one of this node, or ``HOST:PORT`` of its head.
         resources: role → what each of its processes is given on a cluster; by default a core, and a trainer that computes
             on GPUs one of them.
+        max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
     """
@@ -54,9 +55,29 @@ class ClusterOptions(Options):
     launcher: Literal["local", "ray"] = "local"
     address: str = "auto"
     resources: Mapping[RoleName, RoleResources] = field(default_factory=dict)
+    max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")
+
+    def resources_of(
+        self, counts: Mapping[RoleName, int], *, on_gpus: bool
+    ) -> Mapping[RoleName, RoleResources]:
+        """The resources of a process of each role.
+
+        Args:
+            counts: role → processes.
+            on_gpus: trainers compute there.
+
+        Raises:
+            ConfigError: some are for a role that the run has not.
+        """
+        for name in self.resources:
+            if name not in counts:
+                raise ConfigError(f"resources: this run has no {name}; expected of {', '.join(counts)}")
+        trainer = RoleResources(gpus=1.0 if on_gpus else 0.0)
+        default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in counts}
+        return {**default, **self.resources}

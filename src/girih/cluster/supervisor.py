@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Supervisor:
         registry: where addresses are noted, and trainers have noted themselves.
         failed: called once, by a thread, with the error; all other roles are ended by then.
         num_trainers: those whose registration ``processes.json`` lists.
+        reloads: called by a thread where a process failed: whether all trainers begin anew, so that the run goes on.
 
     Attributes:
         handles: all that were started and not ended since.
@@ -43,7 +44,9 @@ class Supervisor:
         failed: Callable[[Exception], None],
         *,
         num_trainers: int = 1,
+        reloads: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._reloads = reloads
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers = num_trainers
         self.handles: list[Handle] = []
@@ -71,6 +74,13 @@ class Supervisor:
         Raises:
             RoleError: one could not begin.
         """
+        stayed = [
+            handle
+            for handle in self.handles
+            if handle.name == name and handle.address and handle not in self._ending
+        ]
+        if stayed:  # trainers that begin anew find those that outlived them
+            return [handle.address for handle in stayed]
         started = []
         for index, spec in enumerate(specs):
             handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
@@ -85,14 +95,28 @@ class Supervisor:
         self._write_processes()
         return [handle.address for handle in started]
 
-    def start_trainer(self, index: int) -> Handle:
+    def start_trainer(self, index: int, incarnation: int = 0) -> Handle:
         """Starts a trainer beside the first one, which is no part of this."""
-        return self._launch(RoleName.TRAINER, index, Resources(threads=None))
+        return self._launch(RoleName.TRAINER, index, Resources(threads=None), incarnation)
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
         self._end([handle for handle in self.handles if handle.name == name], END_S)
         self._write_processes()
+
+    def kill_all_but(self, kept: Collection[str]) -> None:
+        """Ends all processes, those of some roles excepted, at once: what they hold is not needed any more."""
+        self._prepared.clear()
+        ended = [handle for handle in self.handles if handle.name not in kept]
+        self._ending.update(ended)
+        for handle in ended:
+            handle.kill()
+        self._end(ended, END_S)
+
+    def has_all(self, name: str) -> bool:
+        """Whether there are processes of a role that listen, and none of them ended."""
+        found = [handle for handle in self.handles if handle.name == name]
+        return bool(found) and all(handle.address and handle.status() is None for handle in found)
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
@@ -127,14 +151,20 @@ class Supervisor:
 
     def _why_not_begun(self, handle: Handle) -> Exception:
         """The error to raise where a process does not say where it listens: often another one ended before."""
-        if handle.wait(END_S) is None:
+        if handle not in self._ending and handle.wait(END_S) is None:
             handle.kill()
             handle.wait()
             return RoleError(f"{title(handle.name, handle.index)} did not begin within {START_S:.0f} s")
-        return self.failure() or _error_of(handle)
+        return (None if handle in self._ending else self.failure()) or error_of(handle)
 
-    def _launch(self, name: RoleName, index: int, resources: Resources = Resources()) -> Handle:  # noqa: B008
-        handle = self._launcher.start(name, index, 0, resources)
+    def _launch(
+        self,
+        name: RoleName,
+        index: int,
+        resources: Resources = Resources(),  # noqa: B008
+        incarnation: int = 0,
+    ) -> Handle:
+        handle = self._launcher.start(name, index, incarnation, resources)
         self.handles.append(handle)
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
@@ -159,6 +189,8 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
+            if self._reloads():
+                return
             if POLICIES[handle.name] is RestartPolicy.END_RUN:
                 self._end_run(handle)
 
@@ -169,7 +201,7 @@ class Supervisor:
                 each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
             ]
             handle = killed[0] if killed else handle
-        self._error = _error_of(handle)
+        self._error = error_of(handle)
         for other in list(self.handles):
             if other is not handle:
                 other.kill()
@@ -191,7 +223,12 @@ class Supervisor:
         write_whole(self._file, json.dumps(processes, indent=1) + "\n")
 
 
-def _error_of(handle: Handle) -> Exception:
+def rows_kept_in(life: int) -> str:
+    """The registry's key that says that servers kept their rows for this life of the trainers."""
+    return f"rows/{life}"
+
+
+def error_of(handle: Handle) -> Exception:
     """The error to raise because this process ended."""
     status, why = handle.status() or 0, handle.last_words()
     if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it

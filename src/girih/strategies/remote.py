@@ -58,6 +58,7 @@ class RemoteStrategy(StrategyOptions):
     cuts_from: ClassVar[tuple[str, ...]] = ("mlp",)
     prefetches: ClassVar[bool] = True
     waits_for_dense: ClassVar[bool] = True
+    outlives_trainers: ClassVar[tuple[RoleName, ...]] = (SERVER,)
     embedding_workers: Processes = 1
     embedding_servers: Processes = 1
     loaders: Processes = 1

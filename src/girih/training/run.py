@@ -308,7 +308,8 @@ class TrainingRun:
                 random_state.check(loaded.random)
         self.checkpoints.forget_latest()
         self._compile(ahead.loading())
-        loaded.put(sparse=session.sparse, dense=session.dense)
+        rows_stay = resume and self.context.processes.rows_stayed
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense)
         self.normalization = loaded.normalization
         if resume:
             self._go_on(loaded)
@@ -422,8 +423,8 @@ class TrainingRun:
         """The log of records."""
         if self._log is None:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
-            if path is not None and self.resumed:
-                rewind(path, self.state)
+            if path is not None:
+                rewind(path, self.state)  # what a run that begins anew, or goes on, writes again
             self._log = RunLog(path, self.callbacks, self.options.log_every_steps)
         return self._log
 

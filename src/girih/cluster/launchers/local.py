@@ -116,6 +116,7 @@ class LocalLauncher:
     Args:
         hosts: where each process is to run, as network namespaces: by default here.
         trainer: the command of a trainer.
+        again: that of one that comes back, which goes on from the last checkpoint.
         num_trainers: how many there will be.
         hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
             ``segments`` from it.
@@ -126,10 +127,12 @@ class LocalLauncher:
         hosts: Hosts | None = None,
         *,
         trainer: Sequence[str] = (),
+        again: Sequence[str] = (),
         num_trainers: int = 1,
         hello: Mapping[str, Any] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
+        self._again = again
         self._hello = hello or {"segments": ""}
 
     def start(
@@ -140,11 +143,13 @@ class LocalLauncher:
         resources: Resources,
         *,
         terminal: Sequence[int] | None = None,
+        held: int | None = None,
     ) -> LocalProcess:
         """Starts a process; trainer 0 has the terminal, all others are silent.
 
         Args:
             terminal: descriptors that trainer 0 prints to in its place, for output and errors.
+            held: a descriptor that the process has open to its end, see :func:`girih.cluster.segments.hold`.
         """
         host_spec = host_of(self._hosts, name, index)
         pipe, descriptors = Pipe.pair()
@@ -153,10 +158,11 @@ class LocalLauncher:
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         is_trainer = name == RoleName.TRAINER
+        command = [sys.executable, "-m", "girih.cluster.child", name]
         if is_trainer:
             rank, size = str(index), str(self._num_trainers)
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-        command = self._trainer if is_trainer else [sys.executable, "-m", "girih.cluster.child", name]
+            command = list(self._again if incarnation else self._trainer)
         errors, silent = None, dict[str, Any]()
         if not is_trainer or index:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
@@ -168,7 +174,7 @@ class LocalLauncher:
             process = subprocess.Popen(
                 [*host_spec.command, *command],
                 env={**environment, **host_spec.environment},
-                pass_fds=descriptors,
+                pass_fds=(*descriptors, *([] if held is None else [held])),
                 start_new_session=errors is not None,  # the terminal's signals are for the one that has it
                 **silent,
             )

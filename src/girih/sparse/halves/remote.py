@@ -219,6 +219,7 @@ class RemoteSparse:
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
         self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
+        self._begin_anew()
 
     @property
     def way_back(self) -> Staging:
@@ -230,6 +231,15 @@ class RemoteSparse:
         if self.staging is None:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
+
+    def _begin_anew(self) -> None:
+        """Ends what earlier trainers began at servers that outlived them; counts what was lost by that."""
+        told = None
+        if self._ranks.first:
+            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW)]
+            told = max(lost for lost, _ in fields), max(step for _, step in fields)
+            self._stats.counters["lost_updates"] += told[0]
+        self.last_step = self._ranks.broadcast(told)[1]
 
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""

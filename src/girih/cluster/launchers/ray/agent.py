@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher, LocalProcess
 from girih.cluster.pipe import from_text
 from girih.cluster.roles import RoleName, title
+from girih.cluster.segments import hold
 
 ASKED_S = 20.0
 """An answer of :meth:`Agent.events` without events comes after so long."""
@@ -30,9 +32,10 @@ class Order:
 
     Attributes:
         threads: of OpenMP; None leaves it to the process.
-        folder: the one to start it in; it must be there on its node.
-        shared: a file that it must see, as it writes beside it; "" for a process that writes nothing.
-        trainer, num_trainers, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`.
+        folder: the one to start it in; it must be there on its node. launched_from: the launcher's node.
+        seen: a file that it must see, as it writes beside it; "" for a process that writes nothing.
+        trainer: the words of ``girih`` that make a trainer; of one that comes back where this does.
+        num_trainers, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`.
         environment: variables of the launcher that the run needs.
     """
 
@@ -41,7 +44,8 @@ class Order:
     incarnation: int
     threads: int | None
     folder: str
-    shared: str
+    launched_from: str
+    seen: str
     trainer: Sequence[str]
     num_trainers: int
     hello: Mapping[str, Any]
@@ -104,20 +108,22 @@ class Agent:
                 f"{where} does not see the folder {order.folder}; start girih in a folder that all nodes share, or as a Ray"
                 " job with a working_dir"
             )
-        if order.shared and not Path(order.shared).is_file():
+        if order.seen and not Path(order.seen).is_file():
             raise OSError(
-                f"{where} does not see {order.shared}; name a run directory that all nodes share by --run, and"
-                " checkpoint.dir on storage that all of them reach"
+                f"{where} does not see the folder {Path(order.seen).parent} of node {order.launched_from}; name a run directory on"
+                " storage that all nodes share by --run"
             )
         os.chdir(order.folder)
         launcher = LocalLauncher(
             {title(order.name, order.index): HostSpec(host=host, environment=order.environment)},
-            trainer=order.trainer,
+            trainer=[sys.executable, "-m", "girih", *order.trainer],
+            again=[sys.executable, "-m", "girih", *order.trainer],
             num_trainers=order.num_trainers,
             hello=order.hello,
         )
         is_first = order.name == RoleName.TRAINER and order.index == 0
         printed = [os.pipe() for _ in range(2 if is_first else 0)]
+        held = hold(order.hello["segments"], title(order.name, order.index).replace(" ", "-"))
         try:
             process = launcher.start(
                 order.name,
@@ -125,10 +131,11 @@ class Agent:
                 order.incarnation,
                 Resources(order.threads),
                 terminal=[theirs for _, theirs in printed] or None,
+                held=held,
             )
         finally:
-            for _, theirs in printed:
-                os.close(theirs)
+            for descriptor in (*(theirs for _, theirs in printed), *([] if held is None else [held])):
+                os.close(descriptor)
         hearing = [self._in_thread(self._pass_on, ours, to) for to, (ours, _) in enumerate(printed, 1)]
         if order.name == RoleName.TRAINER:
             hearing.append(self._in_thread(self._hear_trainer, process))

@@ -78,9 +78,10 @@ class RayLauncher:
     Args:
         counts: role → processes.
         resources: role → what each of its processes may use.
-        trainer, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are
-            added for each process.
-        shared: a file that all processes that write must see, or "".
+        trainer, again: the words of ``girih`` that make a trainer, and one that comes back.
+        hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
+        seen: a file that processes that write must see, as they write beside it.
+        writers: how many do: trainer 0, or all trainers and embedding servers where None.
 
     Raises:
         ConfigError: the cluster does not have what is asked for.
@@ -92,16 +93,18 @@ class RayLauncher:
         resources: Mapping[RoleName, RoleResources],
         *,
         trainer: Sequence[str] = (),
+        again: Sequence[str] = (),
         hello: Mapping[str, Any],
-        shared: str = "",
+        seen: str = "",
+        writers: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._placement = Placement(counts, resources)
-        self._resources, self._trainer = resources, trainer
+        self._resources, self._trainer, self._again = resources, trainer, again
         self._num_trainers = counts.get(RoleName.TRAINER, 1)
         hosts = {title(*place): host for place, host in self._placement.hosts.items()}
         self._hello = {**hello, "hosts": hosts}
-        self._shared, self._environment = shared, environment or {}
+        self._seen, self._writers, self._environment = seen, writers, environment or {}
         self._run = secrets.token_hex(4)
         self._actor = ray.remote(
             num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={WAITING: 1}
@@ -119,9 +122,12 @@ class RayLauncher:
             RoleError: the placement group is gone.
         """
         if not self._placement.is_there():
-            raise RoleError(f"{title(name, index)} cannot be started: its placement group is gone from the cluster")
+            raise RoleError(
+                f"{title(name, index)} cannot be started: its placement group is gone from the cluster"
+            )
         host, own = self._placement.hosts[name, index], self._resources[name]
         is_trainer = name == RoleName.TRAINER
+        writes = name in WRITERS if self._writers is None else is_trainer and index < self._writers
         threads = max(1, int(own.cpus)) if is_trainer else resources.threads
         order = Order(
             name=name,
@@ -129,8 +135,9 @@ class RayLauncher:
             incarnation=incarnation,
             threads=threads,
             folder=str(Path.cwd()),
-            shared=self._shared if name in WRITERS else "",
-            trainer=self._trainer,
+            launched_from=get_node_ip_address(),
+            seen=self._seen if writes else "",
+            trainer=self._again if incarnation else self._trainer,
             num_trainers=self._num_trainers,
             hello={**self._hello, "bind": host, "threads": threads},
             environment=self._environment,

@@ -31,7 +31,9 @@ class Placement:
     """
 
     def __init__(self, counts: Mapping[RoleName, int], resources: Mapping[RoleName, RoleResources]) -> None:
-        self._places: list[Place] = [(name, index) for name, count in counts.items() for index in range(count)]
+        self._places: list[Place] = [
+            (name, index) for name, count in counts.items() for index in range(count)
+        ]
         bundles = [resources[name].bundle() for name, _ in self._places]
         self._group = placement_group(bundles, strategy="PACK")
         try:
