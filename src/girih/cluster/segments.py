@@ -40,7 +40,7 @@ def new_prefix_of_nodes() -> str:
 
 
 def hold(prefix: str, who: str) -> int | None:
-    """A descriptor for a process, which holds its run's shared memory on this node; None where there is none.
+    """A descriptor for a process, which holds its run's shared memory on this node; None where there can be none.
 
     What no process holds any more is removed first, of whatever run.
     """
@@ -49,7 +49,7 @@ def hold(prefix: str, who: str) -> int | None:
     for match in found:
         if match[1] not in held:
             remove_segments(match[1])
-    if not os.path.isdir(SHARED_MEMORY):
+    if not (prefix and os.path.isdir(SHARED_MEMORY)):
         return None
     descriptor = os.open(os.path.join(SHARED_MEMORY, f"{prefix}.{who}.held"), os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -25,24 +25,31 @@ class Placement:
     Args:
         counts: role → processes.
         resources: role → those of each process.
+        placed_s: the cluster has so long to make room.
 
     Raises:
         ConfigError: the cluster does not have them.
     """
 
-    def __init__(self, counts: Mapping[RoleName, int], resources: Mapping[RoleName, RoleResources]) -> None:
+    def __init__(
+        self,
+        counts: Mapping[RoleName, int],
+        resources: Mapping[RoleName, RoleResources],
+        *,
+        placed_s: float = PLACED_S,
+    ) -> None:
         self._places: list[Place] = [
             (name, index) for name, count in counts.items() for index in range(count)
         ]
         bundles = [resources[name].bundle() for name, _ in self._places]
         self._group = placement_group(bundles, strategy="PACK")
         try:
-            found = self._group.wait(PLACED_S)
+            found = self._group.wait(placed_s)
         except RayError:
             found = False
         if not found:
             remove_placement_group(self._group)
-            raise ConfigError(_too_little(bundles))
+            raise ConfigError(_too_little(bundles, placed_s))
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
         self.hosts: dict[Place, str] = {
@@ -64,7 +71,7 @@ class Placement:
         remove_placement_group(self._group)
 
 
-def _too_little(bundles: Sequence[Mapping[str, float]]) -> str:
+def _too_little(bundles: Sequence[Mapping[str, float]], placed_s: float) -> str:
     wanted: dict[str, float] = {}
     for bundle in bundles:
         for name, amount in bundle.items():
@@ -73,6 +80,6 @@ def _too_little(bundles: Sequence[Mapping[str, float]]) -> str:
     asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items())
     there = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in wanted)
     return (
-        f"the cluster has no room for the run's {len(bundles)} processes within {PLACED_S:.0f} s: asked {asked}; free {there}."
+        f"the cluster has no room for the run's {len(bundles)} processes within {placed_s:.0f} s: asked {asked}; free {there}."
         " Ask for fewer processes, or for less by [cluster] resources"
     )
