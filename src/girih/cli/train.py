@@ -13,7 +13,8 @@ import click
 from girih import config, strategies
 from girih.cli import cli
 from girih.cli.words import PATH, config_options
-from girih.cluster.launch import Launch, launch
+from girih.cluster.launch import launch
+from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RoleError, UserError

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from girih.cluster.launchers.launcher import Messages
 from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
@@ -111,7 +112,7 @@ Roles = Supervisor | LauncherControl
 """Starts and ends roles on behalf of a trainer."""
 
 
-def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
+def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
     """The launcher's side: does what a trainer asks for until it is gone."""
 
     def start(name: str, specs: Sequence[str]) -> list[str]:

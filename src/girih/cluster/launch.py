@@ -19,14 +19,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from girih.cluster.control import serve, text_of
-from girih.cluster.launchers.launcher import Handle, Launcher, Resources
+from girih.cluster.launchers.launcher import Handle, Resources
 from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.options import ClusterOptions
+from girih.cluster.launchers.machines import Launch, Machines
 from girih.cluster.pipe import CONTROL
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
@@ -37,34 +35,6 @@ LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
 USERS_MISTAKE = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """A run to launch.
-
-    Attributes:
-        command: the words of ``girih`` that make a trainer. again: those of one that goes on from the last checkpoint.
-        counts: role → processes, ``trainer`` among them.
-        outliving: roles that trainers find as they were when they begin anew from a checkpoint.
-        newest: the name of the last checkpoint; None while there is none.
-        run: its directory. checkpoints_elsewhere: whether checkpoints are not written into it.
-        on_gpus: whether trainers compute there.
-        one_host: the option that keeps all processes on one host, as it would be named to the user; "" where none does.
-        environment: variables that the run's config names.
-    """
-
-    command: Sequence[str]
-    again: Sequence[str]
-    counts: Mapping[str, int]
-    options: ClusterOptions
-    outliving: Collection[str] = ()
-    newest: Callable[[], str | None] = lambda: None
-    run: Path = Path()
-    checkpoints_elsewhere: bool = False
-    on_gpus: bool = False
-    one_host: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def launch(what: Launch) -> int:
@@ -109,26 +79,6 @@ def leave_signals_to_launcher() -> None:
     if CONTROL in os.environ:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-
-
-class Machines(Protocol):
-    """The machines of a run, as the launcher has them; to be closed.
-
-    Attributes:
-        bind: where this process listens, so that all others reach it.
-        segments: begins the names of the run's shared memory.
-    """
-
-    bind: str
-    segments: str
-
-    def launcher(self, hello: Mapping[str, Any]) -> Launcher:
-        """Starts processes there, which are told ``hello`` first."""
-        ...
-
-    def close(self) -> None:
-        """Gives back what was taken."""
-        ...
 
 
 class ThisHost:

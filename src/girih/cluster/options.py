@@ -64,7 +64,7 @@ class ClusterOptions(Options):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")
 
     def resources_of(
-        self, counts: Mapping[RoleName, int], *, on_gpus: bool
+        self, counts: Mapping[str, int], *, on_gpus: bool
     ) -> Mapping[RoleName, RoleResources]:
         """The resources of a process of each role.
 
@@ -79,5 +79,6 @@ class ClusterOptions(Options):
             if name not in counts:
                 raise ConfigError(f"resources: this run has no {name}; expected of {', '.join(counts)}")
         trainer = RoleResources(gpus=1.0 if on_gpus else 0.0)
-        default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in counts}
+        names = [RoleName(name) for name in counts]
+        default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in names}
         return {**default, **self.resources}

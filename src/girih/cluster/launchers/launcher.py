@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from girih.cluster.roles import RoleName
 
@@ -19,6 +19,22 @@ class Resources:
     threads: int | None = 1
 
 
+class Messages(Protocol):
+    """The launcher's end of a pipe to a process; see :class:`girih.cluster.pipe.Pipe`."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; silently where nobody reads any more."""
+        ...
+
+    def receive(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            EOFError: the other side is gone.
+        """
+        ...
+
+
 class Handle(Protocol):
     """One process that was started. Methods may be called from any thread.
 
@@ -32,6 +48,11 @@ class Handle(Protocol):
     incarnation: int
     pid: int
     host: str
+
+    @property
+    def pipe(self) -> Messages:
+        """To a trainer, whose messages others hear; what a role tells, the handle hears."""
+        ...
 
     @property
     def address(self) -> str:

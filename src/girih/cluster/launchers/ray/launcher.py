@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ class RayCluster:
             )
         _dial(address)
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(
                 address=address,
@@ -62,7 +64,10 @@ class RayCluster:
                 f"cluster {address!r}: {str(error).strip().splitlines()[0]}; start one by ray start --head, or name the HOST:PORT of"
                 " its head"
             ) from error
-        self.host: str = get_node_ip_address()
+        finally:
+            for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+                signal.signal(number, handler)
+        self.host = own_address()
 
     def close(self) -> None:
         """Leaves the cluster, which ends what was started there."""
@@ -90,7 +95,7 @@ class RayLauncher:
 
     def __init__(
         self,
-        counts: Mapping[RoleName, int],
+        counts: Mapping[str, int],
         resources: Mapping[RoleName, RoleResources],
         *,
         trainer: Sequence[str] = (),
@@ -108,9 +113,7 @@ class RayLauncher:
         self._hello = {**hello, "hosts": hosts}
         self._seen, self._writers, self._environment = seen, writers, environment or {}
         self._run = secrets.token_hex(4)
-        self._actor = ray.remote(
-            num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={WAITING: 1}
-        )(Agent)
+        self._actor: Any = ray.remote(concurrency_groups={WAITING: 1})(Agent)  # type: ignore[call-overload]
 
     @property
     def hosts(self) -> set[str]:
@@ -137,7 +140,7 @@ class RayLauncher:
             incarnation=incarnation,
             threads=threads,
             folder=str(Path.cwd()),
-            launched_from=get_node_ip_address(),
+            launched_from=own_address(),
             seen=self._seen if writes else "",
             trainer=self._again if incarnation else self._trainer,
             num_trainers=self._num_trainers,
@@ -146,6 +149,8 @@ class RayLauncher:
         )
         actor = self._actor.options(
             name=f"{self._run}/{name}-{index}.{incarnation}",
+            max_restarts=0,
+            max_task_retries=0,
             scheduling_strategy=self._placement.of(name, index),
             **own.of_actor(),
         ).remote(order, host)
@@ -155,6 +160,12 @@ class RayLauncher:
         """Gives back the resources of the run; to be called when its processes are gone."""
         with contextlib.suppress(RayError):
             self._placement.close()
+
+
+def own_address() -> str:
+    """This node, as other nodes reach it."""
+    address: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
 
 
 def _dial(address: str) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from girih.cluster.launchers.machines import Launch
 from girih.cluster.launchers.ray.launcher import RayCluster, RayLauncher
 from girih.cluster.segments import new_prefix_of_nodes
 from girih.errors import ConfigError
 
-if TYPE_CHECKING:
-    from girih.cluster.launch import Launch
-
 
 class Nodes:
-    """See :class:`girih.cluster.launch.Machines`.
+    """See :class:`girih.cluster.launchers.machines.Machines`.
 
     Raises:
         ConfigError: there is no cluster, or it has not what the run asks for.
@@ -31,7 +29,7 @@ class Nodes:
         self._seen = what.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
 
     def launcher(self, hello: Mapping[str, Any]) -> RayLauncher:
-        """See :class:`girih.cluster.launch.Machines`."""
+        """See :class:`girih.cluster.launchers.machines.Machines`."""
         self._seen.parent.mkdir(parents=True, exist_ok=True)
         self._seen.touch()
         self._launcher = launcher = RayLauncher(
@@ -52,7 +50,7 @@ class Nodes:
         return launcher
 
     def close(self) -> None:
-        """See :class:`girih.cluster.launch.Machines`."""
+        """See :class:`girih.cluster.launchers.machines.Machines`."""
         if self._launcher is not None:
             self._launcher.close()
         self._cluster.close()

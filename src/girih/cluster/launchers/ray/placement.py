@@ -33,13 +33,13 @@ class Placement:
 
     def __init__(
         self,
-        counts: Mapping[RoleName, int],
+        counts: Mapping[str, int],
         resources: Mapping[RoleName, RoleResources],
         *,
         placed_s: float = PLACED_S,
     ) -> None:
         self._places: list[Place] = [
-            (name, index) for name, count in counts.items() for index in range(count)
+            (RoleName(name), index) for name, count in counts.items() for index in range(count)
         ]
         bundles = [resources[name].bundle() for name, _ in self._places]
         self._group = placement_group(bundles, strategy="PACK")
@@ -50,7 +50,7 @@ class Placement:
         if not found:
             remove_placement_group(self._group)
             raise ConfigError(_too_little(bundles, placed_s))
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
         self.hosts: dict[Place, str] = {
             place: addresses[nodes[number]] for number, place in enumerate(self._places)
@@ -76,10 +76,15 @@ def _too_little(bundles: Sequence[Mapping[str, float]], placed_s: float) -> str:
     for bundle in bundles:
         for name, amount in bundle.items():
             wanted[name] = wanted.get(name, 0.0) + amount
-    free: Mapping[str, Any] = ray.available_resources()
+    free: Mapping[str, Any] = ray.available_resources()  # type: ignore[no-untyped-call]
     asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items())
     there = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in wanted)
     return (
         f"the cluster has no room for the run's {len(bundles)} processes within {placed_s:.0f} s: asked {asked}; free {there}."
         " Ask for fewer processes, or for less by [cluster] resources"
     )
+
+
+def _nodes() -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return found
