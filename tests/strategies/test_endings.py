@@ -50,6 +50,16 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
     assert summary["steps"] == stopped_at + 3
 
 
+@heavy
+def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
+    """It reaches the launcher and trainer 0, which have the terminal."""
+    running = begin("hybrid", *TWO, *ROLES, *LONG, "train.evaluate_every_steps=1")
+    running.until_it_trains()
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert "go on with" in running.ends(130)
+    assert latest(running.run)
+
+
 NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
 KILLED = [
     ("hybrid", [*TWO, *ROLES], "embedding-server"),

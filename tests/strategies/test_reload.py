@@ -76,7 +76,9 @@ def ended(running, restarts=1):
     steps = [json.loads(line)["step"] for line in (running.run / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
     assert steps[-1] == STEPS
-    return json.loads((running.run / "summary.json").read_text())
+    summary = json.loads((running.run / "summary.json").read_text())
+    assert summary["restarts"] == {"trainer": restarts}
+    return summary
 
 
 MOMENTS = [
@@ -159,6 +161,15 @@ def test_rows_of_servers_stay_as_they_are(begin, ever_new, strategy, rank):
     assert summary["staleness_max"] <= 4
 
 
+@heavy
+@pytest.mark.parametrize("rank", [0, 1])
+def test_trainers_of_groups_come_back_too(begin, rank):
+    groups = ["strategy.groups=2", "strategy.nets=2", "strategy.average_every_steps=2"]
+    running = begin("hierarchical", *SHORT, *groups, "checkpoint.every_steps=40")
+    kill(running, rank, has_saved(running))
+    assert ended(running)["steps"] == STEPS
+
+
 def test_without_a_checkpoint_all_begins_anew_rows_too(begin, ever_new):
     running = begin("hybrid", *TWO, *ROLES, *ever_new)
     kill(running, 1, passed(running, 40))
@@ -177,7 +188,9 @@ def came_back_to(running):
 @heavy
 @pytest.mark.parametrize("strategy", ["synchronous", "hybrid"])
 def test_a_trainer_comes_back_as_often_as_it_may(begin, strategy):
-    running = begin(strategy, *TWO, "train.max_steps=1000000", "checkpoint.every_steps=20", "cluster.max_restarts=1")
+    running = begin(
+        strategy, *TWO, "train.max_steps=1000000", "checkpoint.every_steps=20", "cluster.max_restarts=1"
+    )
     kill(running, 1, has_saved(running))
     kill(running, 0, has_saved(running), life=1)
     kill(running, 1, has_saved(running), life=2)

@@ -186,6 +186,7 @@ class _Run:
         """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
         killed, newest = self._killed()[0], self._what.newest()
         self._deaths[killed.index] += 1
+        self._supervisor.restarts[RoleName.TRAINER] += 1
         self._life += 1
         are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
         kept = self._what.outliving if are_kept else ()
@@ -200,7 +201,11 @@ class _Run:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
         count = f"restart {self._deaths[killed.index]} of at most {self._what.options.max_restarts}"
-        print(f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})", file=sys.stderr, flush=True)
+        print(
+            f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
+            file=sys.stderr,
+            flush=True,
+        )
         self._first.close()
         self._begin(kept)
 
