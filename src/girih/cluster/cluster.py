@@ -141,6 +141,11 @@ class Cluster:
         return tuple(self.ranks.broadcast(found))
 
     @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often a process of each role came back because it was killed; empty but on rank 0."""
+        return dict(self._roles.restarts) if self._roles is not None and self._first else {}
+
+    @property
     def rows_stayed(self) -> bool:
         """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
         return self._life > 0 and self.registry.check([rows_kept_in(self._life)])

@@ -64,6 +64,12 @@ class LauncherControl:
             return error
         return None if text is None else error_of(text)
 
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """See :class:`Supervisor`."""
+        restarts: dict[str, int] = self._ask("restarts")
+        return restarts
+
     def show_in(self, run: Path | None) -> None:
         """See :class:`Supervisor`."""
         self._ask("show_in", None if run is None else str(run.resolve()))
@@ -127,6 +133,7 @@ def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], No
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
+        "restarts": lambda: supervisor.restarts,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

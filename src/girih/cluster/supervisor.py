@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,7 @@ class Supervisor:
 
     Attributes:
         handles: all that were started and not ended since.
+        restarts: of each role, how often one came back because it was killed.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Supervisor:
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers = num_trainers
         self.handles: list[Handle] = []
+        self.restarts: Counter[str] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
         self._ending: set[Handle] = set()
+        self._kept: set[str] = set()
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -74,13 +78,10 @@ class Supervisor:
         Raises:
             RoleError: one could not begin.
         """
-        stayed = [
-            handle
-            for handle in self.handles
-            if handle.name == name and handle.address and handle not in self._ending
-        ]
-        if stayed:  # trainers that begin anew find those that outlived them
-            return [handle.address for handle in stayed]
+        if name in self._kept:  # trainers that begin anew find those that outlived them
+            self._kept.remove(name)
+            kept = [handle for handle in self.handles if handle.name == name]
+            return [handle.address for handle in sorted(kept, key=lambda handle: handle.index)]
         started = []
         for index, spec in enumerate(specs):
             handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
@@ -105,8 +106,9 @@ class Supervisor:
         self._write_processes()
 
     def kill_all_but(self, kept: Collection[str]) -> None:
-        """Ends all processes, those of some roles excepted, at once: what they hold is not needed any more."""
+        """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
         self._prepared.clear()
+        self._kept = set(kept)
         ended = [handle for handle in self.handles if handle.name not in kept]
         self._ending.update(ended)
         for handle in ended:

@@ -184,6 +184,8 @@ class RemoteStrategy(StrategyOptions):
             stats=context.stats,
             staging=Staging(device) if staged or device.type != "cpu" else None,
         )
+        if processes.rows_stayed:
+            sparse.begin_anew()
         feed = LoaderFeed(
             context.ranks,
             lambda data: self._start_loaders(plan, context, codec, workers, data),

@@ -405,6 +405,7 @@ class TrainingRun:
             "dense_parameters": self.facts.model.num_parameters,
             "duration_s": duration_s,
             "compile_s": self.compile_s,
+            "restarts": self.context.processes.restarts,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan),
         }

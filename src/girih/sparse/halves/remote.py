@@ -219,7 +219,6 @@ class RemoteSparse:
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
         self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
-        self._begin_anew()
 
     @property
     def way_back(self) -> Staging:
@@ -232,8 +231,8 @@ class RemoteSparse:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
 
-    def _begin_anew(self) -> None:
-        """Ends what earlier trainers began at servers that outlived them; counts what was lost by that."""
+    def begin_anew(self) -> None:
+        """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
         told = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, Verb.ANEW)]
