@@ -19,13 +19,13 @@ from typing import Self
 import torch
 
 from girih.cluster.control import LauncherControl, Roles
-from girih.cluster.hosts import LOOPBACK, Hosts, host_of
+from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
 from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
-from girih.cluster.supervisor import Supervisor
+from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
@@ -144,6 +144,16 @@ class Cluster:
             found = starter.start(name, [pickle.dumps(role) for role in roles()])
         return tuple(self.ranks.broadcast(found))
 
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often a process of each role came back because it was killed; empty but on rank 0."""
+        return dict(self._roles.restarts) if self._roles is not None and self._first else {}
+
+    @property
+    def rows_stayed(self) -> bool:
+        """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
+        return self.incarnation > 0 and self.registry.check([rows_kept_in(self.incarnation)])
+
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""
         if self._roles is not None and self._first:
@@ -232,7 +242,9 @@ class Cluster:
 
     def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
         self._roles = control = LauncherControl(pipe, self._lose)
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        own = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(own)
+        self._hosts = {each: HostSpec(host=host) for each, host in control.hello.get("hosts", {}).items()}
         self._first, self._bind = rank == 0, control.hello["bind"]
         self.incarnation = int(control.hello["incarnation"])
         with self.explaining():
@@ -263,10 +275,13 @@ class Cluster:
         self.secret, self.segment = hello["secret"].encode(), hello["segments"]
         self.registry = RemoteRegistry(hello["registry"], self.secret)
         self._register(rank)
-        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
+        name = (
+            f"trainers.{self.incarnation}" if self.incarnation else "trainers"
+        )  # nobody has met there before
+        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind, name=name)
 
     def _register(self, rank: int) -> None:
-        entry = Entry("", 0, os.getpid(), socket.gethostname())
+        entry = Entry("", self.incarnation, os.getpid(), socket.gethostname())
         register(self.registry, RoleName.TRAINER, rank, entry)
 
     def _hello(self) -> dict[str, str]:

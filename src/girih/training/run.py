@@ -318,7 +318,8 @@ class TrainingRun:
                 random_state.check(loaded.random)
         self.checkpoints.forget_latest()
         self._compile(ahead.loading())
-        loaded.put(sparse=session.sparse, dense=session.dense)
+        rows_stay = resume and self.context.processes.rows_stayed
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense)
         self.normalization = loaded.normalization
         if resume:
             self._go_on(loaded)
@@ -414,6 +415,7 @@ class TrainingRun:
             "dense_parameters": self.facts.model.num_parameters,
             "duration_s": duration_s,
             "compile_s": self.compile_s,
+            "restarts": self.context.processes.restarts,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan),
         }
@@ -432,8 +434,8 @@ class TrainingRun:
         """The log of records."""
         if self._log is None:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
-            if path is not None and self.resumed:
-                rewind(path, self.state)
+            if path is not None:
+                rewind(path, self.state)  # what a run that begins anew, or goes on, writes again
             others = None
             if self.directory is not None:
                 own = Who(RoleName.TRAINER, self.ranks.rank)

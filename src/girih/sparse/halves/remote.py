@@ -232,6 +232,15 @@ class RemoteSparse:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
 
+    def begin_anew(self) -> None:
+        """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
+        told = None
+        if self._ranks.first:
+            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW)]
+            told = max(lost for lost, _ in fields), max(step for _, step in fields)
+            self._stats.counters["lost_updates"] += told[0]
+        self.last_step = self._ranks.broadcast(told)[1]
+
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""
 

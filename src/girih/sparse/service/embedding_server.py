@@ -104,7 +104,7 @@ class _Work(Service):
     ) -> None:
         super().__init__({
             Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
-            Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
+            Verb.ANEW: self._begin_anew, Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
         }, stats)  # fmt: skip
         self._shards, self._writing = shards, writing
         self._num_contributors = num_contributors
@@ -113,6 +113,7 @@ class _Work(Service):
         self._num_updates = 0  # of all trainers
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
+        self._num_lost, self._last_step = 0, 0
         self._stats = stats
         stats.watch(shards.live)
         self._save: ShardsSave | None = None
@@ -147,6 +148,7 @@ class _Work(Service):
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
+            self._last_step = max(self._last_step, step)
             self._reads[request.client, sample] = reads, self._num_updates
         request.reply((staleness,), values)
 
@@ -207,6 +209,18 @@ class _Work(Service):
         for reader, found, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
             reader.apply(found, totals, step, as_float(lr_scale))
+
+    def _begin_anew(self, request: Request) -> None:
+        """Drops what trainers that are gone have read, and their part of steps that others never ended."""
+        self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
+        self._reads.clear()
+        self._parts.clear()
+        self._done.clear()
+        save, self._save = self._save, None
+        if save is not None:
+            save.close()
+        self._writing.submit(int).result()  # one that is being written, which nobody will complete
+        request.reply((self._num_lost, self._last_step))
 
     def _read_stats(self, request: Request) -> None:
         store = {"store": self._shards.counters(), "rows": self._shards.rows()}
