@@ -110,6 +110,11 @@ class Hierarchical(RemoteStrategy):
         return ("graph",) if "auto" in (self.wire_activations, self.wire_dense_gradients) else ()
 
     @property
+    def way(self) -> str:
+        """The way to train that it is calibrated as; see :func:`girih.strategies.strategy.way_of`."""
+        return "hierarchical, group servers" if self.servers_per_group else self.name
+
+    @property
     def trainers(self) -> int:
         """Processes that train."""
         return self.groups * self.trainers_per_group
