@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,11 +31,9 @@ PARTS, PROBES = "parts.json", "probes.json"
     "--out", metavar="FILE", type=PATH, default=Path("calibration.json"), show_default=True,
     help="Where the calibration is written.",
 )  # fmt: skip
-@click.option("--probe", nargs=3, type=(str, int, PATH), hidden=True)
+@click.option("--probe", nargs=2, type=(str, PATH), hidden=True, help="Train one way for a moment.")
 @click.pass_obj
-def calibrate(
-    typed: list[str], trainers: int, out: Path, probe: tuple[str, int, Path] | None
-) -> int:
+def calibrate(typed: list[str], trainers: int, out: Path, probe: tuple[str, Path] | None) -> int:
     """Measure this machine's links, codecs and the work of steps, for --calibration FILE of girih plan and girih train."""
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: expected a file in a directory that exists")
@@ -62,19 +60,18 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
         words = ["calibrate", *typed, "--out", str(parts)]
         if status := launch(words, {RoleName.TRAINER: trainers}, ClusterOptions()):
             return status
-        probes: dict[str, dict[str, Any]] = json.loads((folder / PROBES).read_text())
+        counts: dict[str, dict[str, int]] = json.loads((folder / PROBES).read_text())
         overheads: dict[str, Overhead] = {}
-        for way, told in probes.items():
+        for way in (
+            counts if sys.platform == "linux" else ()
+        ):  # whose kernel tells the time of other processes
             click.echo(f"a short run: {way}", err=True)
-            found = []
-            for examples in told["examples"]:
-                seen = folder / "seen.json"
-                probe = ["--probe", way, str(examples), str(folder)]
-                words = ["calibrate", "--trainers", str(trainers), "--out", str(seen), *probe]
-                if status := launch(words, told["counts"], ClusterOptions()):
-                    return status
-                found.append(Observed(**json.loads(seen.read_text())))
-            overheads[way] = fit_overhead(*found)
+            seen = folder / "seen.json"
+            words = ["calibrate", "--trainers", str(trainers), "--out", str(seen)]
+            words += ["--probe", way, str(folder)]
+            if status := launch(words, counts[way], ClusterOptions()):
+                return status
+            overheads[way] = fit_overhead(*(Observed(**each) for each in json.loads(seen.read_text())))
         calibration = replace(Calibration.read(parts), overheads=overheads)
     write_whole(out, json.dumps(calibration.to_dict(), indent=1) + "\n")
     calibration_tables(calibration)
@@ -87,7 +84,7 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
     return 0
 
 
-def _observe(trainers: int, way: str, examples: int, folder: Path) -> None:
+def _observe(trainers: int, way: str, folder: Path) -> None:
     """One trainer's part of a short run; the first one's writes what was observed."""
     from girih.cluster.cluster import Cluster
     from girih.planner.calibration import Calibration
@@ -98,9 +95,9 @@ def _observe(trainers: int, way: str, examples: int, folder: Path) -> None:
     strategy = ways(trainers)[way]
     cluster = Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers)
     with cluster.running():
-        found = observe(strategy, examples, Calibration.read(folder / PARTS), folder, cluster)
+        found = observe(strategy, Calibration.read(folder / PARTS), folder, cluster)
         if found is not None:
-            write_whole(folder / "seen.json", json.dumps(asdict(found)))
+            write_whole(folder / "seen.json", json.dumps([asdict(each) for each in found]))
 
 
 def _measure(trainers: int, out: Path) -> None:
@@ -112,7 +109,7 @@ def _measure(trainers: int, out: Path) -> None:
     from girih.runs.codec_speeds import measure_codecs
     from girih.runs.files import write_whole
     from girih.strategies import roles_of
-    from girih.training.probe import FEW, MANY, ways, write_data
+    from girih.training.probe import ways, write_data
     from girih.training.step_time import measure_work
 
     with Cluster.join(trainers).running() as cluster:
@@ -129,9 +126,8 @@ def _measure(trainers: int, out: Path) -> None:
     }
     found = Calibration(trainers=trainers, machine=machine, links=links, codecs=codecs, work=work)
     write_whole(out, json.dumps(found.to_dict()))
-    told = {
-        way: {"examples": (FEW, MANY), "counts": {"trainer": strategy.trainers, **roles_of(strategy)}}
-        for way, strategy in ways(trainers).items()
+    counts = {
+        way: {"trainer": strategy.trainers, **roles_of(strategy)} for way, strategy in ways(trainers).items()
     }
     write_data(out.parent, trainers)
-    write_whole(out.parent / PROBES, json.dumps(told))
+    write_whole(out.parent / PROBES, json.dumps(counts))

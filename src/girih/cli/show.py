@@ -85,7 +85,9 @@ def calibration_tables(calibration: Calibration) -> None:
 
 def overheads_table(calibration: Calibration) -> None:
     """Prints what each way to train takes beyond the parts of its steps, for a trainer's share of a step."""
-    table = Table("beyond its parts", "ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id")
+    table = Table(
+        "beyond its parts", "ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id"
+    )
     for way, overhead in calibration.overheads.items():
         times = [f(r) for r in (overhead.work, overhead.path) for f in (_of_call, _of_id)]
         table.add_row(way, *times)

@@ -162,7 +162,8 @@ class Facts:
         links: calibrated ones, to predict times with; no decision rests on them.
         calibration: of the machine, to predict a speed with.
         threads: that a trainer computes with.
-        graph: the model's operators, where group servers are to have some. tagging: their devices, where a plan has decided that.
+        graph: the model's operators, where group servers are to have some. tagging, wire: their devices, and the codecs of activations
+            and dense gradients by kind, where a plan has decided that.
         tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
             several hosts.
     """
@@ -187,5 +188,6 @@ class Facts:
     threads: int = 1
     graph: OperatorGraph | None = None
     tagging: Tagging | None = None
+    wire: Mapping[str, str] | None = None
     tables: tuple[TableFacts, ...] = ()
     free_bytes: float | None = None

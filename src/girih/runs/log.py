@@ -15,6 +15,7 @@ from typing import Any
 from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
+from girih.runs.first_steps import FirstSteps
 from girih.runs.state import RunState
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS
 from girih.training.schedules import Step
@@ -27,6 +28,9 @@ class RunLog:
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
         every_steps: number of steps per record.
+
+    Attributes:
+        first_steps: the speed that the run began with.
     """
 
     def __init__(self, path: Path | None, callbacks: Sequence[Callback], every_steps: int) -> None:
@@ -34,12 +38,14 @@ class RunLog:
         self._callbacks = tuple(callbacks)
         self._every_steps = every_steps
         self._start = time.perf_counter()
+        self.first_steps = FirstSteps()
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
         self._window_staleness: Counter[int] = Counter()
         self._last_counters: Mapping[str, int] = {}
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
         """Starts a new window at this state; earlier work is in earlier records."""
+        self.first_steps.begin(state)
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
@@ -47,6 +53,7 @@ class RunLog:
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
         """Adds one step, and writes a record after every ``every_steps`` of them."""
+        self.first_steps.step(state)
         self._window_staleness[step.staleness] += 1
         if step.refused is None:
             self._window_loss += step.loss * step.num_examples

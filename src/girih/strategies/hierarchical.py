@@ -180,8 +180,9 @@ class Hierarchical(RemoteStrategy):
             return served.replicas(basis, service, nets=self.nets, **averaging)
         if facts.graph is None:
             return None
-        options = asdict(self)
-        net = spread(facts.graph, self.tagged(facts), options, known_of(facts, options))
+        wire = facts.wire or wire_between(facts, asdict(self))[0]
+        options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
+        net = spread(facts.graph, self.tagged(facts, wire), options, known_of(facts, options))
         return served.grouped(basis, service, net, nets=self.nets, **averaging)
 
     def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:

@@ -1,13 +1,12 @@
 """Short runs of a strategy on generated data, beside what the parts of its steps should take: what is missing is its overhead.
 
-Processor time is that of all processes of the run, as the kernel counts it. Rows are made in the first epoch; the second one is measured.
+Processor time is that of all processes of the run, as the kernel counts it. Rows are made in the first epoch; the others are measured.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,17 +23,17 @@ from girih.data import read_parquet
 from girih.models.dnn import DNN
 from girih.planner.calibration import Calibration
 from girih.planner.speed.overhead import Observed
+from girih.planner.speed.step import StepCost
 from girih.schema import Categorical, Schema
 from girih.strategies import BY_NAME, roles_of
 from girih.strategies.strategy import Strategy, one_at_a_time, way_of
 from girih.trainer import Trainer
-from girih.training.pricing import Calibrated
 
 FEATURES, IDS, DIM, HIDDEN = 8, 4000, 16, (64, 32)
 FEW, MANY = 64, 1024
-"""Examples of a trainer's share in the two runs of each strategy."""
-WINDOW, WINDOWS = 10, 4
-"""Steps of a window, and windows of an epoch."""
+"""Examples of a trainer's share of a step, in the two observations of each strategy."""
+WINDOW, WINDOWS, EPOCHS = 8, 5, 4
+"""Steps of a window, windows of an epoch, and epochs: the first one makes rows, the others are measured."""
 
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
@@ -44,7 +43,7 @@ def ways(trainers: int) -> Mapping[str, Strategy]:
 
 
 def write_data(folder: Path, trainers: int) -> None:
-    """Writes Parquet files for both runs, ids drawn evenly: one epoch of four windows each."""
+    """Writes Parquet files for both runs, ids drawn evenly: one epoch each."""
     random = np.random.default_rng(0)
     for examples in (FEW, MANY):
         rows = examples * trainers * WINDOW * WINDOWS
@@ -54,33 +53,44 @@ def write_data(folder: Path, trainers: int) -> None:
 
 
 def observe(
-    strategy: Strategy, examples: int, calibration: Calibration, folder: Path, cluster: Cluster
-) -> Observed | None:
-    """Trains for two epochs; called by all trainers. What was observed, on rank 0.
-
-    Args:
-        examples: of a trainer's share of a step.
-    """
+    strategy: Strategy, calibration: Calibration, folder: Path, cluster: Cluster
+) -> tuple[Observed, Observed] | None:
+    """Trains on few examples a step, then on more; called by all trainers. What was observed, on rank 0."""
     schema = Schema([Categorical(name=f"f{number}", dim=DIM) for number in range(FEATURES)], labels="click")
-    data = read_parquet(_file(folder, examples), schema, batch_size=examples * strategy.trainers)
     meter = _Meter(cluster, {"trainer": strategy.trainers, **roles_of(strategy)})
-    first, calibrated = cluster.ranks.first, Calibrated(calibration, "girih calibrate")
-    options = TrainOptions(log_every_steps=WINDOW)
+    options, found = TrainOptions(log_every_steps=WINDOW), []
     with Trainer(
-        DNN(schema, hidden=HIDDEN), strategy=strategy, options=options, callbacks=[meter], cluster=cluster, calibrated=calibrated
-    ) as trainer:  # fmt: skip
-        trainer.fit(data, epochs=2)
-    if not first or meter.speed is None:
+        DNN(schema, hidden=HIDDEN), strategy=strategy, options=options, callbacks=[meter], cluster=cluster
+    ) as trainer:
+        for examples in (FEW, MANY):
+            data = read_parquet(_file(folder, examples), schema, batch_size=examples * strategy.trainers)
+            meter.begin(trainer.state.step)
+            trainer.fit(data, epochs=EPOCHS)
+            cost = trainer._run.step_cost(data, calibration)
+            if cost is not None:
+                found.append(_observed(strategy, examples, cost, list(meter.windows())))
+    if len(found) < 2:
         return None
-    windows = list(meter.windows())
+    few, many = found
+    return few, many
+
+
+def _observed(
+    strategy: Strategy, examples: int, cost: StepCost, windows: Sequence[tuple[float, float]]
+) -> Observed:
     return Observed(
         ids=float(FEATURES * examples),
         trainers=strategy.trainers,
-        cpu_s=statistics.median(cpu_s for cpu_s, _ in windows),
-        step_s=statistics.median(step_s for _, step_s in windows),
-        work_s=sum(meter.speed["work_ms"].values()) / 1e3,
-        path_s=sum(meter.speed["path_ms"].values()) / 1e3,
+        cpu_s=_undisturbed([cpu_s for cpu_s, _ in windows]),
+        step_s=_undisturbed([step_s for _, step_s in windows]),
+        work_s=sum(cost.work_s.values()),
+        path_s=sum(cost.path_s.values()),
     )
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    """The first quartile: what others do to a window makes it longer, and the least may have had luck."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def _file(folder: Path, examples: int) -> Path:
@@ -93,16 +103,20 @@ class _Meter:
 
     cluster: Cluster
     counts: Mapping[str, int]
-    speed: Mapping[str, Any] | None = None
+    first_step: int = 0
     notes: list[tuple[int, float, float]] = field(default_factory=list)
 
+    def begin(self, step: int) -> None:
+        """Drops what was noted; training goes on from this step."""
+        self.first_step = step
+        self.notes.clear()
+
     def on_plan(self, plan: Mapping[str, Any]) -> None:
-        """Keeps what is predicted from the parts of a step."""
-        self.speed = plan["predicted"].get("speed")
+        """Training begins."""
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
-        """Notes the end of a window, while all processes are there."""
-        if WINDOWS <= record["step"] // WINDOW < 2 * WINDOWS:
+        """Notes the end of a window behind the first epoch, while all processes are there."""
+        if WINDOWS <= (record["step"] - self.first_step) // WINDOW < EPOCHS * WINDOWS:
             entries = [
                 find(self.cluster.registry, role, index)
                 for role, count in self.counts.items()

@@ -23,17 +23,20 @@ from girih.errors import ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.metrics import Metrics, Scores
+from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed.step import StepCost
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
+from girih.runs.first_steps import FirstSteps
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
-from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
+from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
@@ -391,6 +394,18 @@ class TrainingRun:
             )
         return empty
 
+    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
+        """What a step on these data should take this machine, on rank 0, by the parts that it consists of; None where nothing says so."""
+        plan, _ = self.opened()
+        halves = self.context.sparse, self.context.dense
+        facts = measured(self.facts, calibration, train, *halves, self.ranks)
+        if not self.ranks.first:
+            return None
+        if spreads_net(self.strategy):
+            facts = place_net(plan, self.strategy, facts, *halves).facts
+        prediction = price(self.strategy, facts)
+        return None if prediction is None else prediction.cost
+
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         plan, session = self.opened()
@@ -405,7 +420,7 @@ class TrainingRun:
             "duration_s": duration_s,
             "compile_s": self.compile_s,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **_predicted_speed(plan),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
         }
         return summarize(
             self.state,
@@ -468,9 +483,11 @@ class TrainingRun:
         self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
 
 
-def _predicted_speed(plan: Plan) -> dict[str, Any]:
-    """``predicted_samples_per_s``, and the calibration that it is from; empty where none was known."""
+def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
+    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None before the first one."""
     speed = plan.predicted.get("speed")
-    if speed is None:
-        return {}
-    return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
+    if speed is not None:
+        return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
+    found = None if first is None else first.samples_per_s
+    told = None if first is None or found is None else f"its first {first.steps} steps"
+    return {"predicted_samples_per_s": found, "predicted_from": told}
