@@ -155,7 +155,7 @@ class Facts:
         groups: tables by row layout, before a plan packs them.
         schedule: how a step is to be packed and laid out in time.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
-        compile: whether torch is to compile the dense half.
+        compile: whether torch is to compile the dense half. clips: whether it bounds the norm of all gradients together.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
         dense_cost: measured on a few examples; None where it is not known.
@@ -179,6 +179,7 @@ class Facts:
     rows_on: str | None = None
     global_batch_norm: bool = False
     compile: bool = False
+    clips: bool = False
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None

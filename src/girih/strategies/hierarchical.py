@@ -183,7 +183,8 @@ class Hierarchical(RemoteStrategy):
         wire = facts.wire or wire_between(facts, asdict(self))[0]
         options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
         net = spread(facts.graph, self.tagged(facts, wire), options, known_of(facts, options))
-        return served.grouped(basis, service, net, nets=self.nets, **averaging)
+        clipping = self.servers_per_group if facts.clips else 0
+        return served.grouped(basis, service, net, nets=self.nets, clipping_servers=clipping, **averaging)
 
     def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:
         """The net that group servers run: with fully connected layers in parts.
