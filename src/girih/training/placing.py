@@ -63,7 +63,7 @@ def place_net(
         facts=replace(
             facts,
             tagging=tagged.tagging,
-            wire={kind: plan.wire[kind] for kind in ("activations", "dense_gradients")},
+            wire={kind: plan.wire[kind] for kind in ("activations", "dense_gradients") if kind in plan.wire},
         ),
         graph=graph,
         tagged=tagged,

@@ -488,6 +488,7 @@ def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
-    found = None if first is None else first.samples_per_s
-    told = None if first is None or found is None else f"its first {first.steps} steps"
+    if first is None or (found := first.samples_per_s) is None:
+        return {"predicted_samples_per_s": None, "predicted_from": None}
+    told = "its first step" if first.steps == 1 else f"its first {first.steps} steps"
     return {"predicted_samples_per_s": found, "predicted_from": told}
