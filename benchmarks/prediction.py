@@ -191,7 +191,7 @@ def _windows(options: argparse.Namespace, size: str, link: str) -> dict[str, int
 
 
 def missing_term(row: Found) -> dict[str, Any]:
-    """What a prediction has wrong: ``work``, the milliseconds that the cores compute per step, or ``waiting``, those that they do not.
+    """Names what a prediction has wrong: ``work``, the milliseconds that the cores compute per step, or ``waiting``, those that they do not.
 
     Args:
         row: with ``examples``, ``predicted`` and ``found``, of which ``speed`` has the predicted ``work_ms``.

@@ -112,9 +112,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What a step of a strategy takes beyond the sum of its parts: Python between them, threads that hand over, caches gone cold.
+    """The part of a step that is none of its parts: Python between them, threads that hand over, caches gone cold.
 
-    Both are for one trainer's share of a step, a line in its ids; found by short runs of the strategy itself.
+    Both rates are for one trainer's share of a step, a line in its ids; found by short runs of the strategy itself.
 
     Attributes:
         work: core-seconds of all processes. path: seconds of what nothing overlaps.

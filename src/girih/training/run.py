@@ -395,7 +395,7 @@ class TrainingRun:
         return empty
 
     def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
-        """What a step on these data should take this machine, on rank 0, by the parts that it consists of; None where nothing says so."""
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
         plan, _ = self.opened()
         halves = self.context.sparse, self.context.dense
         facts = measured(self.facts, calibration, train, *halves, self.ranks)

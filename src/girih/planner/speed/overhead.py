@@ -1,4 +1,4 @@
-"""What short runs of a strategy took beyond the sum of a step's parts, added to its cost, and fitted."""
+"""The overhead of a strategy: found as what short runs took beyond the sum of a step's parts, and added to its cost."""
 
 from __future__ import annotations
 
