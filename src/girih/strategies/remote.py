@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from girih.cluster.roles import Role, RoleName
 from girih.config.bounds import Bounds
@@ -269,6 +269,10 @@ class PipelinedStrategy(RemoteStrategy):
 
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
+
+    def one_at_a_time(self) -> Self:
+        """The same without rows that are read ahead."""
+        return replace(self, staleness=0)
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
         """A session by this schedule; see :meth:`RemoteStrategy.session`.
