@@ -49,7 +49,7 @@ def main() -> int:
     role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket
     role.incarnation = hello["incarnation"]
     try:
-        role.run(lambda address: pipe.send({"address": address}), stop)
+        role.run(lambda address: pipe.send({"address": address, "found": getattr(role, "found", "")}), stop)
     except Exception as error:
         if not stop.is_set():
             text = str(error) if isinstance(error, GirihError) else traceback.format_exc()

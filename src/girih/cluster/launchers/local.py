@@ -41,7 +41,7 @@ class LocalProcess:
         self.pid, self.host = process.pid, socket.gethostname()
         self.pipe = pipe
         self._process, self._errors = process, errors
-        self._address, self._error = "", ""
+        self._address, self._error, self._found = "", "", ""
         self._heard = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
@@ -51,11 +51,16 @@ class LocalProcess:
         """See :class:`Handle`."""
         return self._address
 
+    @property
+    def found(self) -> str:
+        """See :class:`Handle`."""
+        return self._found
+
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
         self.pipe.send({"role": as_text(spec)})
 
-    def wait_for_address(self, timeout_s: float) -> str:
+    def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
         self._heard.wait(timeout_s)
         return self._address
@@ -104,6 +109,7 @@ class LocalProcess:
             while self.name != RoleName.TRAINER:
                 message = self.pipe.receive()
                 self._error = message.get("error", self._error)
+                self._found = message.get("found", self._found)
                 self._address = message.get("address", self._address)
                 if self._address:
                     self._heard.set()
