@@ -122,7 +122,9 @@ def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None])
     """The launcher's side: does what a trainer asks for until it is gone."""
 
     def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
-        return supervisor.start(name, [from_text(spec) for spec in specs], Bearing(RestartPolicy[policy], why))
+        return supervisor.start(
+            name, [from_text(spec) for spec in specs], Bearing(RestartPolicy[policy], why)
+        )
 
     def failure() -> str | None:
         error = supervisor.failure()
