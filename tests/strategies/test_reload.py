@@ -44,11 +44,13 @@ def kill(running, rank, happened, life=0):
     """Kills a trainer once something happened, in this life of the trainers."""
     file = running.run / "processes.json"
     while True:
-        assert running.process.poll() is None, running.process.communicate()
+        if running.process.poll() is not None:
+            pytest.fail(running.process.communicate()[1])
         processes = json.loads(file.read_text()) if file.exists() else []
-        found = [e for e in processes if e["role"] == "trainer" and e["incarnation"] == life]
-        if len(found) > rank and happened():
-            os.kill(found[rank]["pid"], signal.SIGKILL)
+        sought = {"role": "trainer", "index": rank, "incarnation": life}
+        found = [each["pid"] for each in processes if sought.items() <= each.items()]
+        if found and happened():
+            os.kill(found[0], signal.SIGKILL)
             return
         time.sleep(0.01)
 

@@ -185,14 +185,15 @@ class _Run:
 
     def _begin_anew(self) -> None:
         """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
-        killed, newest = self._killed()[0], self._what.newest()
+        killed = self._killed()[0]
         self._deaths[killed.index] += 1
         self._supervisor.restarts[RoleName.TRAINER] += 1
         self._life += 1
-        are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
-        kept = self._what.outliving if are_kept else ()
         self._first.kill()
         self._first.wait()
+        newest = self._what.newest()  # none is completed any more
+        are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
+        kept = self._what.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -211,13 +212,15 @@ class _Run:
         self._begin(kept)
 
     def _killed(self) -> list[Handle]:
+        """Trainers that a signal ended, the one that came back least first: others may have crashed because it was gone."""
         trainers = [self._first, *(h for h in list(self._supervisor.handles) if h.name == RoleName.TRAINER)]
-        return [handle for handle in trainers if (handle.status() or 0) < 0]
+        killed = [handle for handle in trainers if (handle.status() or 0) < 0]
+        return sorted(killed, key=lambda handle: self._deaths[handle.index])
 
     def _loses_trainer(self) -> bool:
         """Whether a trainer was killed that may come back: one that raised an error would do so again."""
         killed, most = self._killed(), self._what.options.max_restarts
-        return bool(killed) and not self._is_stopping and all(self._deaths[h.index] < most for h in killed)
+        return bool(killed) and not self._is_stopping and self._deaths[killed[0].index] < most
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag
