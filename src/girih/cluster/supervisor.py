@@ -89,9 +89,9 @@ class Supervisor:
         if name in self._kept:  # trainers that begin anew find those that outlived them
             self._kept.remove(name)
             kept = sorted((h for h in list(self.handles) if h.name == name), key=lambda handle: handle.index)
-            for handle in kept:  # one may have been killed meanwhile
-                handle.wait_for_address(START_S)
-            return [handle.address for handle in kept]
+            for each in kept:  # one may have been killed meanwhile
+                each.wait_for_address(START_S)
+            return [each.address for each in kept]
         started = []
         for index, spec in enumerate(specs):
             handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)

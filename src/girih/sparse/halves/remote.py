@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from itertools import count, takewhile
 from typing import Any
@@ -167,7 +167,11 @@ class RemoteSave:
         self._servers = servers
 
     def write(self) -> dict[str, Any]:
-        """Has all servers write, side by side."""
+        """Has all servers write, side by side.
+
+        Raises:
+            Lost: one came back since the save began, so that its rows as they were then are gone.
+        """
         return self._end(write=True)
 
     def close(self) -> None:
@@ -177,8 +181,10 @@ class RemoteSave:
     def _end(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
-        for frame in answers(servers, Verb.WRITE, (int(write),)):
-            parts |= from_text(frame.arrays[0])
+        replies = [server.call(Verb.WRITE, (int(write),)) for server in servers]
+        wait(replies)  # before one raises: the next save begins once none of them writes any more
+        for reply in replies:
+            parts |= from_text(answer(reply).arrays[0])
         return parts
 
 
