@@ -310,6 +310,9 @@ class PipelinedStrategy(RemoteStrategy):
         if name != SERVER:
             return ENDS_RUN
         most = LANES // self._num_senders(num_trainers) - 1
+        if most < 0:
+            why = f"pushes that come again are told apart for {LANES} trainers at most where each goes on its own, not {num_trainers}"
+            return Bearing(why=f"{why}; strategy 'hybrid' knows no such bound")
         if self.staleness > most:
             why = f"pushes that come again are told apart up to strategy.staleness = {most}, not {self.staleness}"
             return Bearing(why=why)
