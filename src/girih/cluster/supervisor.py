@@ -185,6 +185,8 @@ class Supervisor:
         with self._lock:
             found = [handle for handle in self.handles if wanted(handle)]
             self._ending.update(found)
+            for handle in found:
+                self._begun.pop((handle.name, handle.index), None)
         return found
 
     def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
@@ -222,11 +224,14 @@ class Supervisor:
             return None
         if self._bearings[handle.name].policy is not RestartPolicy.COME_BACK:
             return None
+        try:
+            again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
+        except OSError:  # the system starts no more processes
+            return None
+        again.begin(spec)
         self._deaths[key] += 1
         self.restarts[handle.name] += 1
         self.handles.remove(handle)
-        again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
-        again.begin(spec)
         return again
 
     def _bring_back(self, again: Handle, killed: Handle) -> None:

@@ -180,6 +180,10 @@ class _Work(Service):
             request.reply()
             return
         if reads is nothing and request.frame.kind == Verb.UPDATE:
+            if self._num_senders is None:
+                raise WireError(
+                    f"gradients of sample {sample}, whose rows this server has not read for its sender"
+                )
             if len(request.frame.arrays) == len(self._readers):
                 request.reply((KEYS_MISSING,))
                 return
