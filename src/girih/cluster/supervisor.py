@@ -241,7 +241,7 @@ class Supervisor:
         if not again.wait_for_address(None):
             return
         with self._lock:
-            if again in self._ending or self._closing.is_set():
+            if again in self._ending or again not in self.handles or self._closing.is_set():
                 return
             self._register(again)
             self._write_processes()
