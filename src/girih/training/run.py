@@ -267,8 +267,7 @@ class TrainingRun:
         session.feed.end_training()
         self._note(log)
         if self.saves:
-            self._begin_save()
-            self.checkpoints.settle(wait=True)
+            self.checkpoints.settle_last(self._begin_save)
 
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
