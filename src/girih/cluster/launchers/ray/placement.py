@@ -20,7 +20,7 @@ Place = tuple[RoleName, int]
 
 
 class Placement:
-    """Where each process of a run is to be, for as long as it lasts: one that comes back does so on its node.
+    """The place of each process of a run, for as long as it lasts: one that comes back does so on its node.
 
     Args:
         counts: role → processes.
@@ -57,7 +57,7 @@ class Placement:
         }
 
     def of(self, name: RoleName, index: int) -> PlacementGroupSchedulingStrategy:
-        """What places an actor with its process."""
+        """The strategy that places an actor with its process."""
         return PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=self._places.index((name, index))
         )
