@@ -204,7 +204,7 @@ class RemoteStrategy(StrategyOptions):
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _num_senders(self, num_trainers: int) -> int:
-        """How many number their pushes by themselves."""
+        """The number of those who number pushes by themselves: all in step together, or each trainer."""
         return 1 if self.in_step else num_trainers
 
     def _schedule(self) -> dict[str, Any]:
@@ -309,18 +309,11 @@ class PipelinedStrategy(RemoteStrategy):
 
         Servers can tell a push that comes again as long as pushes that may overtake each other are in lanes of their own.
         """
-        from girih.store.memory.pushes import LANES
+        from girih.sparse.service.lanes import why_not_told_apart
 
         if name != SERVER:
             return ENDS_RUN
-        most = LANES // self._num_senders(num_trainers) - 1
-        if most < 0:
-            why = f"pushes that come again are told apart for {LANES} trainers at most where each goes on its own, not {num_trainers}"
-            return Bearing(why=f"{why}; strategy 'hybrid' knows no such bound")
-        if self.staleness > most:
-            why = f"pushes that come again are told apart up to strategy.staleness = {most}, not {self.staleness}"
-            return Bearing(why=why)
-        why = store.why_not_kept
+        why = why_not_told_apart(self._num_senders(num_trainers), self.staleness) or store.why_not_kept
         return Bearing(why=why) if why else Bearing(RestartPolicy.COME_BACK)
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:

@@ -11,7 +11,7 @@ class DoneBatches:
 
     @property
     def count(self) -> int:
-        """How many are done."""
+        """The number of those that are done."""
         return self._all_before + len(self._behind)
 
     def add(self, number: int) -> None:

@@ -40,10 +40,10 @@ from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.done_batches import DoneBatches
+from girih.sparse.service.lanes import push_of
 from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
-from girih.store.memory.pushes import LANES
 
 
 @dataclass(frozen=True)
@@ -213,12 +213,7 @@ class _Work(Service):
         return reads, None
 
     def _push_of(self, trainer: int, turn: int) -> Push | None:
-        """The name of a turn's push in the shards: turns of one lane are so far apart that none overtakes another."""
-        if self._num_senders is None:
-            return None
-        num_lanes = LANES // self._num_senders
-        sender = trainer if self._num_senders > 1 else 0
-        return Push(sender * num_lanes + turn % num_lanes, turn + 1)
+        return None if self._num_senders is None else push_of(self._num_senders, trainer, turn)
 
     def _was_applied(self, trainer: int, turn: int) -> bool:
         """Whether a turn was ended before this part of it came, again."""
