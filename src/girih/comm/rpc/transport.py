@@ -56,7 +56,13 @@ class Connection(Protocol):
 
 
 class Stranger(Protocol):
-    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes."""
+    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes.
+
+    Attributes:
+        origin: the host that he is from, as far as it is known.
+    """
+
+    origin: str
 
     def fileno(self) -> int:
         """A file to wait for until it is readable."""
