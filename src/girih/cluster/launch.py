@@ -42,7 +42,7 @@ def launch(command: Sequence[str], counts: Mapping[str, int], options: ClusterOp
     """
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
-        run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
+        run = _Run([sys.executable, "-m", "girih", *command], counts, options)
         try:
             return run.until_trainer_0_ends(signals)
         finally:
@@ -79,9 +79,9 @@ def leave_signals_to_launcher() -> None:
 
 
 class _Run:
-    def __init__(self, command: Sequence[str], counts: Mapping[str, int], bind: str) -> None:
-        self._segments, secret = new_prefix(), secrets.token_hex(16)
-        self._server = RegistryServer(LocalRegistry(), secret.encode(), bind)
+    def __init__(self, command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions) -> None:
+        self._segments, secret, bind = new_prefix(), secrets.token_hex(16), options.bind
+        self._server = RegistryServer(LocalRegistry(), secret.encode(), bind, encrypt=options.encrypt)
         hello = {"registry": self._server.address, "secret": secret, "segments": self._segments, "bind": bind}
         num_trainers = counts[RoleName.TRAINER]
         launcher = LocalLauncher(trainer=command, num_trainers=num_trainers, hello=hello)

@@ -17,10 +17,12 @@ class ClusterOptions(Options):
         launcher: "local" starts them on this host.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
+        encrypt: whether TLS goes over all connections that are not within one host's memory; see ``docs/security.md``.
     """
 
     launcher: Literal["local"] = "local"
     bind: str = "127.0.0.1"
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

@@ -21,6 +21,10 @@ class ConnectionLost(WireError):
     """The connection broke, or what comes over it is no message."""
 
 
+class Left(ConnectionLost):
+    """Somebody left who had said nothing."""
+
+
 class Connection(Protocol):
     """One end, whose other end has proved that it knows the secret. One thread receives; a lock guards the rest."""
 

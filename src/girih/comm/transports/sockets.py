@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from girih.comm.rpc import handshake
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
-from girih.comm.rpc.transport import Connection, ConnectionLost
+from girih.comm.rpc.transport import Connection, ConnectionLost, Left
 from girih.comm.transports.addresses import TCP, Local
 from girih.comm.transports.lanes import LANE_BYTES, LaneFile
 from girih.comm.transports.shared import SharedConnection
@@ -95,7 +95,7 @@ class SocketStranger:
             while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
                 if not heard:
-                    raise ConnectionLost("a stranger who left" + " amid his proof" * bool(self._said))
+                    raise Left("a stranger who left") if not self._said else WireError("half a proof")
                 self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
@@ -207,9 +207,7 @@ class SocketDialer:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _read(
-    connection: socket.socket | SecureSocket, num_bytes: int, end_s: float, files: list[int]
-) -> bytes:
+def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
     """Reads a number of bytes, until a moment at the latest; the files that come with them are put to the others."""
     said = b""
     while len(said) < num_bytes:
