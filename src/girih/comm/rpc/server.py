@@ -121,6 +121,8 @@ class Server(Poller):
 
     def _hear(self, stranger: Stranger, _: int) -> None:
         """Lets in who proves that he knows the secret: to the session that he had, or a new one."""
+        if stranger not in self._strangers:  # he had to leave since the system said that he speaks
+            return
         try:
             hello = stranger.hear(self._secret)
             if hello is None:

@@ -29,6 +29,9 @@ class Strangers:
     def __len__(self) -> int:
         return len(self._until_s)
 
+    def __contains__(self, stranger: Stranger) -> bool:
+        return stranger in self._until_s
+
     def __iter__(self) -> Iterator[Stranger]:
         return iter(list(self._until_s))
 
