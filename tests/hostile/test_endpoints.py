@@ -6,7 +6,7 @@ import resource
 import sys
 
 import pytest
-from endpoints import KINDS, opened
+from endpoints import KINDS, opened, told
 from frames import any_frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,8 @@ def play(endpoint, frames):
         after = endpoint.state()
         if answered is not None and answered[0] == Status.FAILED:
             num_failed += 1
-            assert after == before, frame
+            # a gradient that is not finite ends the run, and goes with what was kept for it
+            assert after == before or "NonFiniteError" in told(answered[1]), (frame, told(answered[1]))
         before = after
     return num_failed
 

@@ -160,6 +160,8 @@ class Server(Poller):
             if parts is None:
                 return
             header, frame = unpack(parts)
+            with peer.lock:
+                is_new = peer.hear(header)
         except Exception as error:  # one bad message ends one connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
@@ -167,8 +169,6 @@ class Server(Poller):
             return
         del parts  # its memory may be wanted back before the next one comes
         self._ready.append(peer)
-        with peer.lock:
-            is_new = peer.hear(header)
         if header.status == Status.GOODBYE:
             self._detach(peer)
             self._forget(peer)

@@ -16,6 +16,7 @@ from typing import Final
 
 from girih.comm.rpc.frames import Frame, Header, Packed
 from girih.comm.rpc.transport import Connection, ConnectionLost
+from girih.errors import WireError
 
 _NO_FRAME: Final = Packed(Frame(0))
 
@@ -68,7 +69,13 @@ class Session:
         self._put(Header(status, 0, 0, 0), _NO_FRAME)
 
     def hear(self, header: Header) -> bool:
-        """Takes note of a message from the other side; False if it came before."""
+        """Takes note of a message from the other side; False if it came before.
+
+        Raises:
+            WireError: one before it did not come. It will, once the connection is made again.
+        """
+        if header.number > self.received + 1:
+            raise WireError(f"message {header.number} came after {self.received}")
         self._forget(header.acknowledged)
         if 0 < header.number <= self.received:
             return False

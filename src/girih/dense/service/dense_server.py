@@ -92,9 +92,8 @@ class _Work(Service):
 
     def _take_part(self, request: Request) -> None:
         replica, number = self._called(request)
-        vector = self._vectors.get(number)
+        vector = self._begun(number)
         _check(request, vector, 1)
-        vector = self._vectors[number]
         vector.waiting[replica] = request
         self._average_if_all_are_there(vector)
 
@@ -124,8 +123,8 @@ class _Work(Service):
 
     def _meet(self, request: Request) -> None:
         replica, number = self._called(request)
-        _check(request, self._vectors.get(number), 2)
-        vector = self._vectors[number]
+        vector = self._begun(number)
+        _check(request, vector, 2)
         vector.met[replica] = request
         if len(vector.met) < self._num_replicas:
             return
@@ -144,6 +143,12 @@ class _Work(Service):
         if not 0 <= replica < self._num_replicas:
             raise WireError(f"replica {replica}; expected 0 to {self._num_replicas - 1}")
         return replica, number
+
+    def _begun(self, number: int) -> _Vector:
+        vector = self._vectors.get(number)
+        if vector is None or vector.size is None:
+            raise WireError(f"vector {number} was not begun here")
+        return vector
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))

@@ -30,7 +30,7 @@ from girih.cluster.segments import remove_segments
 from girih.comm.messages import as_float, as_text, from_text
 from girih.comm.rpc import Request
 from girih.comm.serving import Service, attempt
-from girih.errors import NonFiniteError
+from girih.errors import NonFiniteError, WireError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
@@ -148,7 +148,10 @@ class _Work(Service):
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, _, turn = request.frame.fields[:4]
-        reads = self._reads.pop((request.client, sample))
+        reads = self._reads[request.client, sample]
+        if request.frame.kind == Verb.UPDATE:
+            self._check(request, reads)
+        del self._reads[request.client, sample]
         if turn == NO_TURN:
             self._done[trainer] += 1
             request.reply()
@@ -156,6 +159,17 @@ class _Work(Service):
         self._parts[turn][trainer] = request, reads
         if len(self._parts[turn]) == self._num_contributors:
             self._apply_turn(self._parts.pop(turn))
+
+    def _check(self, request: Request, reads: _Reads) -> None:
+        """Refuses what are no gradients of what was read, before anybody waits for them."""
+        _, _, _, _, step, _ = request.frame.fields
+        if not 0 <= step < 1 << 32:
+            raise WireError(f"step {step}; expected 0 to {(1 << 32) - 1}")
+        for reader, read, gradient in zip(self._readers, reads[0], request.frame.arrays, strict=True):
+            if gradient.shape != TOOK_NO_PART:
+                as_rows(
+                    gradient, len(read.keys), reader.dim, f"gradients of group {reader.stores[0].spec.name!r}"
+                )
 
     def _apply_turn(self, parts: dict[int, _Part]) -> None:
         in_order = [parts[trainer] for trainer in sorted(parts)]
