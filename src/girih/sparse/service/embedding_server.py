@@ -11,6 +11,7 @@ Shapes: G groups, K keys, T tables, W columns of a row.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -34,9 +35,11 @@ from girih.errors import NonFiniteError, WireError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
+from girih.sparse.routing.shard_reader import Request as KeysOfAll
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.protocol import NO_TURN, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
+from girih.store.state import LAST_STEP
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class _Work(Service):
 
     def _lookup(self, request: Request) -> None:
         sample, trainer, number, step, train = request.frame.fields
+        self._check_keys(request, number)
         staleness = number - self._done[trainer] if train else 0
         reads, values = [], []
         with self._stats.spans("lookup"):
@@ -144,6 +148,20 @@ class _Work(Service):
         if train:
             self._reads[request.client, sample] = reads, self._num_updates
         request.reply((staleness,), values)
+
+    def _check_keys(self, request: Request, number: int) -> None:
+        """Refuses what are no keys of all groups, before rows of one are made."""
+        arrays = request.frame.arrays
+        if len(arrays) != 3 * len(self._readers) or number < 0:
+            raise WireError(
+                f"{len(arrays)} arrays, number {number}; expected {3 * len(self._readers)}, and 0 or more"
+            )
+        for reader, lengths, keys, counts in zip(
+            self._readers, arrays[::3], arrays[1::3], arrays[2::3], strict=True
+        ):
+            if lengths.shape != (len(reader.stores[0].spec.tables),) or keys.ndim != 1 or counts.ndim != 1:
+                raise WireError(f"keys of {list(lengths.shape)} tables; expected all of the group's")
+            KeysOfAll.of(keys, counts, lengths[None, :])
 
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
@@ -162,9 +180,12 @@ class _Work(Service):
 
     def _check(self, request: Request, reads: _Reads) -> None:
         """Refuses what are no gradients of what was read, before anybody waits for them."""
-        _, _, _, _, step, _ = request.frame.fields
-        if not 0 <= step < 1 << 32:
-            raise WireError(f"step {step}; expected 0 to {(1 << 32) - 1}")
+        *_, step, lr_scale = request.frame.fields
+        scale = as_float(lr_scale)
+        if len(request.frame.fields) != 6 or not 1 <= step <= LAST_STEP or not 0.0 <= scale < math.inf:
+            raise WireError(
+                f"step {step}, lr_scale {scale}; expected 1 to {LAST_STEP}, and a number from 0 on"
+            )
         for reader, read, gradient in zip(self._readers, reads[0], request.frame.arrays, strict=True):
             if gradient.shape != TOOK_NO_PART:
                 as_rows(
