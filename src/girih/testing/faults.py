@@ -161,7 +161,7 @@ class FaultyConnection:
         return self._late_or_corrupt(parts)
 
     def _meets(self, fault: str) -> bool:
-        return self._dice.random() < getattr(self._dice.faults, fault)
+        return bool(self._dice.random() < getattr(self._dice.faults, fault))
 
     def _break_soon(self) -> None:
         def end() -> None:
