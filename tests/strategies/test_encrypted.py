@@ -5,7 +5,7 @@ from scenes import write
 
 from runs import difference, train
 
-STEPS = 200
+STEPS = 100
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from scenes import play, write
 
-from girih.errors import RemoteError, WireError, WireTimeout
+from girih.errors import GirihError
 from girih.testing.faults import Faults, connect
 from runs import difference
 
@@ -144,14 +144,14 @@ def test_minutes_of_faults_move_no_row_otherwise_than_one_process_does(
 
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
 def test_a_connection_that_is_cut_for_good_ends_the_run_with_an_error(directory, faulty, strategy):
-    faulty(Faults(cut_after=150))
+    faulty(Faults(cut_after=40))
     scene = {
         "name": f"cut-{strategy}",
         "config": "din",
         "strategy": strategy,
         "options": ["staleness=2", "transport=tcp", *ROLES],
     }
-    with pytest.raises((WireError, WireTimeout, RemoteError)):
+    with pytest.raises(GirihError, match="nobody listens|another process|no lasting"):
         play(directory, scene)
 
 

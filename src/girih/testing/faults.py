@@ -186,8 +186,9 @@ class FaultyConnection:
         stream = getattr(self._inner, "stream", self._inner)
         inner: socket.socket | None = getattr(stream, "socket", None)
         if inner is None:  # in this process
-            self._inner.other.end()  # type: ignore[attr-defined]
-            self._inner.end()  # type: ignore[attr-defined]
+            for each in (self._inner.other, self._inner):  # type: ignore[attr-defined]
+                if each is not None:
+                    each.end()
             raise ConnectionLost("broken")
         with suppress(OSError):
             if amid is not None and stream.flush():

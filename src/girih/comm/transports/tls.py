@@ -124,7 +124,7 @@ class SecureSocket:
 
 @functools.lru_cache(8)
 def _context(secret: bytes, server: bool) -> ssl.SSLContext:
-    """What both sides may say: TLS 1.3, with this run's certificate, to who has the same."""
+    """Settings of both sides: TLS 1.3, with this run's certificate, and with nobody who shows another."""
     certificate, key = _certificate(secret)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
