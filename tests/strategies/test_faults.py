@@ -151,7 +151,7 @@ def test_a_connection_that_is_cut_for_good_ends_the_run_with_an_error(directory,
         "strategy": strategy,
         "options": ["staleness=2", "transport=tcp", *ROLES],
     }
-    with pytest.raises(GirihError, match="nobody listens|another process|no lasting"):
+    with pytest.raises(GirihError, match=r"nobody listens|another process|no lasting"):
         play(directory, scene)
 
 
