@@ -33,6 +33,7 @@ from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
+from girih.store.state import LAST_STEP
 
 
 @dataclass
@@ -126,7 +127,9 @@ class _Work(Service):
         request.reply()
 
     def _pull(self, request: Request) -> None:
-        number, *_ = _fields(request, 4)
+        number, _, batch, step = _fields(request, 4)
+        if batch < 0 or not 1 <= step <= LAST_STEP:
+            raise WireError(f"batch {batch}, step {step}; expected 0 or more, and 1 to {LAST_STEP}")
         sample = self._samples.get(number)
         if sample is None:
             raise GirihError(f"sample {number} is not kept here; it was forgotten, or is another worker's")
