@@ -186,7 +186,8 @@ class FaultyConnection:
         stream = getattr(self._inner, "stream", self._inner)
         inner: socket.socket | None = getattr(stream, "socket", None)
         if inner is None:  # in this process
-            for each in (self._inner.other, self._inner):  # type: ignore[attr-defined]
+            ends: tuple[Any, ...] = (self._inner.other, self._inner)  # type: ignore[attr-defined]
+            for each in ends:
                 if each is not None:
                     each.end()
             raise ConnectionLost("broken")
