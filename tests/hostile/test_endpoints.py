@@ -19,6 +19,12 @@ MOST_GROWTH_BYTES = 256 << 20
 UNIT = 1 if sys.platform == "darwin" else 1024
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A frame may ask a server to save, wherever it says."""
+    monkeypatch.chdir(tmp_path)
+
+
 def play(endpoint, frames):
     """Sends frames in turn; returns how many failed, none of which changed anything."""
     before, num_failed = endpoint.state(), 0
