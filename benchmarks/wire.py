@@ -1,4 +1,4 @@
-"""Messages between two processes: raw sockets, TCP, shared memory; and the codecs.
+"""Messages between two processes: raw sockets, TCP, TLS, shared memory; and the codecs.
 
 A round trip is what a trainer does with an embedding worker: it writes a request of 0.85 MB, the other process reads
 every byte of it and writes a reply of 6.8 MB, of which the trainer reads every byte. The raw sockets are Python's,
@@ -92,15 +92,16 @@ class Answer:
 
 
 def serve(sizes: list[int]) -> None:
-    """The second process: raw sockets, TCP and shared memory."""
+    """The second process: raw sockets, TCP, TLS and shared memory."""
     num_out, num_back = sizes
     answer = Answer(num_back)
     with (
         socket.create_server(("127.0.0.1", 0)) as raw,
         endpoints.listen(answer, secret=SECRET) as tcp,
+        endpoints.listen(answer, address="tls://127.0.0.1:*", secret=SECRET) as tls,
         endpoints.listen(answer, address="shm://", secret=SECRET) as shared,
     ):
-        print(raw.getsockname()[1], tcp.address, shared.address, flush=True)
+        print(raw.getsockname()[1], tcp.address, tls.address, shared.address, flush=True)
         threading.Thread(target=serve_raw, args=(raw, num_out, answer.source), daemon=True).start()
         sys.stdin.read()
 
@@ -156,14 +157,15 @@ def round_trips(report: harness.Report, options: argparse.Namespace) -> None:
         [sys.executable, __file__, "--serve", str(num_out), str(num_back)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    port, tcp_address, shared_address = child.stdout.readline().split()  # type: ignore[union-attr]
+    port, tcp_address, tls_address, shared_address = child.stdout.readline().split()  # type: ignore[union-attr]
     with (
         endpoints.connect(tcp_address, secret=SECRET) as tcp,
+        endpoints.connect(tls_address, secret=SECRET) as tls,
         endpoints.connect(shared_address, secret=SECRET) as shared,
         inproc.listen(Answer(num_back), secret=SECRET) as server,
         inproc.connect(server.address, secret=SECRET) as near,
     ):
-        clients = {"TCP": tcp, "shared memory": shared, "in this process": near}
+        clients = {"TCP": tcp, "TLS": tls, "shared memory": shared, "in this process": near}
         asks = {"raw sockets": ask_raw(int(port), source, num_back)}
         asks |= {name: ask_wire(client, source) for name, client in clients.items()}
         contestants = {name: twice(ask) for name, ask in asks.items()}

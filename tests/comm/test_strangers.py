@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from wiretap import Listening, dial, ended
 
 from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.rpc import server as server_module
@@ -21,21 +22,6 @@ from girih.testing.transport_ends import until
 SECRET = b"of this run, and of no other"
 
 
-def dial(server):
-    host, port = server.address.removeprefix("tcp://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
-def ended(connection):
-    connection.settimeout(10)
-    try:
-        while connection.recv(1 << 16):
-            pass
-    except ConnectionResetError:
-        pass
-    return True
-
-
 @pytest.fixture
 def server():
     with listen(lambda r: r.reply(r.frame.fields), secret=SECRET) as server:
@@ -45,40 +31,6 @@ def server():
 def works(server):
     with connect(server.address, secret=SECRET) as client:
         return client.call(1, (5,)).wait(10).fields == (5,)
-
-
-class Listening:
-    """Between a client and a server: passes all on, and keeps it.
-
-    Attributes:
-        heard: what the client said, and the server.
-    """
-
-    def __init__(self, server):
-        self.heard = (bytearray(), bytearray())
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = server
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        client, _ = self._listener.accept()
-        with self._listener, client, dial(self._server) as server:
-            other = threading.Thread(target=self._pass, args=(server, client, self.heard[1]))
-            other.start()
-            self._pass(client, server, self.heard[0])
-            other.join()
-
-    def _pass(self, here, there, said):
-        with contextlib.suppress(OSError):
-            while data := here.recv(1 << 16):
-                said += data
-                there.sendall(data)
-            there.shutdown(socket.SHUT_WR)
-
-    def join(self):
-        self._thread.join()
 
 
 def test_the_secret_never_travels_and_what_was_heard_opens_nothing(server):

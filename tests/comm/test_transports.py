@@ -8,6 +8,10 @@ class TestTCP(TransportSuite):
     address = "tcp://127.0.0.1:*"
 
 
+class TestTLS(TransportSuite):
+    address = "tls://127.0.0.1:*"
+
+
 class TestShared(TransportSuite):
     address = "shm://"
 

@@ -1,20 +1,34 @@
 """Connections that break in the middle of anything: nothing is lost, nothing happens twice, staleness is bounded."""
 
+import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from scenes import play, write
 
+from girih.errors import GirihError
 from girih.testing.faults import Faults, connect
 from runs import difference
 
 STEPS = 30
+SEEDS = int(os.environ.get("GIRIH_SEEDS", "10"))
 CONNECTING = ("girih.comm.peers", "girih.dense.halves.parameter_server", "girih.training.feeds")
 FAULTS = {
     "broken": Faults(broken=0.05),
     "corrupt": Faults(corrupt=0.05),
     "late": Faults(delay_s=0.01),
-    "all": Faults(broken=0.02, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.02),
+    "disorder": Faults(doubled=0.1, swapped=0.1, dropped=0.02),
+    "all": Faults(
+        broken=0.02,
+        refused=0.1,
+        delay_s=0.005,
+        delay=0.2,
+        corrupt=0.02,
+        doubled=0.05,
+        swapped=0.05,
+        dropped=0.01,
+    ),
 }
 ROLES = ["embedding_servers=2", "embedding_workers=2"]
 
@@ -103,6 +117,42 @@ def test_persia_defect_5_staleness_is_bounded_and_measured(
     assert summary["store"]["lookups"] == local["store"]["lookups"]
     assert summary["store"]["updates"] == local["store"]["updates"]
     assert summary["kept"] == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_minutes_of_faults_move_no_row_otherwise_than_one_process_does(
+    directory, local, faulty, strategy, transport
+):
+    """Each run is the same training over other dice; the model of what rows are to be is the local run."""
+    num_reconnects = 0
+    for seed in range(SEEDS):
+        clients = faulty(replace(FAULTS["all"], seed=seed))
+        name = f"minutes-{strategy}-{transport}-{seed}"
+        options = ["staleness=0", f"transport={transport}", *ROLES]
+        scene = {"name": name, "config": "din", "strategy": strategy, "options": options}
+        summary = play(directory, scene)
+        assert difference(directory / "local", directory / name) == (0, 0)
+        assert summary["store"]["updates"] == local["store"]["updates"]
+        assert summary["kept"] == 0
+        assert sum(client.num_lost for client in clients) == summary["lost_updates"] == 0
+        num_reconnects += sum(client.num_reconnects for client in clients)
+    assert num_reconnects > 10 * SEEDS
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
+def test_a_connection_that_is_cut_for_good_ends_the_run_with_an_error(directory, faulty, strategy):
+    faulty(Faults(cut_after=40))
+    scene = {
+        "name": f"cut-{strategy}",
+        "config": "din",
+        "strategy": strategy,
+        "options": ["staleness=2", "transport=tcp", *ROLES],
+    }
+    with pytest.raises(GirihError, match=r"nobody listens|another process|no lasting"):
+        play(directory, scene)
 
 
 def watch_staleness(seen, trainer):

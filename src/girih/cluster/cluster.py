@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import pickle
 import secrets
@@ -21,6 +20,7 @@ import torch
 from girih.cluster.control import LauncherControl, Roles
 from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
+from girih.cluster.meeting import PLAIN, one_host, telling_openly, telling_privately
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
 from girih.cluster.roles import ENDS_RUN, Bearing, Role, RoleName
@@ -60,7 +60,7 @@ class Cluster:
         self.registry: Registry = LocalRegistry()
         self.secret = secrets.token_hex(16).encode()
         self.segment = new_prefix()
-        self._bind = LOOPBACK
+        self._bind, self._encrypt = LOOPBACK, False
         self._roles: Roles | None = None
         self._supervisor: Supervisor | None = None
         self._server: RegistryServer | None = None
@@ -97,6 +97,7 @@ class Cluster:
             )
         options = options or ClusterOptions()
         cluster._bind, cluster._max_restarts = options.bind, options.max_restarts
+        cluster._encrypt = options.encrypt
         if size is not None and pipe is not None:
             cluster._join_launcher(pipe, int(os.environ["RANK"]), size)
         elif size is not None and size > 1:
@@ -128,6 +129,10 @@ class Cluster:
     def host(self, name: str, index: int) -> str:
         """The host address at which a process listens."""
         return host_of(self._hosts, name, index).host if self._hosts else self._bind
+
+    def address(self, name: str, index: int) -> str:
+        """The address at which a process listens for other hosts; see :func:`girih.comm.endpoints.listen`."""
+        return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Has processes started that :meth:`start` will give roles."""
@@ -267,15 +272,18 @@ class Cluster:
                 "trainers on several hosts listen where the others can reach them: set cluster.bind to the address of"
                 ' each host, as bind = "${HOST_IP}"'
             )
+        is_one_host = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
+        if self._encrypt and not is_one_host:
+            raise ConfigError(f"cluster.encrypt = true, LOCAL_WORLD_SIZE is not {size}: {PLAIN}")
         met, _, _ = next(rendezvous("env://"))
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(
             f"girih/{life}/{next(_MEETINGS)}", met
         )  # an earlier trainer of a script left its own
         self._first, self._under_torchrun = rank == 0, True
-        if self._first:
-            store.set("hello", json.dumps(self._hello()))
-        self._meet(rank, size, json.loads(store.get("hello")))
+        tell = telling_privately if is_one_host else telling_openly
+        with tell(store, self._hello() if self._first else None) as hello:
+            self._meet(rank, size, hello)  # by then all have heard
 
     def _meet(self, rank: int, size: int, hello: Mapping[str, str]) -> None:
         """Forms the group of all trainers, by what the one says that offers the registry."""
@@ -285,7 +293,8 @@ class Cluster:
         name = (
             f"trainers.{self.incarnation}" if self.incarnation else "trainers"
         )  # nobody has met there before
-        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind, name=name)
+        host = one_host(self.registry, rank, size, self._bind) if self._encrypt else self._bind
+        self.ranks = TrainerGroup(rank, size, self.registry, host=host, name=name)
 
     def _register(self, rank: int) -> None:
         entry = Entry("", self.incarnation, os.getpid(), socket.gethostname())
@@ -298,7 +307,7 @@ class Cluster:
 
     def _serve_registry(self) -> RegistryServer:
         if self._server is None:
-            self._server = RegistryServer(LocalRegistry(), self.secret, self._bind)
+            self._server = RegistryServer(LocalRegistry(), self.secret, self._bind, encrypt=self._encrypt)
             self.registry = RemoteRegistry(self._server.address, self.secret)
         return self._server
 

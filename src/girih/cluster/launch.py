@@ -116,7 +116,9 @@ class _Run:
         self._what = what
         self._machines = machines_of(what)
         self._segments, secret = self._machines.segments, secrets.token_hex(16)
-        self._server = RegistryServer(LocalRegistry(), secret.encode(), self._machines.bind)
+        self._server = RegistryServer(
+            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=what.options.encrypt
+        )
         hello = {
             "registry": self._server.address,
             "secret": secret,

@@ -50,6 +50,7 @@ class ClusterOptions(Options):
         max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
+        encrypt: whether TLS goes over all connections that are not within one host's memory; see ``docs/security.md``.
     """
 
     launcher: Literal["local", "ray"] = "local"
@@ -57,6 +58,7 @@ class ClusterOptions(Options):
     resources: Mapping[RoleName, RoleResources] = field(default_factory=dict)
     max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

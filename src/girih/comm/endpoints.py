@@ -31,8 +31,8 @@ def listen(
     Args:
         handler: called on the server's thread for each request, once; it must be quick, and may leave the reply to
             another thread. An exception that it raises is the reply.
-        address: ``tcp://HOST:PORT`` (``*``: any free port), or ``shm://`` for this host. Loopback unless another host
-            is named: data travel in the clear; the secret does not travel.
+        address: ``tcp://HOST:PORT`` (``*``: any free port), ``tls://HOST:PORT``, or ``shm://`` for this host. Loopback unless
+            another host is named. Data travel in the clear but with ``tls``; the secret does not travel.
         secret: what clients must know.
         incarnation: how often this process's role and index has been restarted; clients are told.
         gone: called on the server's thread with the number of a client that left or is forgotten. Be quick.

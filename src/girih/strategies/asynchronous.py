@@ -62,7 +62,7 @@ class Asynchronous(PipelinedStrategy):
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],
-            address=address_of(plan, processes.host("trainer", 0)),
+            address=address_of(plan, processes, "trainer", 0),
             secret=processes.secret,
         )
         return self.pipelined(plan, context, dense, late=late)

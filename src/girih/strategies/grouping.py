@@ -143,7 +143,7 @@ def _start(
                 index=index,
                 recipe=recipe,
                 num_nets=num_nets,
-                address=address_of(plan, processes.host(GROUP, index)),
+                address=address_of(plan, processes, GROUP, index),
                 secret=processes.secret,
                 precision=context.dense.precision,
                 forward=context.dense.forward,

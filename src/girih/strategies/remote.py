@@ -22,6 +22,7 @@ from girih.strategies.strategy import Processes, StrategyOptions, base_plan, pre
 if TYPE_CHECKING:
     import torch
 
+    from girih.cluster.cluster import Cluster
     from girih.data import Dataset
     from girih.dense.half import DenseHalf
     from girih.sparse.options import StoreOptions
@@ -225,10 +226,10 @@ class RemoteStrategy(StrategyOptions):
         bearing: Bearing = ENDS_RUN,
     ) -> tuple[str, ...]:
         """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
-        host = context.processes.host
-        return context.processes.start(
+        processes = context.processes
+        return processes.start(
             name,
-            lambda: [role(index, address_of(plan, host(name, index))) for index in range(count)],
+            lambda: [role(index, address_of(plan, processes, name, index)) for index in range(count)],
             bearing,
         )
 
@@ -337,9 +338,9 @@ def learns_late(context: RunContext) -> bool:
     return context.dense.device.type == "cuda" and context.dense.on_nonfinite == "stop"
 
 
-def address_of(plan: Plan, host: str) -> str:
-    """The address at which a process of a host is to listen; see :func:`girih.comm.endpoints.listen`."""
-    return "shm://" if plan.wire["transport"] == "shared" else f"tcp://{host}:*"
+def address_of(plan: Plan, processes: Cluster, name: str, index: int) -> str:
+    """The address at which a process is to listen; see :func:`girih.comm.endpoints.listen`."""
+    return "shm://" if plan.wire["transport"] == "shared" else processes.address(name, index)
 
 
 def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:

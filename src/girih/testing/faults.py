@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer
 from girih.comm.transports.streams import laid_out
 
 _MOST_FLIPPED: Final = 4
+_SOON_S: Final = 0.02
 _HEADER_BYTES: Final = 40
 
 
@@ -32,6 +35,9 @@ class Faults:
         broken: the connection breaks before it, in its middle, or after it.
         refused: the same of each attempt to connect.
         corrupt: up to 4 bytes of its header are others.
+        doubled: it comes twice.
+        swapped: the one behind it comes first, where that is there.
+        dropped: it does not come, and the connection breaks soon.
         delay: it, and all behind it, is late by up to ``delay_s`` seconds.
         cut_after: after so many messages the connection breaks, and nobody listens any more; None: never.
         seed: of the dice.
@@ -40,6 +46,9 @@ class Faults:
     broken: float = 0.0
     refused: float = 0.0
     corrupt: float = 0.0
+    doubled: float = 0.0
+    swapped: float = 0.0
+    dropped: float = 0.0
     delay: float = 0.5
     delay_s: float = 0.0
     cut_after: int | None = None
@@ -104,6 +113,7 @@ class FaultyConnection:
     def __init__(self, inner: Connection, dice: _Dice) -> None:
         self._inner, self._dice = inner, dice
         self._broken = False
+        self._come: deque[list[Part]] = deque()  # not handed on yet
         self.fileno, self.flush, self.buffer, self.close = (
             inner.fileno,
             inner.flush,
@@ -120,7 +130,12 @@ class FaultyConnection:
             self._break()
         elif kind == "amid":
             self._break(parts)
+        if self._meets("dropped"):
+            self._break_soon()
+            return True
         flushed = self._inner.send(parts)
+        if self._meets("doubled"):
+            flushed = self._inner.send(parts)
         if kind == "after":
             self._break()
         return flushed
@@ -128,12 +143,34 @@ class FaultyConnection:
     def receive(self) -> list[Part] | None:
         if self._broken:
             raise ConnectionLost("broken")
+        if self._come:
+            return self._come.popleft()
         parts = self._inner.receive()
         if parts is None:
             return None
+        if self._meets("dropped"):
+            self._break_soon()
+            return self.receive()
+        if self._meets("swapped") and (behind := self._inner.receive()) is not None:
+            self._come.append(parts)
+            return behind
+        if self._meets("doubled"):
+            self._come.append(parts)
         if self._breaks():
             self._break()
         return self._late_or_corrupt(parts)
+
+    def _meets(self, fault: str) -> bool:
+        return bool(self._dice.random() < getattr(self._dice.faults, fault))
+
+    def _break_soon(self) -> None:
+        def end() -> None:
+            with suppress(ConnectionLost, OSError):
+                self._break()
+
+        timer = threading.Timer(_SOON_S, end)
+        timer.daemon = True
+        timer.start()
 
     def _breaks(self) -> str | None:
         self._dice.num_messages += 1
@@ -149,8 +186,10 @@ class FaultyConnection:
         stream = getattr(self._inner, "stream", self._inner)
         inner: socket.socket | None = getattr(stream, "socket", None)
         if inner is None:  # in this process
-            self._inner.other.end()  # type: ignore[attr-defined]
-            self._inner.end()  # type: ignore[attr-defined]
+            ends: tuple[Any, ...] = (self._inner.other, self._inner)  # type: ignore[attr-defined]
+            for each in ends:
+                if each is not None:
+                    each.end()
             raise ConnectionLost("broken")
         with suppress(OSError):
             if amid is not None and stream.flush():

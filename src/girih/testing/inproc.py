@@ -103,6 +103,7 @@ class _Stranger:
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self.secret, self.hello = secret, hello
+        self.origin = "this process"
         self.inbox = _Inbox()
         self.fileno = self.inbox.fileno
         self.answered = threading.Event()

@@ -93,9 +93,12 @@ class BreakSuite(TransportEnds):
             Faults(broken=0.1, refused=0.3),
             Faults(delay_s=0.01),
             Faults(corrupt=0.2),
-            Faults(broken=0.05, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.15),
+            Faults(doubled=0.2, swapped=0.2, dropped=0.05),
+            Faults(
+                broken=0.05, refused=0.1, delay_s=0.005, delay=0.2, corrupt=0.15, doubled=0.1, dropped=0.03
+            ),
         ],
-        ids=["broken", "refused", "delay", "corrupt", "all"],
+        ids=["broken", "refused", "delay", "corrupt", "disorder", "all"],
     )
     def test_each_request_runs_once_whatever_happens(
         self, server: Server, handler: Handler, faults: Faults

@@ -224,6 +224,7 @@ def test_what_goes_wrong_in_a_round_of_all_is_told_to_all(serve, monkeypatch):
     monkeypatch.setattr(MA, "round", fail)
     make = serve(2, 1, "ma")
     shadows = [make(number, parameters(1.0)) for number in range(2)]
+    shadows[0].begin()
     for each in shadows:
         each.stepped()
     until(lambda: all(each._failure is not None for each in shadows))

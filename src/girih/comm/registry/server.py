@@ -7,6 +7,7 @@ import threading
 
 from girih.comm.registry.entries import LocalRegistry
 from girih.comm.transports.addresses import TCP, parse_address
+from girih.comm.transports.tls import check_installed
 from girih.errors import WireError
 
 
@@ -17,15 +18,20 @@ class RegistryServer:
 
     Args:
         bind: the host it listens at.
+        encrypt: whether TLS goes over its connections.
 
     Attributes:
-        address: ``tcp://HOST:PORT``, for :class:`girih.comm.registry.remote.RemoteRegistry`.
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT``, for :class:`girih.comm.registry.remote.RemoteRegistry`.
     """
 
-    def __init__(self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1") -> None:
+    def __init__(
+        self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1", *, encrypt: bool = False
+    ) -> None:
         self.registry = registry
+        if encrypt:
+            check_installed()
         try:
-            listener, self.address = TCP(bind, 0).listen()
+            listener, self.address = TCP(bind, 0, encrypt).listen()
         except WireError as error:
             raise WireError(f"{error}; set cluster.bind to an address of this host") from error
         self._end = listener.close

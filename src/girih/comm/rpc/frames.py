@@ -91,11 +91,14 @@ class Header(NamedTuple):
 class Packed:
     """A frame that was checked and laid out; only its header is missing.
 
+    Attributes:
+        num_bytes: of its arrays.
+
     Raises:
         WireError: the frame breaks the layout or the limits.
     """
 
-    __slots__ = ("_counts", "_described", "_kind", "_large", "_small")
+    __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
 
     def __init__(self, frame: Frame) -> None:
         if len(frame.fields) > MOST_FIELDS:
@@ -109,6 +112,7 @@ class Packed:
             raise WireError(
                 f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less at once"
             )
+        self.num_bytes = num_bytes
         self._kind, self._counts = frame.kind, (len(frame.fields), num_arrays)
         try:
             described = [struct.pack(f"<{len(frame.fields)}q", *frame.fields)]

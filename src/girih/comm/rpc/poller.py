@@ -100,6 +100,8 @@ class Poller:
             if session.connection is not None:
                 wanted = IN if flushed else IN | OUT
                 self._selector.modify(session.connection, wanted, partial(self._handle, session))
+        if flushed:
+            self._heard(session)  # it may have been held back, with messages that came here already
 
     def _stuck(self, session: Session) -> None:
         self._blocked.append(session)

@@ -13,9 +13,10 @@ from typing import Final
 
 from girih.comm.rpc.frames import Packed, Status, unpack
 from girih.comm.rpc.handshake import Welcome
-from girih.comm.rpc.poller import IN, LINGER_S, Poller
+from girih.comm.rpc.poller import IN, LINGER_S, OUT, Poller
 from girih.comm.rpc.request import Request
 from girih.comm.rpc.session import Session
+from girih.comm.rpc.strangers import Strangers
 from girih.comm.rpc.transport import ConnectionLost, Listener, Stranger
 from girih.errors import WireError
 
@@ -25,6 +26,11 @@ _TIDY_S: Final = 0.25
 _STRANGER_S: Final = 5.0  # for the handshake
 _MOST_STRANGERS: Final = 256
 _SESSION_S: Final = 120.0  # a client without a connection for so long is forgotten
+_MOST_UNSENT_BYTES: Final = 1 << 26
+"""A client that is slow to take its answers is not heard while more than this waits for it."""
+_MOST_KEPT_BYTES: Final = 1 << 32
+"""A client that leaves so many bytes of answers is forgotten."""
+CROWD: Final = "it said nothing while many others came"
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -51,9 +57,10 @@ class Server(Poller):
         self.incarnation, self.num_refused = incarnation, 0
         self._listener, self._handler, self._secret = listener, handler, secret
         self._gone, self._patience_s = gone, patience_s
-        self._strangers: dict[Stranger, float] = {}  # until when
+        self._strangers = Strangers(listener.address)
         self._peers: dict[int, Session] = {}  # by number
         self._ready: deque[Session] = deque()  # may have messages, each by turns
+        self._greedy: deque[Session] = deque()  # have left too many answers
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -63,6 +70,8 @@ class Server(Poller):
             self._tidy()
             self._tidy_s = time.monotonic() + _TIDY_S
         self._wait(0.0 if self._ready else _TIDY_S)
+        while self._greedy:
+            self._drop_greedy(self._greedy.popleft())
         for _ in range(_MOST_AT_ONCE):
             if self._ready and not self._closing:
                 self._receive(self._ready.popleft())
@@ -78,27 +87,33 @@ class Server(Poller):
     def _tidy(self) -> None:
         """Listens again; forgets who is late."""
         now = time.monotonic()
-        for stranger in [stranger for stranger, end_s in self._strangers.items() if now > end_s]:
-            self._refuse(stranger, "nothing that he said in time")
+        for stranger in self._strangers.late():
+            self._refuse(stranger, "no proof in time that it knows the secret")
         patience_s = _SESSION_S if self._patience_s is None else self._patience_s
         for peer in list(self._peers.values()):
             if peer.connection is None and now - peer.lost_s > patience_s:
                 self._forget(peer)
-        if not self._accepting and len(self._strangers) < _MOST_STRANGERS:
+        if not self._accepting:
             self._accepting = True
             self._selector.register(self._listener, IN, self._accept)
 
     def _accept(self, _: int) -> None:
-        """Takes whoever connected in; pauses while there are no descriptors or too many strangers."""
+        """Takes whoever connected in; who waits longest makes room. Pauses while there are no descriptors for anybody."""
         try:
-            while len(self._strangers) < _MOST_STRANGERS:
+            for _ in range(_MOST_AT_ONCE):
                 stranger = self._listener.accept()
                 if stranger is None:
                     return
                 self._selector.register(stranger, IN, partial(self._hear, stranger))
-                self._strangers[stranger] = time.monotonic() + _STRANGER_S
+                self._strangers.add(stranger, _STRANGER_S)
+                if len(self._strangers) > _MOST_STRANGERS:
+                    self._refuse(self._strangers.first_to_leave(), CROWD)
+            return
         except OSError as error:
             if error.errno not in _NO_DESCRIPTORS:  # of one connection, which is gone
+                return
+            if self._strangers:
+                self._refuse(self._strangers.first_to_leave(), CROWD)
                 return
             _LOG.warning("%s: cannot take connections now: %s", self.address, error)
         self._accepting = False
@@ -106,6 +121,8 @@ class Server(Poller):
 
     def _hear(self, stranger: Stranger, _: int) -> None:
         """Lets in who proves that he knows the secret: to the session that he had, or a new one."""
+        if stranger not in self._strangers:  # he had to leave since the system said that he speaks
+            return
         try:
             hello = stranger.hear(self._secret)
             if hello is None:
@@ -118,15 +135,15 @@ class Server(Poller):
             self._refuse(stranger, error)
             return
         self._peers[peer.number] = peer
-        del self._strangers[stranger]
+        self._strangers.remove(stranger)
         self._selector.unregister(stranger)
         with peer.lock:
             self._attach(peer, connection, hello.received if hello.session == peer.number else 0)
 
     def _refuse(self, stranger: Stranger, why: object) -> None:
         self.num_refused += 1
-        _LOG.debug("%s: refused a stranger: %s", self.address, why)
-        del self._strangers[stranger]
+        self._strangers.tell(stranger, why)
+        self._strangers.remove(stranger)
         self._selector.unregister(stranger)
         stranger.close()
 
@@ -136,11 +153,15 @@ class Server(Poller):
 
     def _receive(self, peer: Session) -> None:
         """Takes one message of a peer."""
+        if self._holds_back(peer):
+            return
         try:
             parts = None if peer.connection is None else peer.connection.receive()
             if parts is None:
                 return
             header, frame = unpack(parts)
+            with peer.lock:
+                is_new = peer.hear(header)
         except Exception as error:  # one bad message ends one connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
@@ -148,8 +169,6 @@ class Server(Poller):
             return
         del parts  # its memory may be wanted back before the next one comes
         self._ready.append(peer)
-        with peer.lock:
-            is_new = peer.hear(header)
         if header.status == Status.GOODBYE:
             self._detach(peer)
             self._forget(peer)
@@ -157,8 +176,27 @@ class Server(Poller):
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, answer, buffer))
 
+    def _holds_back(self, peer: Session) -> bool:
+        """Whether a client has to take answers before it is heard; ``_flush`` hears it again."""
+        with peer.lock:
+            if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
+                return False
+            self._selector.modify(peer.connection, OUT, partial(self._handle, peer))
+        return True
+
+    def _drop_greedy(self, peer: Session) -> None:
+        if peer.number in self._peers:
+            _LOG.warning(
+                "%s: a client left %s bytes of answers, more than %s; it is forgotten",
+                self.address, f"{peer.kept_bytes:,}", f"{_MOST_KEPT_BYTES:,}",
+            )  # fmt: skip
+            self._detach(peer)
+            self._forget(peer)
+
     def _forget(self, peer: Session) -> None:
         """A client that does not come back."""
+        with peer.lock:
+            peer.end()
         if self._peers.pop(peer.number, None) is not None and self._gone is not None:
             self._gone(peer.number)
 
@@ -176,3 +214,6 @@ class Server(Poller):
         """From any thread."""
         with peer.lock:
             peer.send(status, number, packed)
+            if peer.kept_bytes > _MOST_KEPT_BYTES:
+                self._greedy.append(peer)
+                self._wakeup.ask()

@@ -16,6 +16,7 @@ from typing import Final
 
 from girih.comm.rpc.frames import Frame, Header, Packed
 from girih.comm.rpc.transport import Connection, ConnectionLost
+from girih.errors import WireError
 
 _NO_FRAME: Final = Packed(Frame(0))
 
@@ -30,6 +31,7 @@ class Session:
         number: what the server calls it; 0 before it does.
         connection: None while it is broken, since ``lost_s``.
         received: number of the other side's last message.
+        kept_bytes: of messages that the other side may not have yet.
     """
 
     def __init__(self, number: int, stuck: Callable[[Session], None]) -> None:
@@ -42,23 +44,38 @@ class Session:
     def restart(self, number: int) -> None:
         """Begins another one; what was kept is dropped."""
         self.number = number
-        self.received = self._last = 0
+        self.received = self._last = self.kept_bytes = 0
+        self._over = False
         self._kept: deque[tuple[Header, Packed]] = deque()
 
     def send(self, status: int, request: int, packed: Packed) -> int:
         """Counts and keeps a message, and sends it where there is a connection; returns its number."""
         self._last += 1
+        if self._over:
+            return self._last
+        self.kept_bytes += packed.num_bytes
         header = Header(status, self._last, request, 0)
         self._kept.append((header, packed))
         self._put(header, packed)
         return self._last
+
+    def end(self) -> None:
+        """Drops what is kept: nobody will fetch it, nor what is sent from here on."""
+        self._over, self.kept_bytes = True, 0
+        self._kept.clear()
 
     def say(self, status: int) -> None:
         """Sends a message without content, which may get lost."""
         self._put(Header(status, 0, 0, 0), _NO_FRAME)
 
     def hear(self, header: Header) -> bool:
-        """Takes note of a message from the other side; False if it came before."""
+        """Takes note of a message from the other side; False if it came before.
+
+        Raises:
+            WireError: one before it did not come. It will, once the connection is made again.
+        """
+        if header.number > self.received + 1:
+            raise WireError(f"message {header.number} came after {self.received}")
         self._forget(header.acknowledged)
         if 0 < header.number <= self.received:
             return False
@@ -88,4 +105,4 @@ class Session:
 
     def _forget(self, received: int) -> None:
         while self._kept and self._kept[0][0].number <= received:
-            self._kept.popleft()
+            self.kept_bytes -= self._kept.popleft()[1].num_bytes

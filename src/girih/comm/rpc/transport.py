@@ -21,6 +21,10 @@ class ConnectionLost(WireError):
     """The connection broke, or what comes over it is no message."""
 
 
+class Left(ConnectionLost):
+    """Somebody left who had said nothing."""
+
+
 class Connection(Protocol):
     """One end, whose other end has proved that it knows the secret. One thread receives; a lock guards the rest."""
 
@@ -56,7 +60,13 @@ class Connection(Protocol):
 
 
 class Stranger(Protocol):
-    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes."""
+    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes.
+
+    Attributes:
+        origin: the host that he is from, as far as it is known.
+    """
+
+    origin: str
 
     def fileno(self) -> int:
         """A file to wait for until it is readable."""

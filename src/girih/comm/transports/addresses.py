@@ -1,4 +1,4 @@
-"""Addresses of sockets: ``tcp://HOST:PORT`` and local names, and the settings of sockets there."""
+"""Addresses of sockets: ``tcp://HOST:PORT``, ``tls://HOST:PORT`` and local names, and the settings of sockets there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from girih.errors import WireError
 
@@ -19,13 +19,19 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """A host and a port; port 0 for any, where it is listened at."""
+    """A host and a port; port 0 for any, where it is listened at.
+
+    Attributes:
+        encrypted: whether TLS goes over the connections.
+    """
 
     host: str
     port: int
+    encrypted: bool = False
 
     def __str__(self) -> str:
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.encrypted else 'tcp'}://{host}:{self.port}"
 
     def listen(self) -> tuple[socket.socket, str]:
         """A socket that listens there, and an address that others can connect to."""
@@ -34,7 +40,7 @@ class TCP:
             listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise WireError(f"cannot listen at {str(self)!r}: {error}; expected tcp://HOST:PORT") from error
-        return listener, str(TCP(self.host, listener.getsockname()[1]))
+        return listener, str(TCP(self.host, listener.getsockname()[1], self.encrypted))
 
     def dial(self) -> tuple[socket.socket, Any]:
         """A socket for it, and what it is to connect to.
@@ -63,6 +69,7 @@ class Local:
     """A socket of this host: the path of a file, or ``@`` and a name without a file (Linux)."""
 
     name: str
+    encrypted: ClassVar[bool] = False
 
     @classmethod
     def drawn(cls) -> Local:
@@ -111,8 +118,8 @@ def parse_address(address: str) -> TCP | Local:
     kind, _, name = address.partition("://")
     host, _, port = name.rpartition(":")
     port = "0" if port == "*" else port
-    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
-        return TCP(host.removeprefix("[").removesuffix("]"), int(port))
+    if kind in ("tcp", "tls") and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return TCP(host.removeprefix("[").removesuffix("]"), int(port), kind == "tls")
     if kind == "shm":
         return Local(name) if name else Local.drawn()
-    raise WireError(f"address {address!r}; expected tcp://HOST:PORT or shm://")
+    raise WireError(f"address {address!r}; expected tcp://HOST:PORT, tls://HOST:PORT or shm://")

@@ -10,11 +10,12 @@ from contextlib import suppress
 
 from girih.comm.rpc import handshake
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
-from girih.comm.rpc.transport import Connection, ConnectionLost
+from girih.comm.rpc.transport import Connection, ConnectionLost, Left
 from girih.comm.transports.addresses import TCP, Local
 from girih.comm.transports.lanes import LANE_BYTES, LaneFile
 from girih.comm.transports.shared import SharedConnection
 from girih.comm.transports.streams import Stream
+from girih.comm.transports.tls import SecureSocket
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
 
@@ -38,13 +39,15 @@ class SocketListener:
 
     def accept(self) -> SocketStranger | None:
         try:
-            connection, _ = self._listener.accept()
+            connection, peer = self._listener.accept()
         except BlockingIOError:
             return None
         connection.setblocking(False)
         with suppress(OSError):
             self.endpoint.prepare(connection)
-        return SocketStranger(connection, self)
+        origin = str(peer[0]) if isinstance(peer, tuple) else "this host"
+        kind = SecureStranger if self.endpoint.encrypted else SocketStranger
+        return kind(connection, self, origin)
 
     def lanes(self) -> list[LaneFile]:
         """Memory for both directions of a connection on this host, where there is any."""
@@ -69,22 +72,31 @@ class SocketListener:
 class SocketStranger:
     """Somebody who connected, and is asked for a proof at once."""
 
-    def __init__(self, connection: socket.socket, listener: SocketListener) -> None:
-        self._socket, self._listener = connection, listener
+    def __init__(self, connection: socket.socket, listener: SocketListener, origin: str) -> None:
+        self.origin = origin
+        self._socket: socket.socket | SecureSocket = connection
+        self._listener = listener
         self._challenge = handshake.challenge()
         self._said = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ask()
+
+    def _ask(self) -> None:
         with suppress(OSError):  # he left, as will be read
-            connection.send(self._challenge)
+            self._socket.send(self._challenge)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def hear(self, secret: bytes) -> Hello | None:
         with suppress(BlockingIOError):
-            heard = self._socket.recv(HELLO_BYTES - len(self._said))
-            if not heard:
-                raise ConnectionLost("a stranger who left")
-            self._said += heard
+            while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
+                heard = self._socket.recv(HELLO_BYTES - len(self._said))
+                if not heard:
+                    raise Left("a stranger who left") if not self._said else WireError("half a proof")
+                self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
         return handshake.unpack_hello(secret, self._challenge, self._said)
@@ -93,7 +105,7 @@ class SocketStranger:
         said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
         stream = Stream(self._socket, self._listener.buffers)
         lanes = self._listener.lanes()
-        if not lanes:
+        if not lanes or isinstance(self._socket, SecureSocket):
             self._socket.sendall(said)
             return stream
         inward, outward = lanes
@@ -109,25 +121,47 @@ class SocketStranger:
         self._socket.close()
 
 
+class SecureStranger(SocketStranger):
+    """Somebody who is asked for a proof once he has shown that he has the run's key: that is what TLS begins with."""
+
+    _shaken = False
+
+    def _begin(self) -> None:
+        """Waits for his first word."""
+
+    def hear(self, secret: bytes) -> Hello | None:
+        if isinstance(self._socket, socket.socket):
+            self._socket = SecureSocket(self._socket, secret, server=True)
+        if not self._shaken:
+            self._shaken = self._socket.shake()
+            if not self._shaken:
+                return None
+            self._ask()
+        return super().hear(secret)
+
+
 class SocketDialer:
     """Connects to an address."""
 
     def __init__(self, endpoint: TCP | Local) -> None:
         self._endpoint, self._buffers = endpoint, Buffers()
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | SecureSocket | None = None
         self._stopped = False
 
     def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
         end_s = time.monotonic() + timeout_s
-        connection, sockaddr = self._endpoint.dial()
+        plain, sockaddr = self._endpoint.dial()
+        connection: socket.socket | SecureSocket = plain
         self._socket = connection
         files: list[int] = []
         try:
             if self._stopped:
                 raise ConnectionLost("stopped")
-            connection.settimeout(timeout_s)
-            connection.connect(sockaddr)
-            self._endpoint.prepare(connection)
+            plain.settimeout(timeout_s)
+            plain.connect(sockaddr)
+            self._endpoint.prepare(plain)
+            if self._endpoint.encrypted:
+                self._socket = connection = self._secured(plain, secret)
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
             said = handshake.pack_hello(secret, challenged, hello)
             connection.sendall(said)
@@ -152,6 +186,19 @@ class SocketDialer:
             for file in files:
                 os.close(file)
 
+    def _secured(self, plain: socket.socket, secret: bytes) -> SecureSocket:
+        connection = SecureSocket(plain, secret, server=False)
+        self._socket = connection
+        if self._stopped:  # the plain socket, which is no socket any more
+            connection.close()
+            raise ConnectionLost("stopped")
+        try:
+            connection.shake()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def stop(self) -> None:
         self._stopped = True
         connection = self._socket
@@ -160,15 +207,18 @@ class SocketDialer:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _read(connection: socket.socket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
+def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
     """Reads a number of bytes, until a moment at the latest; the files that come with them are put to the others."""
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
-        heard, found, flags, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
-        files += found
-        if flags & socket.MSG_CTRUNC:  # the other side will send by memory that did not arrive
-            raise ConnectionLost("this process is out of file descriptors")
+        if isinstance(connection, SecureSocket):
+            heard = connection.recv(num_bytes - len(said))
+        else:
+            heard, found, flags, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
+            files += found
+            if flags & socket.MSG_CTRUNC:  # the other side will send by memory that did not arrive
+                raise ConnectionLost("this process is out of file descriptors")
         if not heard:
             raise WireError("the other side closed the connection instead of greeting")
         said += heard

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import MOST_ARRAYS, MOST_BYTES, Part
 from girih.comm.rpc.transport import ConnectionLost
+from girih.comm.transports.tls import SecureSocket
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
 
@@ -40,7 +41,7 @@ class Stream:
         buffers: where arrays that arrive get their memory.
     """
 
-    def __init__(self, connection: socket.socket, buffers: Buffers) -> None:
+    def __init__(self, connection: socket.socket | SecureSocket, buffers: Buffers) -> None:
         connection.setblocking(False)
         self.socket = connection
         self._unsent: deque[list[memoryview]] = deque()  # messages, of which the first may have gone in part

@@ -28,6 +28,7 @@ from girih.comm.pinned import Parcels
 from girih.comm.rpc import Client, Frame, Request
 from girih.dense.halves.replica import Gradients, Replica
 from girih.dense.spec import DenseSpec
+from girih.errors import WireError
 
 STEP, NEWEST = 1, 2
 
@@ -73,11 +74,25 @@ class DenseServer:
             move: moves the parameters; the replica's own method by default.
         """
         with self._lock:
+            if not 0 <= version <= self.version:
+                raise WireError(
+                    f"a gradient of version {version} of the parameters; expected 0 to {self.version}"
+                )
             self.staleness_max = max(self.staleness_max, self.version - version)
             parts = zip(_parts_of(gradient, self.replica.parameters), given, strict=True)
             (move or self.replica.move)([part if takes_part else None for part, takes_part in parts])
             self.version += 1
             return self._flat(), self.version
+
+    def _check(self, gradient: NDArray[Any], given: NDArray[Any]) -> None:
+        """Refuses what is no gradient of these parameters."""
+        numbers, num_parameters = (
+            sum(each.numel() for each in self.replica.parameters),
+            len(self.replica.parameters),
+        )
+        came = [(each.dtype.name, *each.shape) for each in (gradient, given)]
+        if came != [("float32", numbers), ("uint8", num_parameters)]:
+            raise WireError(f"{came}; expected a gradient float32[{numbers}] and uint8[{num_parameters}]")
 
     def newest(self) -> tuple[Tensor, int]:
         """The parameters, float32[P], and their version."""
@@ -89,6 +104,7 @@ class DenseServer:
         try:
             if request.frame.kind == STEP:
                 gradient, given = request.frame.arrays
+                self._check(gradient, given)
                 there = self._parcels.there(gradient)
                 newest, version = self.step(there, np.array(given), request.frame.fields[0])
             else:

@@ -24,6 +24,7 @@ from girih.comm.rpc import Request
 from girih.comm.serving import Service
 from girih.dense.averaging.algorithm import BY_NAME, Averaging
 from girih.dense.service.protocol import Verb
+from girih.errors import WireError
 from girih.runs.stats import Stats
 
 
@@ -58,6 +59,7 @@ class _Vector:
 
     Attributes:
         waiting: for the round under way, by replica. met: for the meeting under way. left: rounds do not wait for these.
+        size: P; None before it is known.
     """
 
     def __init__(self, algorithm: Averaging) -> None:
@@ -65,6 +67,7 @@ class _Vector:
         self.waiting: dict[int, Request] = {}
         self.left: set[int] = set()
         self.met: dict[int, Request] = {}
+        self.size: int | None = None
 
 
 class _Work(Service):
@@ -80,19 +83,25 @@ class _Work(Service):
         self._stats = stats
 
     def _begin(self, request: Request) -> None:
-        (vector,) = request.frame.fields
-        self._vectors[vector].algorithm.begin(np.array(request.frame.arrays[0]))
+        (number,) = request.frame.fields
+        _check(request, None, 1)
+        model = np.array(request.frame.arrays[0])
+        vector = self._vectors[number]
+        vector.algorithm.begin(model)
+        vector.size = len(model)
         request.reply()
 
     def _take_part(self, request: Request) -> None:
-        replica, vector = request.frame.fields
-        self._vectors[vector].waiting[replica] = request
-        self._average_if_all_are_there(self._vectors[vector])
+        replica, number = self._called(request)
+        vector = self._begun(number)
+        _check(request, vector, 1)
+        vector.waiting[replica] = request
+        self._average_if_all_are_there(vector)
 
     def _leave(self, request: Request) -> None:
-        replica, vector = request.frame.fields
-        self._vectors[vector].left.add(replica)
-        self._average_if_all_are_there(self._vectors[vector])
+        replica, number = self._called(request)
+        self._vectors[number].left.add(replica)
+        self._average_if_all_are_there(self._vectors[number])
         request.reply()
 
     def _average_if_all_are_there(self, vector: _Vector) -> None:
@@ -114,8 +123,9 @@ class _Work(Service):
                 request.reply((), (correction,))
 
     def _meet(self, request: Request) -> None:
-        replica, number = request.frame.fields
-        vector = self._vectors[number]
+        replica, number = self._called(request)
+        vector = self._begun(number)
+        _check(request, vector, 2)
         vector.met[replica] = request
         if len(vector.met) < self._num_replicas:
             return
@@ -128,8 +138,33 @@ class _Work(Service):
                 self._stats.sent("dense", model.nbytes + mean.nbytes)
                 each.reply((), (model, mean))
 
+    def _called(self, request: Request) -> tuple[int, int]:
+        """The replica that asks, and the number of the vector."""
+        replica, number = request.frame.fields
+        if not 0 <= replica < self._num_replicas:
+            raise WireError(f"replica {replica}; expected 0 to {self._num_replicas - 1}")
+        return replica, number
+
+    def _begun(self, number: int) -> _Vector:
+        vector = self._vectors.get(number)
+        if vector is None or vector.size is None:
+            raise WireError(f"vector {number} was not begun here")
+        return vector
+
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
+
+
+def _check(request: Request, vector: _Vector | None, num_arrays: int) -> None:
+    """Refuses arrays that others could not be averaged with, before anybody waits for them."""
+    arrays = request.frame.arrays
+    size = None if vector is None else vector.size
+    bad = len(arrays) != num_arrays or any(array.dtype != np.float32 or array.ndim != 1 for array in arrays)
+    if bad or (size is not None and len(arrays[0]) != size):
+        came = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays) or "nothing"
+        raise WireError(
+            f"{came}; expected {num_arrays} of float32, the first [{'P' if size is None else size}]"
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ Shapes: G groups, K keys, T tables, W columns of a row.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -38,12 +39,14 @@ from girih.errors import Lost, NonFiniteError, WireError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
+from girih.sparse.routing.shard_reader import Request as KeysOfAll
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.done_batches import DoneBatches
 from girih.sparse.service.lanes import push_of
 from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
+from girih.store.state import LAST_STEP
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ class _Work(Service):
 
     def _lookup(self, request: Request) -> None:
         sample, trainer, number, step, answered, train = request.frame.fields
+        self._check_keys(request, number)
         staleness = 0
         if train:
             self._done[trainer].reach(answered)
@@ -175,24 +179,43 @@ class _Work(Service):
             self._reads[request.client, sample] = reads, self._num_updates
         request.reply((staleness,), values)
 
+    def _check_keys(self, request: Request, number: int) -> None:
+        """Refuses what are no keys of all groups, before rows of one are made."""
+        arrays = request.frame.arrays
+        if len(arrays) != 3 * len(self._readers) or number < 0:
+            raise WireError(
+                f"{len(arrays)} arrays, number {number}; expected {3 * len(self._readers)}, and 0 or more"
+            )
+        for reader, lengths, keys, counts in zip(
+            self._readers, arrays[::3], arrays[1::3], arrays[2::3], strict=True
+        ):
+            if lengths.shape != (len(reader.stores[0].spec.tables),) or keys.ndim != 1 or counts.ndim != 1:
+                raise WireError(f"keys of {list(lengths.shape)} tables; expected all of the group's")
+            KeysOfAll.of(keys, counts, lengths[None, :])
+
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
+        key = request.client, sample
         nothing: _Reads = ([], None)  # as is read for a batch that is dropped
-        reads = self._reads.pop((request.client, sample), nothing)
+        reads = self._reads.get(key, nothing)
         if turn == NO_TURN or self._was_applied(trainer, turn):
+            self._reads.pop(key, None)
             self._done[trainer].add(number)
             request.reply()
             return
-        if reads is nothing and request.frame.kind == Verb.UPDATE:
-            if self._num_senders is None:
-                raise WireError(
-                    f"gradients of sample {sample}, whose rows this server has not read for its sender"
-                )
-            if len(request.frame.arrays) == len(self._readers):
-                request.reply((KEYS_MISSING,))
-                return
-            reads = self._reads_sent_with(request)
+        if request.frame.kind == Verb.UPDATE:
+            if reads is nothing:
+                if self._num_senders is None:
+                    raise WireError(
+                        f"gradients of sample {sample}, whose rows this server has not read for its sender"
+                    )
+                if len(request.frame.arrays) == len(self._readers):
+                    request.reply((KEYS_MISSING,))
+                    return
+                reads = self._reads_sent_with(request)
+            self._check(request, reads)
+        self._reads.pop(key, None)
         self._parts[turn][trainer] = request, reads
         if len(self._parts[turn]) == self._num_contributors:
             self._apply_turn(self._parts.pop(turn))
@@ -219,6 +242,22 @@ class _Work(Service):
         """Whether a turn was ended before this part of it came, again."""
         push = self._push_of(trainer, turn)
         return push is not None and self._shards.have_applied(push)
+
+    def _check(self, request: Request, reads: _Reads) -> None:
+        """Refuses what are no gradients of what was read, before anybody waits for them."""
+        *_, step, lr_scale = request.frame.fields
+        scale = as_float(lr_scale)
+        if len(request.frame.fields) != 6 or not 1 <= step <= LAST_STEP or not 0.0 <= scale < math.inf:
+            raise WireError(
+                f"step {step}, lr_scale {scale}; expected 1 to {LAST_STEP}, and a number from 0 on"
+            )
+        for reader, read, gradient in zip(
+            self._readers, reads[0], request.frame.arrays[: len(self._readers)], strict=True
+        ):
+            if gradient.shape != TOOK_NO_PART:
+                as_rows(
+                    gradient, len(read.keys), reader.dim, f"gradients of group {reader.stores[0].spec.name!r}"
+                )
 
     def _apply_turn(self, parts: dict[int, _Part]) -> None:
         in_order = [parts[trainer] for trainer in sorted(parts)]

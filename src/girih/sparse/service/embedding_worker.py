@@ -24,7 +24,7 @@ from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Frame, Reply, Request
 from girih.comm.serving import Service
 from girih.data.batch import Batch
-from girih.errors import GirihError, Lost
+from girih.errors import GirihError, Lost, WireError
 from girih.runs.stats import Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
@@ -33,6 +33,7 @@ from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import KEYS_MISSING, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
+from girih.store.state import LAST_STEP
 
 
 @dataclass
@@ -138,7 +139,11 @@ class _Work(Service):
         request.reply()
 
     def _pull(self, request: Request) -> None:
-        number = request.frame.fields[0]
+        number, _, batch, step, answered = _fields(request, 5)
+        if batch < 0 or answered < 0 or not 1 <= step <= LAST_STEP:
+            raise WireError(
+                f"batch {batch}, step {step}, {answered} answered; expected 0 or more, 1 to {LAST_STEP}, 0 or more"
+            )
         sample = self._samples.get(number)
         if sample is None:
             raise GirihError(f"sample {number} is not kept here; it was forgotten, or is another worker's")
@@ -180,7 +185,8 @@ class _Work(Service):
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
     def _push(self, request: Request) -> None:
-        sample = self._samples.pop(request.frame.fields[0])
+        number, *_ = _fields(request, 6)
+        sample = self._pulled(number)
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
@@ -192,14 +198,23 @@ class _Work(Service):
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
+        del self._samples[number]
         self._call_all(
             Verb.UPDATE, request.frame.fields, parts, request, lambda _: request.reply(), keys=sample.keys_of
         )
 
     def _drop(self, request: Request) -> None:
-        fields, nothing = request.frame.fields, [()] * len(self._clients)
+        fields, nothing = _fields(request, 4), [()] * len(self._clients)
+        self._pulled(fields[0])
         del self._samples[fields[0]]
         self._call_all(Verb.DROP, fields, nothing, request, lambda _: request.reply())
+
+    def _pulled(self, number: int) -> _Sample:
+        """A sample whose rows were asked for."""
+        sample = self._samples.get(number)
+        if sample is None or sample.source is not None:
+            raise GirihError(f"sample {number} was not pulled here, or is pushed already")
+        return sample
 
     def _read_stats(self, request: Request) -> None:
         self._stats.gauges["kept_samples"] = len(self._samples)
@@ -246,6 +261,13 @@ def _is_to_come_again(verb: Verb, reply: Reply) -> bool:
     if error is not None:
         return isinstance(error, Lost)
     return verb == Verb.UPDATE and reply.result().fields == (KEYS_MISSING,)
+
+
+def _fields(request: Request, count: int) -> tuple[int, ...]:
+    """The integers of a request, if they are as many as it is to have."""
+    if len(request.frame.fields) != count:
+        raise WireError(f"kind {request.frame.kind}: {len(request.frame.fields)} integers; expected {count}")
+    return request.frame.fields
 
 
 def _check(given: Gradients, group: Group, batch: Batch) -> None:

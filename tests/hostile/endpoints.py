@@ -1,0 +1,318 @@
+"""Every kind of endpoint in this process, with requests that it expects and a way to see whether its state is as it was."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import fx, nn
+
+import girih
+from girih import models
+from girih.cluster import loader
+from girih.comm.messages import as_integer, as_text
+from girih.comm.registry import LocalRegistry, remote
+from girih.comm.rpc import Frame, Reply, Request
+from girih.comm.rpc.frames import Header, Packed, Status, unpack
+from girih.data import Batch
+from girih.dense.averaging.algorithm import BY_NAME
+from girih.dense.graph import Part
+from girih.dense.halves.parameter_server import NEWEST, STEP
+from girih.dense.halves.parameter_server import DenseServer as ParameterServer
+from girih.dense.service import dense_server, group_protocol, group_server, protocol
+from girih.dense.service.recipe import OptimizerRecipe
+from girih.dense.service.tensors import pack
+from girih.dense.spec import DenseSpec
+from girih.errors import RemoteError
+from girih.models import needs_of
+from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.options import StoreOptions
+from girih.sparse.service import embedding_server, embedding_worker
+from girih.sparse.service.codec import BatchCodec
+from girih.sparse.service.embedding_worker import EmbeddingWorker
+from girih.sparse.service.protocol import NO_TURN, Verb
+from girih.sparse.spec import SparseSpec
+
+SCHEMA = girih.Schema(
+    [girih.Categorical(name="user", dim=4), girih.Categorical(name="item", dim=4), girih.Numeric(name="x")],
+    labels="click",
+)
+SPEC = SparseSpec(
+    schema=SCHEMA,
+    needs=needs_of(models.DNN(SCHEMA, hidden=(2,)), SCHEMA),
+    optimizer=girih.optim.SGD(lr=1.0),
+    first_order_optimizer=None,
+    store=StoreOptions(shards=1),
+    seed=0,
+)
+CODEC = BatchCodec.of(SCHEMA, SPEC.needs)
+LR_SCALE = as_integer(1.0)
+WIDTH = SPEC.groups()[0].spec.dim
+
+
+@dataclass
+class Endpoint:
+    """One endpoint.
+
+    Attributes:
+        handle: takes a request in. settle: returns once nothing is being done.
+        state: what requests may change, as something that can be compared.
+        samples: requests that it expects.
+    """
+
+    handle: object
+    settle: object
+    state: object
+    samples: list = field(default_factory=list)
+
+    def ask(self, frame, client=7):
+        """What a request is answered, None while it is not; errors as the server's thread would tell them."""
+        answers = []
+        _, received = unpack(
+            [np.array(part) for part in Packed(frame).parts(Header(Status.REQUEST, 1, 0, 0))]
+        )
+        request = Request(received, client, lambda *words: answers.append(words), _take)
+        try:
+            self.handle(request)
+        except Exception as error:
+            request.fail(error)
+        self.settle()
+        assert len(answers) <= 1
+        if not answers:
+            return None
+        status, packed = answers[0]
+        return status, unpack(packed.parts(Header(status, 1, 1, 0)))[1]
+
+
+def _take(dtype, *shape):
+    return np.empty(shape, dtype)
+
+
+def told(frame):
+    """The text of a failure."""
+    return bytes(frame.arrays[0]).decode(errors="replace")
+
+
+def digest(*arrays):
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def settled(*pools):
+    """Waits for pools of one thread."""
+    for pool in pools:
+        pool.submit(int).result()
+
+
+def registry(stack, path):
+    held = LocalRegistry()
+    stack.callback(held.close)
+    held.set("a", "1")
+    samples = [
+        Frame(0, (), (as_text(words),))
+        for words in (
+            ["set", "a", "2"], ["get", "a"], ["check", ["a", "b"]], ["add", "n", 2], ["wait", ["a"], 0.0],
+            ["compare_set", "a", "2", "1"], ["delete", "a"], ["wait", ["never"], 0.0],
+        )
+    ]  # fmt: skip
+    waiting = lambda: [t for t in remote.threading.enumerate() if t.name == "girih-registry"]  # noqa: E731
+    settle = lambda: [thread.join(20) for thread in waiting()]  # noqa: E731
+    return Endpoint(partial(remote._hear, held), settle, lambda: dict(held._values), samples)
+
+
+def server(stack, path, num_contributors=2):
+    shards = LocalShards(SPEC.groups(), SPEC.store, place=0, num_places=1, segment=None)
+    writing = stack.enter_context(ThreadPoolExecutor(1))
+    work = embedding_server._Work(shards, num_contributors, writing)
+    stack.callback(shards.close)
+    stack.callback(work._pool.shutdown)
+    keys, counts, lengths = np.arange(6), np.ones(6, np.int32), np.array([3, 3])
+    gradients = np.full((6, WIDTH), 0.5, np.float32)
+    samples = [
+        Frame(Verb.LOOKUP, (sample, trainer, 1, 1, 1), (lengths, keys, counts))
+        for sample, trainer in ((1, 0), (2, 1), (3, 0))
+    ]
+    samples += [
+        Frame(Verb.UPDATE, (1, 0, 1, 0, 1, LR_SCALE), (gradients,)),
+        Frame(Verb.UPDATE, (2, 1, 1, 0, 1, LR_SCALE), (gradients,)),
+        Frame(Verb.LOOKUP, (0, 0, 1, 1, 0), (lengths, keys, counts)),
+        Frame(Verb.DROP, (3, 0, 1, NO_TURN)),
+        Frame(Verb.STATS, (1,)),
+    ]
+
+    def state():
+        found = []
+        for reader in work._readers:
+            _, values = reader.read(keys, counts, lengths[None, :], 0, train=False)
+            found.append(digest(values))
+        return found, shards.rows(), sorted(work._reads), dict(+work._done), work._num_updates
+
+    return Endpoint(work.handle, partial(settled, work._pool, writing), state, samples)
+
+
+class Calls:
+    """A client of an endpoint of this process."""
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+
+    def call(self, kind, fields=(), arrays=()):
+        reply = Reply("in this process", kind)
+        answered = self._endpoint.ask(Frame(kind, tuple(fields), tuple(arrays)), client=1)
+        if answered is None:
+            reply.finish(RemoteError("waits for others"))
+        elif answered[0] == Status.REPLY:
+            reply.finish(answered[1])
+        else:
+            reply.finish(RemoteError(told(answered[1])))
+        return reply
+
+
+def worker(stack, path):
+    servers = server(stack, path, 1)
+    role = EmbeddingWorker(SPEC, CODEC, 0, ("shm://",), 1, "shm://", b"", prefetch=True)
+    work = embedding_worker._Work(role, [Calls(servers)])
+    stack.callback(work._pool.shutdown)
+    batch = Batch(
+        ids=np.array([1, 2, 3, 4, 5, 6]),
+        offsets=np.arange(7, dtype=np.int32),
+        numeric=np.empty((3, 0), np.float32),
+        labels=np.zeros((3, 1), np.float32),
+    )
+    ids = CODEC.pack_ids(batch)
+    outputs = CODEC.pack_gradients([np.full((3, 2, 4), 0.5, np.float32)])
+    samples = [
+        Frame(Verb.STORE_IDS, (0, 0, 0, 3), ids),
+        Frame(Verb.PULL, (1, 0, 1, 1)),
+        Frame(Verb.PEEK, (3,), ids),
+        Frame(Verb.PUSH, (1, 0, 1, 0, 1, LR_SCALE), outputs),
+        Frame(Verb.STORE_IDS, (0, 0, 1, 3), ids),
+        Frame(Verb.PULL, (2, 0, 2, 1)),
+        Frame(Verb.DROP, (2, 0, 1, NO_TURN)),
+        Frame(Verb.DROP_IDS, (0, 0, 0)),
+        Frame(Verb.STATS, (0,)),
+    ]
+
+    def state():
+        return sorted(work._samples), [s.source for s in work._samples.values()], servers.state()
+
+    def settle():
+        for _ in range(3):  # answers of servers are worked on behind
+            settled(work._pool)
+
+    return Endpoint(work.handle, settle, state, samples)
+
+
+def a_loader(stack, path):
+    log = {"user": range(8), "item": range(8), "x": [0.5] * 8, "click": [0, 1] * 4}
+    pq.write_table(pa.table(log), path / "log.parquet")
+    data = replace(girih.read_parquet(path / "log.parquet", SCHEMA, batch_size=4), read_ahead=2)
+    keeping = SimpleNamespace(
+        call=lambda *words: SimpleNamespace(wait=lambda: Frame(0, (1,))), close=lambda: None
+    )
+    role = loader.Loader(data, CODEC, 0, (0, 1), 2, ("shm://",), "shm://", b"")
+    work = loader._Work(role, [keeping])
+    stack.callback(work._pool.shutdown)
+    stack.callback(work.end)
+    begin = as_text({"epoch": 0, "position": None})
+    samples = [
+        Frame(Verb.BEGIN, (1, 0), (begin,)), Frame(Verb.NEXT, (1, 0, 0)), Frame(Verb.NEXT, (1, 1, 0)),
+        Frame(Verb.END, (1, 0, 1)), Frame(Verb.END, (1, 1, 1)), Frame(Verb.STATS, (0,)),
+    ]  # fmt: skip
+    return Endpoint(work.handle, partial(settled, work._pool), lambda: sorted(work._passes), samples)
+
+
+def averaging(stack, path):
+    work = dense_server._Work(partial(BY_NAME["easgd"], 2, None), 2)
+    stack.callback(work._pool.shutdown)
+    own, beside = np.ones(5, np.float32), np.zeros(2, np.float32)
+    of = protocol.Verb
+    samples = [Frame(of.BEGIN, (0,), (own,))]
+    samples += [Frame(of.AVERAGE, (replica, 0), (own,)) for replica in (0, 1)]
+    samples += [Frame(of.LEAVE, (replica, 0)) for replica in (0, 1)]
+    samples += [Frame(of.MEET, (replica, 0), (own, beside)) for replica in (0, 1)]
+    samples += [Frame(of.STATS, (1,))]
+
+    def state():
+        return {
+            number: (sorted(v.waiting), sorted(v.left), sorted(v.met), _numbers_of(v.algorithm))
+            for number, v in work._vectors.items()
+        }
+
+    return Endpoint(work.handle, partial(settled, work._pool), state, samples)
+
+
+def _numbers_of(algorithm):
+    return [digest(each) for each in vars(algorithm).values() if isinstance(each, np.ndarray)]
+
+
+def group(stack, path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    graph = fx.Graph()
+    given = graph.placeholder("x")
+    graph.output((graph.call_module("net", (given,)),))
+    whole = nn.Module()
+    whole.net = net
+    part = Part("net", 0, fx.GraphModule(whole, graph), 1, 1)
+    recipe = OptimizerRecipe.of(torch.optim.SGD(whole.parameters(), lr=0.1), whole)
+    role = group_server.GroupServer(
+        parts=[part], index=0, recipe=recipe, num_nets=1, address="shm://", secret=b""
+    )
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+    work = group_server._Work(role, pool)
+    stack.callback(work.close)
+    x, gradient = pack([torch.ones(2, 3)], _take), pack([torch.ones(2, 2)], _take)
+    of = group_protocol.Verb
+    needs, options = np.ones(1, np.int8), as_text(([{"lr": 0.1}], 1.0))
+    samples = [
+        Frame(of.FORWARD, (0, 1, 0, 0, 1), (needs, *x)), Frame(of.BACKWARD, (0, 1, 0), tuple(gradient)),
+        Frame(of.NORMS, (0, 1)), Frame(of.APPLY, (0, 1), (options,)), Frame(of.FORWARD, (0, 2, 0, 0, 1), (needs, *x)),
+        Frame(of.DISCARD, (0, 2)), Frame(of.FORWARD, (0, 3, 0, 0, 0), (needs, *x)), Frame(of.STATE, (0, 1)),
+        Frame(of.REST, (0,)), Frame(of.STATS, (0,)), Frame(of.LEAVE), Frame(of.MEET),
+    ]  # fmt: skip
+
+    def state():
+        entries = work._live.entries(with_optimizer=True)
+        return [
+            (name, key, digest(v.numpy()) if isinstance(v, torch.Tensor) else v) for name, key, v in entries
+        ]
+
+    return Endpoint(work.handle, partial(settled, pool), state, samples)
+
+
+def parameters(stack, path):
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    spec = DenseSpec(module=module, optimizer=lambda given: torch.optim.SGD(given, lr=0.1))
+    held = ParameterServer(spec)
+    samples = [
+        Frame(NEWEST),
+        Frame(STEP, (0,), (np.ones(8, np.float32), np.ones(2, np.uint8))),
+        Frame(STEP, (1,), (np.ones(8, np.float32), np.array([1, 0], np.uint8))),
+    ]
+
+    def state():
+        return digest(held.newest()[0].numpy()), held.version, held.staleness_max
+
+    return Endpoint(held.answer, int, state, samples)
+
+
+KINDS = {
+    "registry": registry, "embedding-server": partial(server, num_contributors=1), "embedding-server of two": server, "embedding-worker": worker, "loader": a_loader,
+    "dense-server": averaging, "group-server": group, "parameter-server": parameters,
+}  # fmt: skip
+
+
+def opened(kind, path):
+    """An endpoint of a kind, and what ends it."""
+    stack = ExitStack()
+    return KINDS[kind](stack, path), stack

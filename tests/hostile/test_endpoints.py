@@ -1,0 +1,76 @@
+"""Frames that a peer who knows the secret should never send, to every kind of endpoint: what fails changes nothing."""
+
+import os
+import random
+import resource
+import sys
+
+import pytest
+from endpoints import KINDS, opened, told
+from frames import any_frame
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from girih.comm.rpc.frames import Status
+
+FRAMES = int(os.environ.get("GIRIH_FRAMES", "130000"))
+"""Frames for each kind of endpoint, of which there are eight."""
+MOST_GROWTH_BYTES = 256 << 20
+UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A frame may ask a server to save, wherever it says."""
+    monkeypatch.chdir(tmp_path)
+
+
+def play(endpoint, frames):
+    """Sends frames in turn; returns how many failed, none of which changed anything."""
+    before, num_failed = endpoint.state(), 0
+    for frame in frames:
+        answered = endpoint.ask(frame)
+        after = endpoint.state()
+        if answered is not None and answered[0] == Status.FAILED:
+            num_failed += 1
+            # a gradient that is not finite ends the run, and goes with what was kept for it
+            assert after == before or "NonFiniteError" in told(answered[1]), (frame, told(answered[1]))
+        before = after
+    return num_failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_expected_is_answered(kind, tmp_path):
+    endpoint, stack = opened(kind, tmp_path)
+    with stack:
+        answered = [endpoint.ask(frame) for frame in endpoint.samples]
+    assert [each[1] for each in answered if each is not None and each[0] == Status.FAILED] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fails_changes_nothing(kind, tmp_path):
+    @settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.randoms(use_true_random=False), st.integers(0, 4))
+    def run(dice, num_expected):
+        endpoint, stack = opened(kind, tmp_path)
+        with stack:
+            play(endpoint, endpoint.samples[:num_expected])
+            assert play(endpoint, [any_frame(dice, endpoint.samples) for _ in range(8)]) >= 0
+
+    run()
+    endpoint, stack = opened(kind, tmp_path)
+    with stack:
+        assert play(endpoint, [any_frame(random.Random(n), endpoint.samples) for n in range(200)]) > 10
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_million_frames_end_nothing_change_nothing_and_take_no_memory(kind, tmp_path):
+    endpoint, stack = opened(kind, tmp_path)
+    dice = random.Random(7)
+    with stack:
+        play(endpoint, (any_frame(dice, endpoint.samples) for _ in range(2000)))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+        assert play(endpoint, (any_frame(dice, endpoint.samples) for _ in range(FRAMES))) > FRAMES // 4
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT - before < MOST_GROWTH_BYTES
