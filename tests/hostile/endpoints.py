@@ -31,6 +31,7 @@ from girih.dense.service.tensors import pack
 from girih.dense.spec import DenseSpec
 from girih.errors import RemoteError
 from girih.models import needs_of
+from girih.runs.stats import Stats
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.options import StoreOptions
 from girih.sparse.service import embedding_server, embedding_worker
@@ -131,19 +132,19 @@ def registry(stack, path):
 def server(stack, path, num_contributors=2):
     shards = LocalShards(SPEC.groups(), SPEC.store, place=0, num_places=1, segment=None)
     writing = stack.enter_context(ThreadPoolExecutor(1))
-    work = embedding_server._Work(shards, num_contributors, writing)
+    work = embedding_server._Work(shards, num_contributors, None, writing, Stats())
     stack.callback(shards.close)
     stack.callback(work._pool.shutdown)
     keys, counts, lengths = np.arange(6), np.ones(6, np.int32), np.array([3, 3])
     gradients = np.full((6, WIDTH), 0.5, np.float32)
     samples = [
-        Frame(Verb.LOOKUP, (sample, trainer, 1, 1, 1), (lengths, keys, counts))
+        Frame(Verb.LOOKUP, (sample, trainer, 1, 1, 0, 1), (lengths, keys, counts))
         for sample, trainer in ((1, 0), (2, 1), (3, 0))
     ]
     samples += [
         Frame(Verb.UPDATE, (1, 0, 1, 0, 1, LR_SCALE), (gradients,)),
         Frame(Verb.UPDATE, (2, 1, 1, 0, 1, LR_SCALE), (gradients,)),
-        Frame(Verb.LOOKUP, (0, 0, 1, 1, 0), (lengths, keys, counts)),
+        Frame(Verb.LOOKUP, (0, 0, 1, 1, 0, 0), (lengths, keys, counts)),
         Frame(Verb.DROP, (3, 0, 1, NO_TURN)),
         Frame(Verb.STATS, (1,)),
     ]
@@ -153,7 +154,13 @@ def server(stack, path, num_contributors=2):
         for reader in work._readers:
             _, values = reader.read(keys, counts, lengths[None, :], 0, train=False)
             found.append(digest(values))
-        return found, shards.rows(), sorted(work._reads), dict(+work._done), work._num_updates
+        return (
+            found,
+            shards.rows(),
+            sorted(work._reads),
+            {trainer: done.count for trainer, done in work._done.items() if done.count},
+            work._num_updates,
+        )
 
     return Endpoint(work.handle, partial(settled, work._pool, writing), state, samples)
 
@@ -191,11 +198,11 @@ def worker(stack, path):
     outputs = CODEC.pack_gradients([np.full((3, 2, 4), 0.5, np.float32)])
     samples = [
         Frame(Verb.STORE_IDS, (0, 0, 0, 3), ids),
-        Frame(Verb.PULL, (1, 0, 1, 1)),
+        Frame(Verb.PULL, (1, 0, 1, 1, 0)),
         Frame(Verb.PEEK, (3,), ids),
         Frame(Verb.PUSH, (1, 0, 1, 0, 1, LR_SCALE), outputs),
         Frame(Verb.STORE_IDS, (0, 0, 1, 3), ids),
-        Frame(Verb.PULL, (2, 0, 2, 1)),
+        Frame(Verb.PULL, (2, 0, 2, 1, 0)),
         Frame(Verb.DROP, (2, 0, 1, NO_TURN)),
         Frame(Verb.DROP_IDS, (0, 0, 0)),
         Frame(Verb.STATS, (0,)),
@@ -231,7 +238,7 @@ def a_loader(stack, path):
 
 
 def averaging(stack, path):
-    work = dense_server._Work(partial(BY_NAME["easgd"], 2, None), 2)
+    work = dense_server._Work(partial(BY_NAME["easgd"], 2, None), 2, Stats())
     stack.callback(work._pool.shutdown)
     own, beside = np.ones(5, np.float32), np.zeros(2, np.float32)
     of = protocol.Verb

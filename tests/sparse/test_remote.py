@@ -51,7 +51,7 @@ def test_a_server_frees_what_a_worker_that_left_has_read(monkeypatch):
         (work,) = made
         for sample in range(2):
             client = connect(here.servers[0], secret=SECRET)
-            answer(client.call(Verb.LOOKUP, (sample, 0, 0, 1, 1), (lengths, key, count)))
+            answer(client.call(Verb.LOOKUP, (sample, 0, 0, 1, 0, 1), (lengths, key, count)))
             assert len(work._reads) == 1
             client.close()
             until(lambda: not work._reads)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from itertools import count, takewhile
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from girih.sparse.half import SparseStats
 from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import BatchCodec
+from girih.sparse.service.done_batches import DoneBatches
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.sparse.spec import SparseSpec
 
@@ -66,7 +67,8 @@ class RemotePulled:
         gradients = self._arrived().gradients()
         half.last_step = step
         call = partial(self._push, next(half.turns), step, lr_scale)
-        return half.sent(call(gradients) if half.staging is None else half.staging.send(gradients, call))
+        asked = call(gradients) if half.staging is None else half.staging.send(gradients, call)
+        return half.sent(asked, self.called[2])
 
     def push_unless(self, agree: Agree, step: int, lr_scale: float = 1.0) -> LateUpdate:
         """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
@@ -95,14 +97,16 @@ class RemotePulled:
             largest.double(),
             explain,
             take_back=partial(setattr, half, "last_step", before),
-            pending=half.sent(half.way_back.send([*gradients, refused.float().reshape(1)], call)),
+            pending=half.sent(
+                half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[2]
+            ),
         )
 
     def discard(self, *, refused: bool = True) -> RemotePending:
         """Tells the worker, and the servers, that this batch moves nothing."""
         half = self._half
         call = partial(self._drop, next(half.turns) if refused else NO_TURN)
-        return half.sent(call() if half.staging is None else half.staging.drop(call))
+        return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[2])
 
     def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Reply:
         packed = self._half.codec.pack_gradients(arrays)
@@ -132,10 +136,11 @@ class RemotePending:
 
     Args:
         asked: the reply, or what gives it once the update was sent.
+        number: of this trainer's batch.
     """
 
-    def __init__(self, asked: Reply | Future[Reply], stats: Stats) -> None:
-        self._asked, self._stats = asked, stats
+    def __init__(self, asked: Reply | Future[Reply], stats: Stats, number: int) -> None:
+        self._asked, self._stats, self.number = asked, stats, number
         self._is_counted = False
 
     def done(self) -> bool:
@@ -225,7 +230,7 @@ class RemoteSparse:
         self._ranks = ranks
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
-        self._num_answered = 0  # of this trainer's batches, those before this number
+        self._done = DoneBatches()  # of this trainer, as servers have answered
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
         servers = servers if ranks.first else ()
@@ -265,8 +270,10 @@ class RemoteSparse:
         place, sample = batch.share.sample
         called = (sample, self._ranks.rank, next(self._numbers))
         worker = self._workers[place]
-        answered = self._num_answered + sum(1 for _ in takewhile(RemotePending.done, self._pending))
-        reply = worker.call(Verb.PULL, (*called, self.last_step + 1, answered))
+        for pending in self._pending:
+            if pending.done():
+                self._done.add(pending.number)
+        reply = worker.call(Verb.PULL, (*called, self.last_step + 1, self._done.all_before))
         return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
@@ -277,9 +284,9 @@ class RemoteSparse:
         reply = worker.call(Verb.PEEK, (batch.num_examples,), arrays)
         return RemotePulled(self, worker, reply, (), train=False)
 
-    def sent(self, asked: Reply | Future[Reply]) -> RemotePending:
-        """Notes an update that was sent, or is to be, or word that there is none."""
-        pending = RemotePending(asked, self._stats)
+    def sent(self, asked: Reply | Future[Reply], number: int) -> RemotePending:
+        """Notes an update of a batch that was sent, or is to be, or word that there is none."""
+        pending = RemotePending(asked, self._stats, number)
         self._pending.append(pending)
         return pending
 
@@ -289,8 +296,9 @@ class RemoteSparse:
             self._settle_next()
 
     def _settle_next(self) -> None:
-        self._pending.popleft().wait()
-        self._num_answered += 1
+        pending = self._pending.popleft()
+        pending.wait()
+        self._done.add(pending.number)
 
     def count_sent(self, kind: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Counts the bytes of some arrays."""
