@@ -381,7 +381,7 @@ def test_halves_on_the_wire_lose_little():
 def test_a_lost_update_is_counted_once_however_many_wait_for_it():
     stats, reply = Stats(), Reply("worker", Verb.PUSH)
     reply.finish(Lost("the worker was restarted"))
-    pending = RemotePending(reply, stats)
+    pending = RemotePending(reply, stats, 0)
     for _ in range(2):
         with pytest.raises(Lost, match="restarted"):
             pending.wait()
