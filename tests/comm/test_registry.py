@@ -14,6 +14,7 @@ from girih.comm.registry import (
     Entry,
     LocalRegistry,
     RegistryServer,
+    entries,
     find,
     register,
     resolver,
@@ -184,3 +185,18 @@ def test_a_server_that_could_not_open_closes_all_the_same(monkeypatch):
     host, _, port = server.address.removeprefix("tcp://").rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("k" * 1025, "v"), ("k", 1), (1, "v"), ("k", "v" * 65), ("third", "v")]
+)
+def test_it_keeps_texts_and_so_many(registry, monkeypatch, key, value):
+    monkeypatch.setattr(entries, "MOST_KEYS", 2)
+    monkeypatch.setattr(entries, "MOST_CHARACTERS", 64)
+    for name in ("k", "other"):
+        registry.set(name, "v")
+    with pytest.raises(WireError, match=r"expected|is full"):
+        registry.set(key, value)
+    assert registry.get("k") == "v"
+    assert registry.delete("other")
+    registry.set("n" * 10, "v" * 50)

@@ -65,12 +65,14 @@ class Endpoint:
         handle: takes a request in. settle: returns once nothing is being done.
         state: what requests may change, as something that can be compared.
         samples: requests that it expects.
+        lasting: the part of the state that a gradient that is not finite leaves too; None where it leaves all.
     """
 
     handle: object
     settle: object
     state: object
     samples: list = field(default_factory=list)
+    lasting: object = None
 
     def ask(self, frame, client=7):
         """What a request is answered, None while it is not; errors as the server's thread would tell them."""
@@ -113,8 +115,33 @@ def settled(*pools):
         pool.submit(int).result()
 
 
+class Counting(dict):
+    """What a registry keeps, which counts how often it is changed: to compare all of it after each frame takes long."""
+
+    num_changes = 0
+
+    def __setitem__(self, key, value):
+        self.num_changes += 1
+        super().__setitem__(key, value)
+
+    def pop(self, key, *default):
+        self.num_changes += key in self
+        return super().pop(key, *default)
+
+
+class Impatient(LocalRegistry):
+    """A registry whose waits end at once, however long they ask for."""
+
+    def __init__(self):
+        super().__init__()
+        self._values = Counting()
+
+    def wait(self, keys, timeout_s=0.0):
+        super().wait(keys, min(timeout_s, 0.0))
+
+
 def registry(stack, path):
-    held = LocalRegistry()
+    held = Impatient()
     stack.callback(held.close)
     held.set("a", "1")
     samples = [
@@ -126,7 +153,7 @@ def registry(stack, path):
     ]  # fmt: skip
     waiting = lambda: [t for t in remote.threading.enumerate() if t.name == "girih-registry"]  # noqa: E731
     settle = lambda: [thread.join(20) for thread in waiting()]  # noqa: E731
-    return Endpoint(partial(remote._hear, held), settle, lambda: dict(held._values), samples)
+    return Endpoint(partial(remote._hear, held), settle, lambda: held._values.num_changes, samples)
 
 
 def server(stack, path, num_contributors=2):
@@ -154,15 +181,13 @@ def server(stack, path, num_contributors=2):
         for reader in work._readers:
             _, values = reader.read(keys, counts, lengths[None, :], 0, train=False)
             found.append(digest(values))
-        return (
-            found,
-            shards.rows(),
-            sorted(work._reads),
-            {trainer: done.count for trainer, done in work._done.items() if done.count},
-            work._num_updates,
-        )
+        done = {trainer: done.count for trainer, done in work._done.items() if done.count}
+        lasting = found, shards.rows(), done, work._num_updates
+        parts = {turn: sorted(parts) for turn, parts in work._parts.items() if parts}
+        return lasting, sorted(work._reads), parts
 
-    return Endpoint(work.handle, partial(settled, work._pool, writing), state, samples)
+    settle = partial(settled, work._pool, writing)
+    return Endpoint(work.handle, settle, state, samples, lasting=lambda state: state[0])
 
 
 class Calls:
@@ -215,7 +240,7 @@ def worker(stack, path):
         for _ in range(3):  # answers of servers are worked on behind
             settled(work._pool)
 
-    return Endpoint(work.handle, settle, state, samples)
+    return Endpoint(work.handle, settle, state, samples, lasting=lambda state: state[-1][0])
 
 
 def a_loader(stack, path):

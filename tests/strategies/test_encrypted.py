@@ -19,7 +19,8 @@ heavy = pytest.mark.heavy
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
-        ("hybrid", ["strategy.staleness=0"]),
+        ("hybrid", ["strategy.staleness=2"]),
+        pytest.param("hybrid", ["strategy.staleness=0"], marks=heavy),  # compares rows with another run
         pytest.param("asynchronous", ["strategy.trainers=2"], marks=heavy),
         pytest.param("hybrid", ["strategy.trainers=2", "strategy.staleness=2"], marks=heavy),
         pytest.param("hierarchical", ["strategy.groups=2"], marks=heavy),

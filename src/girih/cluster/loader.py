@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from girih.data import Batch, Dataset, Position
 from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
 from girih.data.shares import share_of
+from girih.errors import WireError
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import Verb
@@ -107,8 +108,10 @@ class _Lane:
 class _Pass:
     """One pass over an epoch, or the rest of it, for some trainers."""
 
-    def __init__(self, work: _Work, number: int, trainers: tuple[int, ...], begin: Mapping[str, Any]) -> None:
-        self._number, self._begin = number, begin
+    def __init__(
+        self, work: _Work, number: int, trainers: tuple[int, ...], epoch: int, start: Position | None
+    ) -> None:
+        self._number, self._epoch, self._start = number, epoch, start
         self._work = work
         self._lanes = {trainer: _Lane() for trainer in trainers}
         self._changed = threading.Condition()
@@ -152,10 +155,9 @@ class _Pass:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
-        role, epoch, position = self._work.role, self._begin["epoch"], self._begin["position"]
+        role = self._work.role
         try:
-            start = None if position is None else Position.from_dict(position)
-            with closing(self._work.readings.reader(epoch, start)) as reader:
+            with closing(self._work.readings.reader(self._epoch, self._start)) as reader:
                 for number, (batch, after) in enumerate(reader):
                     for trainer, lane in self._lanes.items():
                         with lane.dispatching:
@@ -230,9 +232,11 @@ class _Work(Service):
 
     def _begin(self, request: Request) -> None:
         number, trainer = request.frame.fields
+        if trainer not in self.role.trainers:
+            raise WireError(f"trainer {trainer}; expected one of {', '.join(map(str, self.role.trainers))}")
         if (number, trainer) not in self._passes:
             trainers = self.role.trainers if self.role.in_step else (trainer,)
-            begun = _Pass(self, number, trainers, from_text(request.frame.arrays[0]))
+            begun = _Pass(self, number, trainers, *_where(from_text(request.frame.arrays[0])))
             self._passes |= {(number, each): begun for each in trainers}
         request.reply()
 
@@ -269,3 +273,11 @@ class _Work(Service):
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot()),))
+
+
+def _where(begin: Any) -> tuple[int, Position | None]:
+    """The epoch that a message asks for, and where in it; checked before anything is read."""
+    match begin:
+        case {"epoch": int(epoch), "position": position} if epoch >= 0 and not isinstance(epoch, bool):
+            return epoch, None if position is None else Position.from_dict(position)
+    raise WireError(f"{begin!r:.100}; expected an epoch from 0 on, and a position or null")

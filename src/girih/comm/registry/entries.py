@@ -12,6 +12,10 @@ from girih.errors import WireError, WireTimeout
 
 WAIT_S: Final = 1800.0
 """A key is waited for so long unless told otherwise."""
+MOST_KEYS: Final = 100_000
+MOST_KEY_CHARACTERS: Final = 1024
+MOST_CHARACTERS: Final = 64 << 20
+"""A registry keeps no more, in all keys and values together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,14 @@ class LocalRegistry:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
+        self._num_characters = 0
         self._changed = threading.Condition()
         self._closed = False
 
     def set(self, key: str, value: str) -> None:
         """See :class:`Registry`."""
         with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+            self._keep(key, value)
 
     def get(self, key: str) -> str | None:
         """See :class:`Registry`."""
@@ -99,8 +103,9 @@ class LocalRegistry:
         """See :class:`Registry`."""
         with self._changed:
             total = int(self._values.get(key, "0")) + amount
-            self._values[key] = str(total)
-            self._changed.notify_all()
+            if type(total) is not int:
+                raise WireError(f"{amount!r:.100} is added to {key!r:.100}; expected an integer")
+            self._keep(key, str(total))
             return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
@@ -110,20 +115,43 @@ class LocalRegistry:
             if current is None and expected:
                 return expected
             if current in (None, expected):
-                self._values[key] = current = desired
-                self._changed.notify_all()
+                self._keep(key, desired)
+                current = desired
             return current or ""
 
     def delete(self, key: str) -> bool:
         """See :class:`Registry`."""
         with self._changed:
-            return self._values.pop(key, None) is not None
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._num_characters -= len(key) + len(value)
+            return value is not None
 
     def close(self) -> None:
         """Whoever waits gets ``WireError``."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _keep(self, key: str, value: str) -> None:
+        """Sets a key within the bounds of what is kept; ``self._changed`` is held.
+
+        Raises:
+            WireError: no text, or too much of it; nothing was set.
+        """
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WireError(f"{key!r:.100} = {value!r:.100}; expected texts")
+        old = self._values.get(key)
+        more = len(value) - len(old) if old is not None else len(key) + len(value)
+        if len(key) > MOST_KEY_CHARACTERS:
+            raise WireError(f"a key of {len(key)} characters; expected at most {MOST_KEY_CHARACTERS}")
+        if (old is None and len(self._values) >= MOST_KEYS) or self._num_characters + more > MOST_CHARACTERS:
+            raise WireError(
+                f"{key:.100}: the registry is full; it keeps {MOST_KEYS} keys and {MOST_CHARACTERS} characters"
+            )
+        self._values[key] = value
+        self._num_characters += more
+        self._changed.notify_all()
 
 
 def key_of(role: str, index: int) -> str:

@@ -86,6 +86,9 @@ class _Work(Service):
         (number,) = request.frame.fields
         _check(request, None, 1)
         model = np.array(request.frame.arrays[0])
+        known = self._vectors.get(number)
+        if known is not None and (known.waiting or known.met) and known.size != len(model):
+            raise WireError(f"{len(model)} numbers of vector {number}; replicas wait with {known.size}")
         vector = self._vectors[number]
         vector.algorithm.begin(model)
         vector.size = len(model)
@@ -126,6 +129,11 @@ class _Work(Service):
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 2)
+        beside = request.frame.arrays[1].shape
+        for other, met in vector.met.items():
+            expected = met.frame.arrays[1].shape
+            if other != replica and beside != expected:
+                raise WireError(f"buffers {list(beside)} of replica {replica}; expected {list(expected)}")
         vector.met[replica] = request
         if len(vector.met) < self._num_replicas:
             return
