@@ -129,11 +129,11 @@ class _Work(Service):
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 2)
-        beside = request.frame.arrays[1].shape
+        shape = request.frame.arrays[1].shape
         for other, met in vector.met.items():
             expected = met.frame.arrays[1].shape
-            if other != replica and beside != expected:
-                raise WireError(f"buffers {list(beside)} of replica {replica}; expected {list(expected)}")
+            if other != replica and shape != expected:
+                raise WireError(f"buffers {list(shape)} of replica {replica}; expected {list(expected)}")
         vector.met[replica] = request
         if len(vector.met) < self._num_replicas:
             return
