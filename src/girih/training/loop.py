@@ -61,6 +61,7 @@ class Loop:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
         """
         while self.state.epoch < until_epoch and not self._finished():
+            before = self.state.step
             with closing(self._batches()) as batches:
                 self._meet_if_due()  # a meeting that a stop left undone
                 try:
@@ -68,7 +69,8 @@ class Loop:
                 except BaseException:
                     self.feed.close()  # who feeds may be gone, and would be waited for
                     raise
-            if self._epoch_is_read() and not self.state.stopped_early:
+            nothing_new = self.state.step == before and not self._finished()  # in a stream
+            if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
                 self._end_epoch()
 
     def _train_on(self, batches: Stream) -> None:
@@ -181,7 +183,9 @@ class Loop:
         if self.ranks.stopping:
             return
         self.state.epoch += 1
-        self.state.position = None
+        position = self.state.position or {}
+        # a stream's next epoch goes on where this one ends
+        self.state.position = {**position, "epoch": self.state.epoch} if "offsets" in position else None
         self.learning_rate.after("epoch")
         self._record_metrics(scores)
 
