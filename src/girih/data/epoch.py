@@ -58,7 +58,9 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
     window = windows.next(start.row)
     if window is None and start.cursor == Cursor() and not data.source.stopped():
         first, where = data.skipped.first, "files" if data.source.bounds is None else "topic"
-        raise DataError(f"no rows in the {where}" if first is None else f"every row is bad; the first: {first}")
+        raise DataError(
+            f"no rows in the {where}" if first is None else f"every row is bad; the first: {first}"
+        )
     while window is not None:
         last = None
         while window.batches:

@@ -70,7 +70,9 @@ class DataOptions(Options):
             if self.shuffle:
                 raise ConfigError("shuffle = true: a stream is read in its order; drop it")
             if not is_topic(self.train):
-                raise ConfigError(f"train = {self.train!r}: format kafka reads kafka://host:port,host:port/topic")
+                raise ConfigError(
+                    f"train = {self.train!r}: format kafka reads kafka://host:port,host:port/topic"
+                )
             Topic.at(str(self.train), self.kafka)
 
 
@@ -107,7 +109,14 @@ def open_dataset(
     if is_topic(chosen):
         if options.format != "kafka":
             raise ConfigError(f'{split} = {chosen!r}: format is {options.format!r}; set format = "kafka"')
-        return _open_topic(options, schema, chosen, ends=split != "train" or paths is not None, keep=keep, with_labels=with_labels)
+        return _open_topic(
+            options,
+            schema,
+            chosen,
+            ends=split != "train" or paths is not None,
+            keep=keep,
+            with_labels=with_labels,
+        )
     read = getattr(readers, f"read_{'parquet' if options.format == 'kafka' else options.format}")
     dataset: Dataset = read(
         [relative_to(base_dir, os.fspath(path)) for path in listed],

@@ -24,9 +24,7 @@ class ReadAhead(Iterator[T], Generic[T]):
         closed: is set by closing, for items that wait for something.
     """
 
-    def __init__(
-        self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None
-    ) -> None:
+    def __init__(self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(1, depth))
         self._stop = closed or threading.Event()
         self._thread = threading.Thread(

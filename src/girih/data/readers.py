@@ -135,7 +135,5 @@ def read_kafka(
     if options.get("shuffle"):
         raise ConfigError("shuffle = True: a stream is read in its order; drop it")
     topic = Topic.at(address, kafka)
-    source = KafkaSource(
-        topic=topic, messages=messages, spans=topic.spans(start), endless=stop_at is None
-    )
+    source = KafkaSource(topic=topic, messages=messages, spans=topic.spans(start), endless=stop_at is None)
     return make_dataset(source, schema, **options)

@@ -21,6 +21,7 @@ from girih.runs.stats import COMPILE, Spans
 from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
 from girih.training.notes import Notes
+from girih.training.progressive import ProgressiveValidation
 from girih.training.schedules import Step
 from girih.training.session import Session
 
@@ -51,6 +52,7 @@ class Loop:
     notes: Notes
     spans: Spans
     save_every_steps: int | None = None
+    progressive: ProgressiveValidation | None = None
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
@@ -139,6 +141,9 @@ class Loop:
         self.settle_saves()
         self._unsettled.append((step, replace(state), self.learning_rate.scale()))
         self._settle()
+        if self.progressive is not None and self._every(self.options.log_every_steps):
+            self.log.progressive(self.progressive.record(), self.state)
+        self.log.trained(self.state)
 
     def _settle(self, *, wait: bool = False) -> None:
         """Takes note of what came of steps, of the last one where that is known, or waited for.

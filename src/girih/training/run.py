@@ -33,6 +33,7 @@ from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
+from girih.runs.trained import TRAINED, repeated_from
 from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
@@ -42,6 +43,7 @@ from girih.training.notes import Notes
 from girih.training.placing import place_net
 from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
+from girih.training.progressive import ProgressiveValidation
 from girih.training.session import Session
 
 
@@ -85,6 +87,8 @@ class TrainingRun:
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
+        scored, names = self.context.dense.scored, self.facts.schema.labels.names
+        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
@@ -206,6 +210,8 @@ class TrainingRun:
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
+        if self.progressive is not None and self.state.step == 0:
+            self.progressive.restore(None)  # passes that a plan was measured by count nothing
         self.context.stats.spans = Spans()
         self._loaders = {}
         log = self.open_log()
@@ -230,6 +236,7 @@ class TrainingRun:
             ranks=self.ranks,
             notes=self.notes,
             spans=self.context.stats.spans,
+            progressive=self.progressive,
         )
         try:
             loop.run(self.ranks.broadcast(self.state.epoch + epochs))
@@ -319,6 +326,12 @@ class TrainingRun:
         alike = all(each.step == loaded.run.step for each in of_each)
         known = len(of_each) == self.ranks.size and (alike or self.ranks.apart)
         self.state = of_each[self.ranks.rank] if known else loaded.run
+        if self.progressive is not None:
+            with believed(loaded.place):
+                self.progressive.restore(loaded.state.get("progressive"))
+        if self.directory is not None:
+            state, mark = self.state, self.directory / TRAINED
+            state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
@@ -365,6 +378,7 @@ class TrainingRun:
                 "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
+                **({} if self.progressive is None else {"progressive": self.progressive.state()}),
             },
             sparse=session.sparse,
             dense=session.dense,
@@ -406,6 +420,7 @@ class TrainingRun:
             "compile_s": self.compile_s,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan),
+            **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
         }
         return summarize(
             self.state,
@@ -433,6 +448,8 @@ class TrainingRun:
             if self.session is not None:
                 closing.callback(self.session.dense.close)
                 closing.callback(self.session.sparse.close)
+            if self._log is not None:
+                closing.callback(self._log.close)
             closing.callback(self.checkpoints.close)
 
     def _compile(self, kernels: Sequence[str]) -> None:

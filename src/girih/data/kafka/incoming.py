@@ -65,7 +65,9 @@ class Incoming:
             elif not each.error().retriable() and each.error().code() > 0:
                 raise DataError(f"{self._topic.address}: {each.error().str()}")
 
-    def take(self, partition: int, until: int, *, patient: bool, stopped: Callable[[], bool]) -> list[Message]:
+    def take(
+        self, partition: int, until: int, *, patient: bool, stopped: Callable[[], bool]
+    ) -> list[Message]:
         """Takes the records of a partition below an offset, once they are here.
 
         Args:

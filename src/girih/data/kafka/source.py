@@ -12,9 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from numpy.typing import NDArray
-
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.data.kafka.incoming import Incoming
 from girih.data.kafka.messages import DECODE, Message, names_in
