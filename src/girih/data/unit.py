@@ -86,18 +86,27 @@ class Source(Protocol):
         identity: changes when positions in these files would lose their meaning.
     """
 
-    files: tuple[File, ...]
-    num_parts: int
-    num_rows: int | None
-    identity: str
-    endless: bool
+    @property
+    def files(self) -> tuple[File, ...]: ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int | None: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def endless(self) -> bool: ...
 
     @property
     def bounds(self) -> Any: ...
 
     @property
     def stopped(self) -> Callable[[], bool]:
-        """Whether reading ended because somebody asked for it."""
+        """Tells whether reading ended because somebody asked for it."""
         ...
 
     def within(self, bounds: Any) -> Source:

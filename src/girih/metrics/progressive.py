@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def progressive_metrics(counts: Floats, label_names: Sequence[str]) -> dict[str,
     return found
 
 
-def _metrics(counts: Floats) -> Mapping[str, Any]:
+def _metrics(counts: Floats) -> dict[str, Any]:
     positives, negatives = counts[:NUM_BINS], counts[NUM_BINS:-_SUMS]
     loss, weight, num_examples = counts[-_SUMS:].tolist()
     pairs = float(positives.sum() * negatives.sum())
