@@ -30,7 +30,7 @@ def produce() -> Iterator[Produce]:
         assert not producer.flush(10)
         return f"kafka://{broker.host}:{broker.port}/{topic}"
 
-    yield write
+    return write
 
 
 def row(user: object, **other: object) -> bytes:
@@ -91,7 +91,7 @@ def test_mistakes_are_told_before_anything_is_read(produce: Produce) -> None:
     address = produce("told", [(0, row(7))])
     with pytest.raises(DataError, match="Unknown topic"):
         girih.read_kafka(address.replace("told", "nowhere"), SCHEMA)
-    with pytest.raises(DataError, match="no column 'usr'.*did you mean 'user'"):
+    with pytest.raises(DataError, match=r"no column 'usr'.*did you mean 'user'"):
         girih.read_kafka(address, girih.Schema([girih.Categorical(name="usr")], "click"))
     with pytest.raises(DataError, match="not an Arrow IPC stream"):
         girih.read_kafka(address, SCHEMA, messages="arrow")
