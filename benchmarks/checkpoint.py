@@ -27,7 +27,7 @@ from ids import Shape, Stream
 from numpy.typing import NDArray
 
 from girih import optim
-from girih.runs.log import resident_bytes
+from girih.runs.live.process import resident_bytes
 from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec
 from girih.store.route import shard_of
 from girih.tables import LRU, Normal

@@ -16,6 +16,8 @@ from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
 from girih.cluster.cluster import Cluster
+from girih.cluster.roles import RoleName
+from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import Steps, TrainOptions
 from girih.data import Batch, Dataset
@@ -27,6 +29,8 @@ from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.directory import RunDirectory
+from girih.runs.live.place import Place, Who
+from girih.runs.live.shower import Shower
 from girih.runs.state import RunState
 from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
@@ -65,6 +69,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         plan: the plan to hold, instead of one that the strategy makes.
         calibrated: the machine, by which training examples per second are predicted; None predicts nothing.
         where: the file that options come from, for what is found wrong with them once the session opens.
+        metrics: where each process of the run serves its metrics; nowhere where None.
 
     Raises:
         ConfigError: options that do not go together.
@@ -89,6 +94,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         plan: Plan | None = None,
         calibrated: Calibrated | None = None,
         where: str | None = None,
+        metrics: MetricsOptions | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -103,6 +109,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
+        expect("metrics", metrics, MetricsOptions | None, "girih.config.metrics.MetricsOptions(...)")
         self.model = model
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
@@ -157,8 +164,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 calibrated=calibrated,
                 where=where,
             )
-            self._cluster.show_in(directory)
+            self._cluster.show_in(directory, metrics)
             self._cluster.prepare(roles_of(self.strategy))
+            self._shower = self._showing(directory, stats, metrics or MetricsOptions())
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
@@ -172,6 +180,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
         found = self._ranks.broadcast(None if path is None else str(path.absolute()))
         return store.within(None if found is None else Path(found))
+
+    def _showing(self, directory: Path | None, stats: Stats, metrics: MetricsOptions) -> Shower:
+        """Shows this process in the run directory of the first trainer, and by its metrics."""
+        told = self._ranks.broadcast(None if directory is None else str(directory.absolute()))
+        who = Who(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
+        return Shower(who, stats, Place(None if told is None else Path(told), metrics))
 
     @property
     def state(self) -> RunState:
@@ -320,6 +334,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 closing.callback(self._opened.close)
             closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
             closing.callback(self._run.close)
+            closing.callback(self._shower.close)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(failed=error is not None)

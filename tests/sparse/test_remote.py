@@ -1,5 +1,7 @@
 """Embedding servers and workers, and what of PERSIA's defects lies between processes."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,28 @@ def test_gradients_of_one_step_are_applied_together_and_once():
         moved = before - here.peek(batch_of([1, 2, 3], [5, 6, 6]))
         total = np.array([[1, 7], [6, 8], [8, 8]])  # Adagrad's first step of a sum is its sign
         np.testing.assert_allclose(moved[:, :, 0], total / np.abs(total), rtol=1e-5)
+
+
+def test_servers_drop_what_trainers_that_are_gone_began_and_count_it():
+    """One has pushed its part of a step, the other one has read for it."""
+    with site(together=2, num_trainers=2) as here:
+        for life in range(2):
+            pulled = [t.pull(here.keep(batch_of([1], [5]))) for t in here.trainers]
+            for each in pulled:
+                give(each, 1)
+            before, pushed = here.peek(batch_of([1], [5])), pulled[0].push(1)
+            if life == 0:
+                here.trainers[0].begin_anew()
+                assert here.stats[0].counters["lost_updates"] == 2
+                assert here.trainers[0].last_step == 1
+                np.testing.assert_array_equal(here.peek(batch_of([1], [5])), before)
+                for trainer in here.trainers:  # as new ones have them
+                    trainer.turns, trainer._numbers = count(), count()
+                    trainer._pending.clear()
+        pulled[1].push(1).wait()
+        pushed.wait()
+        assert [each.staleness for each in pulled] == [0, 0]
+        np.testing.assert_allclose(before - here.peek(batch_of([1], [5])), 2)
 
 
 def test_a_refused_step_moves_nothing_and_counts_on():

@@ -237,7 +237,7 @@ class Threads(Cluster):
             thread.join(20)
             assert not thread.is_alive(), name
 
-    def show_in(self, run):
+    def show_in(self, run, metrics=None):
         pass
 
     def close(self, *, failed=False):

@@ -80,7 +80,7 @@ def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
     [("trainer", 1), ("embedding-server", 1), pytest.param("loader", 0, marks=pytest.mark.heavy)],
 )
 def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
-    running = begin("hybrid", *HYBRID)
+    running = begin("hybrid", *HYBRID, "cluster.max_restarts=0")
     os.kill(wait_for(running, lambda: process_of(running, role, index)), signal.SIGKILL)
     told = running.ends(1).splitlines()  # twice where the machine is so busy that the launcher tells it too
     assert set(told) == {f"girih: {role} {index} was killed by signal 9"}

@@ -42,7 +42,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
     running.until_it_trains()
     running.process.send_signal(number)
     assert "go on with" in running.ends(130)
-    assert not (running.run / "processes.json").exists()
+    assert not {"processes.json", "live", "targets"} & set(os.listdir(running.run))
     stopped_at = int(latest(running.run).name.removeprefix("step-"))
     summary = train(
         directory, strategy, running.run, *counts, *LONG, f"train.max_steps={stopped_at + 3}", resume=True
@@ -50,14 +50,23 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
     assert summary["steps"] == stopped_at + 3
 
 
+@heavy
+def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
+    """It reaches the launcher and trainer 0, which have the terminal."""
+    running = begin("hybrid", *TWO, *ROLES, *LONG, "train.evaluate_every_steps=1")
+    running.until_it_trains()
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert "go on with" in running.ends(130)
+    assert latest(running.run)
+
+
+NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
 KILLED = [
     ("hybrid", [*TWO, *ROLES], "embedding-server"),
     pytest.param("hybrid", [*TWO, *ROLES], "embedding-worker", marks=heavy),
     pytest.param("hybrid", [*TWO, *ROLES, "strategy.transport=tcp"], "loader", marks=heavy),
-    pytest.param("hybrid", [*TWO, *ROLES], "trainer", marks=heavy),
-    pytest.param("synchronous", TWO, "trainer", marks=heavy),  # as substitution's, in test_substitution.py
-    pytest.param("asynchronous", TWO, "trainer", marks=heavy),
-    pytest.param("asynchronous", TWO, "trainer 0", marks=heavy),  # which writes the run's files
+    pytest.param("synchronous", [*TWO, NEVER], "trainer", marks=heavy),
+    pytest.param("asynchronous", [*TWO, NEVER], "trainer 0", marks=heavy),  # which writes the run's files
     pytest.param("asynchronous", [], "embedding-server", marks=heavy),
     pytest.param("hierarchical", ["strategy.servers_per_group=2"], "group-server", marks=heavy),
 ]
@@ -94,7 +103,7 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
     running.until_it_trains()
     running.process.kill()
     running.process.communicate()
-    running.leaves_nothing(within_s=20)
+    running.leaves_nothing(within_s=10)
     assert (
         running.run / "processes.json"
     ).exists()  # as docs/strategies.md says: nobody is left to remove it

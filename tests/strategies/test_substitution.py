@@ -344,7 +344,7 @@ def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(d
         "strategy.trainers=2",
         *overrides("deepfm", "adam"),
     ]
-    slow = [*words, "train.max_steps=1000000", "train.epochs=1000000"]
+    slow = [*words, "train.max_steps=1000000", "train.epochs=1000000", "cluster.max_restarts=0"]
     run = tmp_path / "killed"
     running = Running(in_wide(directory, run, *slow))
     running.until_it_trains()

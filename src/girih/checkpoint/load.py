@@ -44,8 +44,8 @@ class Loaded:
     dense: Any
     shards: Parts
 
-    def put(self, *, sparse: SavedRows, dense: SavedParameters) -> None:
-        """Replaces rows and parameters. Where that fails, both are as before, unless rows are in other processes too, or several
+    def put(self, *, sparse: SavedRows | None, dense: SavedParameters) -> None:
+        """Replaces rows and parameters; without ``sparse``, rows stay as they are. Where that fails, both are as before, unless rows are in other processes too, or several
         copies of the parameters are averaged: then each copy is the model of the last ``sync``, with optimizer state as it was.
 
         Raises:
@@ -58,7 +58,8 @@ class Loaded:
             except _UNFIT as error:
                 reason = " ".join(str(error).split())
                 raise CheckpointError(f"{self.place}/{DENSE}: does not fit this model: {reason}") from None
-            sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)
+            if sparse is not None:
+                sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)
         except BaseException:
             dense.restore(trees.join(*before))
             raise

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,9 +16,13 @@ from girih import config, strategies
 from girih.cli import cli
 from girih.cli.words import PATH, config_options
 from girih.cluster.launch import launch
+from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
+from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, RoleError, UserError
+from girih.runs.live.endpoint import require_client
+from girih.runs.live.place import Place
 
 
 @cli.command()
@@ -27,6 +34,10 @@ from girih.errors import ConfigError, RoleError, UserError
     "--calibration", "calibrated", metavar="FILE", type=PATH,
     help="Predict samples/s by a file of girih calibrate; the end tells it beside what was measured.",
 )  # fmt: skip
+@click.option(
+    "--cluster", "cluster", metavar="ADDRESS",
+    help="Run on a Ray cluster: auto for that of this node, or HOST:PORT of its head.",
+)  # fmt: skip
 @click.pass_context
 def train(
     context: click.Context,
@@ -37,6 +48,7 @@ def train(
     strategy: str | None,
     plan_file: Path | None,
     calibrated: Path | None,
+    cluster: str | None,
 ) -> int:
     """Train the model of a config file."""
     if resume and run_path is None:
@@ -48,32 +60,66 @@ def train(
     try:
         if "RANK" not in os.environ:
             written = config.with_overrides(config_file, overrides, strategy)
-            mapping = config.expand(
-                {n: written[n] for n in ("strategy", "cluster") if n in written}, str(config_file)
-            )
+            read = ("strategy", "cluster", "metrics", "train", "checkpoint")
+            mapping = config.expand({n: written[n] for n in read if n in written}, str(config_file))
             where, directory = str(config_file), config_file.resolve().parent
             chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
             counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
-            if sum(counts.values()) > 1:
-                options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
-                return launch(["train", *typed], counts, options)
+            options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
+            if cluster is not None:
+                options = replace(options, launcher="ray", address=cluster)
+            if sum(counts.values()) > 1 or options.launcher == "ray":
+                command = ["train", *typed]
+                one_host = strategies.one_host(chosen)
+                if options.launcher == "ray" and one_host and "transport" not in mapping.get("strategy", {}):
+                    command, one_host = [*command, "--set", "strategy.transport=tcp"], ""
+                return launch(
+                    Launch(
+                        command=command,
+                        again=command if resume else [*command, "--resume"],
+                        counts=counts,
+                        options=options,
+                        outliving=strategies.outlives_trainers(chosen),
+                        newest=lambda: _newest(run_path),
+                        run=run_path,
+                        place=_place(mapping, where, directory, run_path),
+                        checkpoints_elsewhere="://" in str(mapping.get("checkpoint", {}).get("dir", "")),
+                        on_gpus=mapping.get("train", {}).get("device") == "cuda",
+                        one_host=one_host,
+                        environment=config.variables_in(written),
+                    )
+                )
         from girih.cli import trainer
 
-        if context.find_root().obj:
+        own_process = bool(context.find_root().obj)
+        if own_process:
             gc.freeze()  # no collection has to look through all that was imported
-        return trainer.train(config_file, overrides, run_path, resume, strategy, plan_file, calibrated)
+        return trainer.train(
+            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, own_process=own_process
+        )
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
 
 
+def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> Place:
+    """The place where the processes of a run show themselves."""
+    metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
+    require_client(metrics)
+    return Place(run.absolute(), metrics.below(directory))
+
+
 def _way_on(run: Path) -> str:
     """The words that end the error of a run, where it can go on and this process is the one that tells."""
+    if os.environ.get("RANK", "0") != "0" or (newest := _newest(run)) is None:
+        return ""
+    return f"; go on from {newest} with: girih train {run / 'config.toml'} --run {run} --resume"
+
+
+def _newest(run: Path) -> str | None:
+    """The name of the last complete checkpoint of a run; None where there is none."""
     from girih import checkpoint
 
-    if os.environ.get("RANK", "0") != "0":
-        return ""
     try:
-        newest = checkpoint.find(run)
+        return checkpoint.find(run).name
     except UserError:
-        return ""
-    return f"; go on from {newest.name} with: girih train {run / 'config.toml'} --run {run} --resume"
+        return None

@@ -20,6 +20,7 @@ from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
 from girih.cluster.cluster import Cluster
 from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
+from girih.cluster.roles import RoleName
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import SplitName
@@ -28,10 +29,14 @@ from girih.metrics import Metrics
 from girih.planner.plan import Plan
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
+from girih.runs.live.logs import logging_as
+from girih.runs.live.place import Place, Who
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
 from girih.training.planning import joined
 from girih.training.pricing import Calibrated
+
+_LOG = logging.getLogger(__name__)
 
 
 def train(
@@ -42,8 +47,14 @@ def train(
     strategy: str | None,
     plan_file: Path | None,
     calibrated: Path | None = None,
+    *,
+    own_process: bool = False,
 ) -> int:
-    """Trains as rank 0, which writes and says what there is, or as another one; returns the status."""
+    """Trains as rank 0, which writes and says what there is, or as another one; returns the status.
+
+    Args:
+        own_process: whether the process was started for this alone, and so keeps a log.
+    """
     leave_signals_to_launcher()
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     settings = replace(
@@ -58,7 +69,8 @@ def train(
             if told is None:
                 return 0
             newest = None if told["newest"] is None else Storage(told["newest"])
-            return _train(settings, datasets, None, newest, cluster)
+            with _logging(cluster, run_path) if own_process else nullcontext():
+                return _train(settings, datasets, None, newest, cluster)
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
         why = None if newest is None else _finished_because(newest, run_path, settings)
@@ -72,7 +84,23 @@ def train(
                     names = ", ".join(change.partition(":")[0] for change in changes)
                     click.echo(f"changed since, without effect on a finished run: {names}")
                 return 0
-            return _train(settings, datasets, run, newest, cluster)
+            with _logging(cluster, run_path) if own_process else nullcontext():
+                return _train(settings, datasets, run, newest, cluster)
+
+
+@contextmanager
+def _logging(cluster: Cluster, run: Path) -> Iterator[None]:
+    """Keeps the log of this trainer; of the first one standard error is the user's terminal."""
+    rank = cluster.ranks.rank
+    who, place = Who(RoleName.TRAINER, rank, cluster.incarnation), Place(run.absolute())
+    with logging_as(who, place, on_stderr=rank > 0):
+        _LOG.info("began as process %d", os.getpid())
+        try:
+            yield
+        except Exception:
+            _LOG.info("ends with an error", exc_info=True)
+            raise
+        _LOG.info("ends")
 
 
 def _fit(

@@ -9,18 +9,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 import traceback
+from typing import Any
 
 from girih.cluster.pipe import Pipe, from_text
 from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
+from girih.runs.live.logs import logging_as
+from girih.runs.live.place import Place, Who
+from girih.runs.live.shower import Shower
 
+_LOG = logging.getLogger("girih.cluster.child")  # this file is "__main__"
 LAST_WORDS_S = 5.0
 PARENT = os.getppid()
 
@@ -32,37 +39,60 @@ def main() -> int:
     pipe = Pipe.inherited()
     if pipe is None:
         raise SystemExit("girih: roles are started by girih train")
+    try:
+        hello = pipe.receive()
+    except EOFError:
+        return 0
+    stop, told = threading.Event(), queue.SimpleQueue[dict[str, Any] | None]()
+    hearing = (pipe, stop, told, hello["segments"])
+    threading.Thread(target=_until_left_alone, args=hearing, name="girih-parent", daemon=True).start()
     importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
     gc.freeze()  # no collection has to look through all that was imported
-    try:
-        hello, message = pipe.receive(), pipe.receive()
-    except EOFError:
+    if (message := told.get()) is None:
         return 0  # it is not needed after all
     role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket
     role.incarnation = hello["incarnation"]
-    stop = threading.Event()
-    waiting = (pipe, stop, hello["segments"])
-    threading.Thread(target=_until_left_alone, args=waiting, name="girih-parent", daemon=True).start()
-    try:
-        role.run(lambda address: pipe.send({"address": address}), stop)
-    except Exception as error:
-        if not stop.is_set():
-            text = str(error) if isinstance(error, GirihError) else traceback.format_exc()
-            pipe.send({"error": f"{type(error).__name__}: {text}"})
-            return 1
+    who, place = Who(role.name, role.index, role.incarnation), Place.from_hello(hello)
+
+    def ready(address: str) -> None:
+        _LOG.info("listens at %s", address)
+        pipe.send({"address": address})
+
+    with logging_as(who, place, on_stderr=True):
+        _LOG.info("began as process %d", os.getpid())
+        try:
+            with Shower(who, role.stats, place):
+                role.run(ready, stop)
+        except Exception as error:
+            if not stop.is_set():
+                _LOG.exception("ends with an error")
+                text = str(error) if isinstance(error, GirihError) else traceback.format_exc()
+                pipe.send({"error": f"{type(error).__name__}: {text}"})
+                return 1
+        finally:
+            _remove_if_alone(hello["segments"])
+        _LOG.info("ends")
     return 0
 
 
-def _until_left_alone(pipe: Pipe, stop: threading.Event, segments: str) -> None:
+def _until_left_alone(
+    pipe: Pipe, stop: threading.Event, told: queue.SimpleQueue[dict[str, Any] | None], segments: str
+) -> None:
     with contextlib.suppress(EOFError):
         while True:
-            pipe.receive()
+            told.put(pipe.receive())
+    told.put(None)
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
-    if os.getppid() != PARENT:  # whoever started this is gone, and does not do it
-        remove_segments(segments)
+    _remove_if_alone(segments)
     os._exit(1)  # something hangs, or takes too long, and nobody is there to end it
+
+
+def _remove_if_alone(segments: str) -> None:
+    """Removes the shared memory of the whole run where whoever started this is gone, and does not do it."""
+    if os.getppid() != PARENT:
+        remove_segments(segments)
 
 
 if __name__ == "__main__":

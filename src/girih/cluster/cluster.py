@@ -19,18 +19,20 @@ from typing import Self
 import torch
 
 from girih.cluster.control import LauncherControl, Roles
-from girih.cluster.hosts import LOOPBACK, Hosts, host_of
+from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
 from girih.cluster.roles import Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
-from girih.cluster.supervisor import Supervisor
+from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
 from girih.comm.registry.remote import RemoteRegistry
+from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
+from girih.runs.live.place import Place
 
 GRACE_S = 1.0
 """A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
@@ -49,6 +51,7 @@ class Cluster:
         registry: where roles are found, see :func:`girih.comm.registry.find`.
         secret: what every connection proves to know.
         segment: begins the names of the shared memory of all roles of the run.
+        incarnation: how often this trainer has been restarted.
     """
 
     def __init__(self, *, hosts: Hosts | None = None) -> None:
@@ -63,6 +66,8 @@ class Cluster:
         self._server: RegistryServer | None = None
         self._first, self._under_torchrun = True, False
         self._run: Path | None = None
+        self._place = Place()
+        self.incarnation = 0
         self._error: Exception | None = None
         self._closed = threading.Event()
 
@@ -139,6 +144,16 @@ class Cluster:
             found = starter.start(name, [pickle.dumps(role) for role in roles()])
         return tuple(self.ranks.broadcast(found))
 
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often a process of each role came back because it was killed; empty but on rank 0."""
+        return dict(self._roles.restarts) if self._roles is not None and self._first else {}
+
+    @property
+    def rows_stayed(self) -> bool:
+        """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
+        return self.incarnation > 0 and self.registry.check([rows_kept_in(self.incarnation)])
+
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""
         if self._roles is not None and self._first:
@@ -186,8 +201,9 @@ class Cluster:
         else:
             yield False
 
-    def show_in(self, run: Path | None) -> None:
-        """Keeps ``processes.json`` in a run's directory while it runs."""
+    def show_in(self, run: Path | None, metrics: MetricsOptions | None = None) -> None:
+        """Keeps ``processes.json`` in a run's directory while it runs; roles that are started from here on show themselves there."""
+        self._place = Place(None if run is None else run.absolute(), metrics or MetricsOptions())
         if self._roles is not None and self._first:
             self._roles.show_in(run)
         self._run = run
@@ -226,8 +242,11 @@ class Cluster:
 
     def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
         self._roles = control = LauncherControl(pipe, self._lose)
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        own = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(own)
+        self._hosts = {each: HostSpec(host=host) for each, host in control.hello.get("hosts", {}).items()}
         self._first, self._bind = rank == 0, control.hello["bind"]
+        self.incarnation = int(control.hello["incarnation"])
         with self.explaining():
             self._meet(rank, size, control.hello)
 
@@ -256,15 +275,19 @@ class Cluster:
         self.secret, self.segment = hello["secret"].encode(), hello["segments"]
         self.registry = RemoteRegistry(hello["registry"], self.secret)
         self._register(rank)
-        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind)
+        name = (
+            f"trainers.{self.incarnation}" if self.incarnation else "trainers"
+        )  # nobody has met there before
+        self.ranks = TrainerGroup(rank, size, self.registry, host=self._bind, name=name)
 
     def _register(self, rank: int) -> None:
-        entry = Entry("", 0, os.getpid(), socket.gethostname())
+        entry = Entry("", self.incarnation, os.getpid(), socket.gethostname())
         register(self.registry, RoleName.TRAINER, rank, entry)
 
     def _hello(self) -> dict[str, str]:
         address, secret = self._serve_registry().address, self.secret.decode()
-        return {"registry": address, "secret": secret, "segments": self.segment, "bind": self._bind}
+        hello = {"registry": address, "secret": secret, "segments": self.segment, "bind": self._bind}
+        return {**hello, "place": self._place.to_text()}
 
     def _serve_registry(self) -> RegistryServer:
         if self._server is None:

@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from girih.cluster.launchers.launcher import Messages
 from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
-LAST_WORDS_S = 10.0
+LAST_WORDS_S = 7.0
+"""A trainer whose launcher is gone has so long, and a second before: within ten no process of the run lives."""
 GONE = "the launcher of this run is gone"
 
 
@@ -26,7 +28,8 @@ class LauncherControl:
             the launcher goes too.
 
     Attributes:
-        hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``.
+        hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also
+            ``hosts``, title of a process → where it listens, and ``threads`` to compute with.
     """
 
     def __init__(self, pipe: Pipe, lost: Callable[[Exception], None]) -> None:
@@ -60,6 +63,12 @@ class LauncherControl:
         except GirihError as error:
             return error
         return None if text is None else error_of(text)
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """See :class:`Supervisor`."""
+        restarts: dict[str, int] = self._ask("restarts")
+        return restarts
 
     def show_in(self, run: Path | None) -> None:
         """See :class:`Supervisor`."""
@@ -109,7 +118,7 @@ Roles = Supervisor | LauncherControl
 """Starts and ends roles on behalf of a trainer."""
 
 
-def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
+def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
     """The launcher's side: does what a trainer asks for until it is gone."""
 
     def start(name: str, specs: Sequence[str]) -> list[str]:
@@ -124,6 +133,7 @@ def serve(pipe: Pipe, supervisor: Supervisor, stoppable: Callable[[bool], None])
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
+        "restarts": lambda: supervisor.restarts,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

@@ -1,6 +1,11 @@
 """The launcher of ``girih train`` with several processes: it starts them all at once, and does nothing else.
 
 Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
+
+Where a trainer is killed, all trainers begin anew, as ``--resume`` would: they go on from the last checkpoint. One that comes
+back takes so long to load what it needs that the others lose nothing by doing so too (decision 0051). Embedding servers
+outlive trainers, with their rows, which are newer than the checkpoint by the steps since.
+
 Neither torch nor numba is imported here.
 """
 
@@ -11,38 +16,36 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from girih.cluster.control import serve, text_of
-from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.launcher import Handle, Resources
 from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.options import ClusterOptions
+from girih.cluster.launchers.machines import Launch, Machines
 from girih.cluster.pipe import CONTROL
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
-from girih.cluster.supervisor import STOPPED, Supervisor
+from girih.cluster.supervisor import END_S, STOPPED, Supervisor, error_of, rows_kept_in
 from girih.comm.registry import LocalRegistry, RegistryServer
-from girih.errors import RoleError
 
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
+USERS_MISTAKE = 2
 
 
-def launch(command: Sequence[str], counts: Mapping[str, int], options: ClusterOptions) -> int:
+def launch(what: Launch) -> int:
     """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
-
-    Args:
-        command: the words of ``girih`` that make a trainer.
-        counts: role → processes, ``trainer`` among them.
 
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
-        run = _Run([sys.executable, "-m", "girih", *command], counts, options.bind)
+        run = _Run(what)
         try:
             return run.until_trainer_0_ends(signals)
         finally:
@@ -78,48 +81,94 @@ def leave_signals_to_launcher() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+class ThisHost:
+    """This machine alone."""
+
+    def __init__(self, what: Launch) -> None:
+        self._what = what
+        self.bind, self.segments = what.options.bind, new_prefix()
+
+    def launcher(self, hello: Mapping[str, Any]) -> LocalLauncher:
+        """See :class:`Machines`."""
+        girih = [sys.executable, "-m", "girih"]
+        return LocalLauncher(
+            trainer=[*girih, *self._what.command],
+            again=[*girih, *self._what.again],
+            num_trainers=self._what.counts[RoleName.TRAINER],
+            hello=hello,
+        )
+
+    def close(self) -> None:
+        """See :class:`Machines`."""
+
+
+def machines_of(what: Launch) -> Machines:
+    """The machines that the options name."""
+    if what.options.launcher == "ray":
+        from girih.cluster.launchers.ray.nodes import Nodes
+
+        return Nodes(what)
+    return ThisHost(what)
+
+
 class _Run:
-    def __init__(self, command: Sequence[str], counts: Mapping[str, int], bind: str) -> None:
-        self._segments, secret = new_prefix(), secrets.token_hex(16)
-        self._server = RegistryServer(LocalRegistry(), secret.encode(), bind)
-        hello = {"registry": self._server.address, "secret": secret, "segments": self._segments, "bind": bind}
-        num_trainers = counts[RoleName.TRAINER]
-        launcher = LocalLauncher(trainer=command, num_trainers=num_trainers, hello=hello)
-        self._supervisor = Supervisor(launcher, self._server.registry, self._fail, num_trainers=num_trainers)
-        self._error: Exception | None = None
-        self._stoppable = False
-        self._order_s = 0.5
-        self._first = launcher.start(RoleName.TRAINER, 0, 0, Resources(threads=None))
-        served = (self._first.pipe, self._supervisor, self._set_stoppable)
-        threading.Thread(target=serve, args=served, name="girih-serve", daemon=True).start()
+    def __init__(self, what: Launch) -> None:
+        self._what = what
+        self._machines = machines_of(what)
+        self._segments, secret = self._machines.segments, secrets.token_hex(16)
+        self._server = RegistryServer(LocalRegistry(), secret.encode(), self._machines.bind)
+        hello = {
+            "registry": self._server.address,
+            "secret": secret,
+            "segments": self._segments,
+            "bind": self._machines.bind,
+            "place": what.place.to_text(),
+        }
+        self._num_trainers = what.counts[RoleName.TRAINER]
         try:
-            for index in range(1, num_trainers):
-                self._supervisor.start_trainer(index)
-            self._supervisor.prepare({n: count for n, count in counts.items() if n != RoleName.TRAINER})
+            self._launcher = self._machines.launcher(hello)
         except BaseException:
-            self.close()
+            self._server.close()
+            self._machines.close()
             raise
+        self._supervisor = Supervisor(
+            self._launcher,
+            self._server.registry,
+            self._fail,
+            num_trainers=self._num_trainers,
+            reloads=self._loses_trainer,
+        )
+        self._error: Exception | None = None
+        self._stoppable, self._is_stopping = False, False
+        self._order_s = 0.5
+        self._life = 0
+        self._deaths: Counter[int] = Counter()
+        self._begin()
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
         """The status of the run.
 
         The first of the ``signals`` ends it after the step under way, where it trains; the second one at once.
         """
-        waited_s, status, is_stopping = 0.0, None, False
+        waited_s, status = 0.0, None
         while status is None:
             status = self._first.wait(POLL_S)
-            if len(signals) > is_stopping:
-                if is_stopping or not self._stoppable:
+            if len(signals) > self._is_stopping:
+                if self._is_stopping or not self._stoppable:
                     return STOPPED
-                is_stopping = True
+                self._is_stopping = True
                 self._first.pipe.send({"stop": True})
+            is_over = status in (0, USERS_MISTAKE, STOPPED)
+            if self._error is None and not is_over and self._loses_trainer():
+                self._begin_anew()
+                status = None
             if self._error is not None:
                 waited_s += POLL_S
                 if waited_s > LAST_WORDS_S:
                     raise self._error
         if status < 0:
-            raise self._error or RoleError(f"trainer 0 was killed by signal {-status}")
-        if status == 0 or is_stopping:
+            raise self._error or error_of(self._first)
+        if status == 0 or self._is_stopping:
             self._order_s = 10.0
         return status
 
@@ -133,6 +182,62 @@ class _Run:
         self._first.close()
         remove_segments(self._segments)
         self._server.close()
+        self._machines.close()
+
+    def _begin(self, kept: Collection[str] = ()) -> None:
+        """Starts all trainers, and has all roles prepared that are not there yet."""
+        self._stoppable = False
+        self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, Resources(threads=None))
+        served = (self._first.pipe, self._supervisor, self._set_stoppable)
+        self._serving = threading.Thread(target=serve, args=served, name="girih-serve", daemon=True)
+        self._serving.start()
+        try:
+            for index in range(1, self._num_trainers):
+                self._supervisor.start_trainer(index, self._life)
+            beside = {name: count for name, count in self._what.counts.items() if name != RoleName.TRAINER}
+            self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin_anew(self) -> None:
+        """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
+        killed = self._killed()[0]
+        self._deaths[killed.index] += 1
+        self._supervisor.restarts[RoleName.TRAINER] += 1
+        self._life += 1
+        self._first.kill()
+        self._first.wait()
+        newest = self._what.newest()  # none is completed any more
+        are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
+        kept = self._what.outliving if are_kept else ()
+        self._supervisor.kill_all_but(kept)
+        self._serving.join(END_S)  # it may be starting roles
+        self._supervisor.kill_all_but(kept)
+        if kept:
+            self._server.registry.set(rows_kept_in(self._life), "1")
+        else:
+            remove_segments(self._segments)
+        whence = newest or "the start, since there is no checkpoint yet"
+        count = f"restart {self._deaths[killed.index]} of at most {self._what.options.max_restarts}"
+        print(
+            f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._first.close()
+        self._begin(kept)
+
+    def _killed(self) -> list[Handle]:
+        """Trainers that a signal ended, the one that came back least first: others may have crashed because it was gone."""
+        trainers = [self._first, *(h for h in list(self._supervisor.handles) if h.name == RoleName.TRAINER)]
+        killed = [handle for handle in trainers if (handle.status() or 0) < 0]
+        return sorted(killed, key=lambda handle: self._deaths[handle.index])
+
+    def _loses_trainer(self) -> bool:
+        """Whether a trainer was killed that may come back: one that raised an error would do so again."""
+        killed, most = self._killed(), self._what.options.max_restarts
+        return bool(killed) and not self._is_stopping and self._deaths[killed[0].index] < most
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag

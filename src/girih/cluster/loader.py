@@ -10,6 +10,7 @@ Shapes: B examples of a share.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +22,7 @@ import numpy as np
 
 from girih.cluster.roles import RoleName
 from girih.comm.messages import as_text, from_text
-from girih.comm.peers import connect_all
+from girih.comm.peers import calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Request
 from girih.comm.serving import Service
@@ -62,6 +63,7 @@ class Loader:
     in_step: bool = True
     incarnation: int = 0
     name: str = RoleName.LOADER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
@@ -110,6 +112,8 @@ class _Pass:
         self._work = work
         self._lanes = {trainer: _Lane() for trainer in trainers}
         self._changed = threading.Condition()
+        self._begun_s, self._waited_s = time.perf_counter(), 0.0
+        self._waiting_since_s: float | None = None
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
 
@@ -136,6 +140,13 @@ class _Pass:
             yield lane
             lane.match()
             self._changed.notify_all()
+
+    def live(self) -> tuple[int, float]:
+        """Shares that are ready, and seconds spent on making shares, not on waiting for room."""
+        since, waited_s = self._waiting_since_s, self._waited_s
+        now = time.perf_counter()
+        waited_s += 0.0 if since is None else now - since
+        return sum(len(lane.ready) for lane in self._lanes.values()), now - self._begun_s - waited_s
 
     def _is_over(self) -> bool:
         return all(lane.last is not None for lane in self._lanes.values())
@@ -169,7 +180,10 @@ class _Pass:
         """Waits until a trainer has taken enough; False where it wants no more."""
         lane, most = self._lanes[trainer], self._work.role.data.read_ahead
         with self._changed:
+            self._waiting_since_s = start = time.perf_counter()
             self._changed.wait_for(lambda: len(lane.ready) < most or lane.last is not None)
+            self._waiting_since_s = None
+            self._waited_s += time.perf_counter() - start
             return lane.last is None
 
 
@@ -179,13 +193,15 @@ class _Work(Service):
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
             Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
-        })  # fmt: skip
+        }, role.stats)  # fmt: skip
         self.role = role
         size, rows = role.data.batch_size, role.data.shuffle_rows
         self.readings = Readings(role.data, 1 if role.in_step else max(1, rows // LOOK_BACK // size))
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
-        self._stats = Stats()
+        self._stats = role.stats
+        self._passed_s = 0.0  # busy seconds of passes that are over
+        self._busy_told_s = 0.0
         # one dispatch at a time, of whichever reading, so that spans do not overlap
         self._dispatching = threading.Lock()
 
@@ -231,9 +247,25 @@ class _Work(Service):
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
+            if ended not in self._passes.values():
+                self._passed_s += ended.live()[1]
             for worker in self._workers:
                 worker.call(Verb.DROP_IDS, (number, trainer, taken)).wait()
         request.reply()
+
+    def _live(self) -> dict[str, Any]:
+        passes = set(self._passes.copy().values())
+        told = [each.live() for each in passes]
+        queues = {"shares": sum(ready for ready, _ in told)}
+        own = super()._live()
+        # it never falls, though the clock and the waits are not read at one moment
+        self._busy_told_s = max(self._busy_told_s, self._passed_s + sum(busy_s for _, busy_s in told))
+        return {
+            "queues": own["queues"] | queues,
+            "busy_s": self._busy_told_s,
+            "busy_threads": max(1, len(passes)),
+            **calls_of(self._workers),
+        }
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot()),))

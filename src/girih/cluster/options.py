@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
+from girih.cluster.roles import RoleName
+from girih.config.bounds import Bounds, NonNegative
 from girih.config.options import Options
 from girih.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleResources(Options):
+    """Resources that each process of a role is given on a cluster.
+
+    Attributes:
+        cpus: cores; a trainer computes with as many threads, at least one.
+        gpus: devices.
+        memory: bytes; 0 asks for none in particular.
+    """
+
+    cpus: NonNegative = 1.0
+    gpus: NonNegative = 0.0
+    memory: Annotated[int, Bounds(0)] = 0
+
+    def bundle(self) -> dict[str, float]:
+        """The resources by Ray's names, of a bundle of a placement group."""
+        named = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory)}
+        return {name: amount for name, amount in named.items() if amount} or {"CPU": 0.001}
+
+    def of_actor(self) -> dict[str, Any]:
+        """The same, as options of an actor."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus} | (
+            {"memory": self.memory} if self.memory else {}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,15 +43,40 @@ class ClusterOptions(Options):
     """Options of processes: where they run and listen.
 
     Attributes:
-        launcher: "local" starts them on this host.
+        launcher: "local" starts them on this host, "ray" on the nodes of a cluster.
+        address: of the cluster: "auto" for the one of this node, or ``HOST:PORT`` of its head.
+        resources: role → what each of its processes is given on a cluster; by default a core, and a trainer that computes
+            on GPUs one of them.
+        max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
     """
 
-    launcher: Literal["local"] = "local"
+    launcher: Literal["local", "ray"] = "local"
+    address: str = "auto"
+    resources: Mapping[RoleName, RoleResources] = field(default_factory=dict)
+    max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")
+
+    def resources_of(self, counts: Mapping[str, int], *, on_gpus: bool) -> Mapping[RoleName, RoleResources]:
+        """The resources of a process of each role.
+
+        Args:
+            counts: role → processes.
+            on_gpus: trainers compute there.
+
+        Raises:
+            ConfigError: some are for a role that the run has not.
+        """
+        for name in self.resources:
+            if name not in counts:
+                raise ConfigError(f"resources: this run has no {name}; expected of {', '.join(counts)}")
+        trainer = RoleResources(gpus=1.0 if on_gpus else 0.0)
+        names = [RoleName(name) for name in counts]
+        default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in names}
+        return {**default, **self.resources}

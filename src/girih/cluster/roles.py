@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum, StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class RoleName(StrEnum):
@@ -45,11 +45,13 @@ class Role(Protocol):
         name: a :class:`RoleName`.
         index: which of its kind.
         incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
+        stats: :class:`girih.runs.stats.Stats` of its process.
     """
 
     name: str
     index: int
     incarnation: int
+    stats: Any
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Works until ``stop`` is set; says where it listens by ``ready``, once."""

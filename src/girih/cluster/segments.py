@@ -1,30 +1,84 @@
-"""Names of shared memory: what processes that were killed leave behind, removed without importing the store.
+"""Names of shared memory and temporary directories: what killed processes leave behind, removed without the store.
 
 A name begins with that of its run, which says who owns it where the system tells: ``girih-PID.START.NAMESPACE-RANDOM``. So
-what a run leaves whose processes were all killed at once, the next run of this host removes.
+what a run leaves whose processes were all killed at once, the next run of this host removes, in whatever directory it is.
+A run on several nodes has no owner that all of them can see: there each process holds a lock on a file as long as it lives,
+and the next one that is started on the node removes what nobody holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
+import shutil
+import tempfile
 from pathlib import Path
 
 SHARED_MEMORY = "/dev/shm"
 _NAME = re.compile(r"girih-(\d+)\.(\d+)\.(\d+)-")
+_HELD = re.compile(r"(girih-nodes-[0-9a-f]+)\.(.+)\.held")
 
 
 def new_prefix() -> str:
     """Begins the names of all shared memory of a run, which this process owns; removes what dead owners left."""
     for name in _names():
-        owner = _NAME.match(name)
-        if owner is not None and owner[3] == _namespace() and _start_of(owner[1]) != owner[2]:
+        if _is_of_dead_owner(name):
             _remove(name)
-    pid = os.getpid()
-    owned = f"{pid}.{start}.{_namespace()}-" if (start := _start_of(pid)) else ""
-    return f"girih-{owned}{secrets.token_hex(4)}"
+    temporary = Path(tempfile.gettempdir())
+    for name in os.listdir(temporary):
+        if _is_of_dead_owner(name):
+            shutil.rmtree(temporary / name, ignore_errors=True)
+    return f"{owned_by(os.getpid()) or 'girih-'}{secrets.token_hex(4)}"
+
+
+def new_prefix_of_nodes() -> str:
+    """Begins the names of all shared memory of a run on several nodes; its processes :func:`hold` it."""
+    return f"girih-nodes-{secrets.token_hex(8)}"
+
+
+def hold(prefix: str, who: str) -> int | None:
+    """A descriptor for a process, which holds its run's shared memory on this node; None where there can be none.
+
+    What no process holds any more is removed first, of whatever run.
+    """
+    found = [match for name in _names() if (match := _HELD.fullmatch(name))]
+    held = {match[1] for match in found if _is_locked(match[0])}
+    for match in found:
+        if match[1] not in held:
+            remove_segments(match[1])
+    if not (prefix and os.path.isdir(SHARED_MEMORY)):
+        return None
+    descriptor = os.open(os.path.join(SHARED_MEMORY, f"{prefix}.{who}.held"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _is_locked(name: str) -> bool:
+    try:
+        descriptor = os.open(os.path.join(SHARED_MEMORY, name), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def owned_by(pid: int) -> str:
+    """Begins the names of all that a process owns; "" where the system does not tell when it began."""
+    start = start_of(pid)
+    return f"girih-{pid}.{start}.{_namespace()}-" if start else ""
+
+
+def temporary_directory(what: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory for as long as this process needs it, whose name says what for, and who owns it."""
+    return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{what}-")
 
 
 def remove_segments(prefix: str) -> None:
@@ -34,6 +88,19 @@ def remove_segments(prefix: str) -> None:
             _remove(name)
 
 
+def start_of(pid: int | str) -> str:
+    """Returns when a process began, in ticks since the machine did: its number may be another one's by now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _is_of_dead_owner(name: str) -> bool:
+    owner = _NAME.match(name)
+    return owner is not None and owner[3] == _namespace() and start_of(owner[1]) != owner[2]
+
+
 def _names() -> list[str]:
     return os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else []
 
@@ -41,14 +108,6 @@ def _names() -> list[str]:
 def _remove(name: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(SHARED_MEMORY, name))
-
-
-def _start_of(pid: int | str) -> str:
-    """Returns when a process began, in ticks since the machine did: its number may be another one's by now."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
 
 
 def _namespace() -> str:

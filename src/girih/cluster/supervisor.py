@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,9 +32,11 @@ class Supervisor:
         registry: where addresses are noted, and trainers have noted themselves.
         failed: called once, by a thread, with the error; all other roles are ended by then.
         num_trainers: those whose registration ``processes.json`` lists.
+        reloads: called by a thread where a process failed: whether all trainers begin anew, so that the run goes on.
 
     Attributes:
         handles: all that were started and not ended since.
+        restarts: of each role, how often one came back because it was killed.
     """
 
     def __init__(
@@ -43,12 +46,16 @@ class Supervisor:
         failed: Callable[[Exception], None],
         *,
         num_trainers: int = 1,
+        reloads: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._reloads = reloads
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers = num_trainers
         self.handles: list[Handle] = []
+        self.restarts: Counter[str] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
         self._ending: set[Handle] = set()
+        self._kept: set[str] = set()
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -71,6 +78,10 @@ class Supervisor:
         Raises:
             RoleError: one could not begin.
         """
+        if name in self._kept:  # trainers that begin anew find those that outlived them
+            self._kept.remove(name)
+            kept = [handle for handle in self.handles if handle.name == name]
+            return [handle.address for handle in sorted(kept, key=lambda handle: handle.index)]
         started = []
         for index, spec in enumerate(specs):
             handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
@@ -85,14 +96,29 @@ class Supervisor:
         self._write_processes()
         return [handle.address for handle in started]
 
-    def start_trainer(self, index: int) -> Handle:
+    def start_trainer(self, index: int, incarnation: int = 0) -> Handle:
         """Starts a trainer beside the first one, which is no part of this."""
-        return self._launch(RoleName.TRAINER, index, Resources(threads=None))
+        return self._launch(RoleName.TRAINER, index, Resources(threads=None), incarnation)
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
         self._end([handle for handle in self.handles if handle.name == name], END_S)
         self._write_processes()
+
+    def kill_all_but(self, kept: Collection[str]) -> None:
+        """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
+        self._prepared.clear()
+        self._kept = set(kept)
+        ended = [handle for handle in self.handles if handle.name not in kept]
+        self._ending.update(ended)
+        for handle in ended:
+            handle.kill()
+        self._end(ended, END_S)
+
+    def has_all(self, name: str) -> bool:
+        """Whether there are processes of a role that listen, and none of them ended."""
+        found = [handle for handle in self.handles if handle.name == name]
+        return bool(found) and all(handle.address and handle.status() is None for handle in found)
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
@@ -127,14 +153,20 @@ class Supervisor:
 
     def _why_not_begun(self, handle: Handle) -> Exception:
         """The error to raise where a process does not say where it listens: often another one ended before."""
-        if handle.wait(END_S) is None:
+        if handle not in self._ending and handle.wait(END_S) is None:
             handle.kill()
             handle.wait()
             return RoleError(f"{title(handle.name, handle.index)} did not begin within {START_S:.0f} s")
-        return self.failure() or _error_of(handle)
+        return (None if handle in self._ending else self.failure()) or error_of(handle)
 
-    def _launch(self, name: RoleName, index: int, resources: Resources = Resources()) -> Handle:  # noqa: B008
-        handle = self._launcher.start(name, index, 0, resources)
+    def _launch(
+        self,
+        name: RoleName,
+        index: int,
+        resources: Resources = Resources(),  # noqa: B008
+        incarnation: int = 0,
+    ) -> Handle:
+        handle = self._launcher.start(name, index, incarnation, resources)
         self.handles.append(handle)
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
@@ -159,6 +191,8 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
+            if self._reloads():
+                return
             if POLICIES[handle.name] is RestartPolicy.END_RUN:
                 self._end_run(handle)
 
@@ -169,7 +203,7 @@ class Supervisor:
                 each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
             ]
             handle = killed[0] if killed else handle
-        self._error = _error_of(handle)
+        self._error = error_of(handle)
         for other in list(self.handles):
             if other is not handle:
                 other.kill()
@@ -191,7 +225,12 @@ class Supervisor:
         write_whole(self._file, json.dumps(processes, indent=1) + "\n")
 
 
-def _error_of(handle: Handle) -> Exception:
+def rows_kept_in(life: int) -> str:
+    """The registry's key that says that servers kept their rows for this life of the trainers."""
+    return f"rows/{life}"
+
+
+def error_of(handle: Handle) -> Exception:
     """The error to raise because this process ended."""
     status, why = handle.status() or 0, handle.last_words()
     if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it

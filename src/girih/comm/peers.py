@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from girih.comm.endpoints import connect
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client
+
+
+def calls_of(clients: Iterable[Client]) -> dict[str, int]:
+    """Counts of a process that calls others, for :meth:`girih.runs.stats.Stats.watch`: connections made again, calls lost."""
+    clients = tuple(clients)
+    return {
+        "retries": sum(client.num_reconnects for client in clients),
+        "lost_calls": sum(client.num_lost for client in clients),
+    }
 
 
 def connect_all(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
 
 from girih.comm.endpoints import listen
 from girih.comm.rpc import Request
+from girih.runs.stats import Stats
 
 
 class Address(Protocol):
@@ -20,14 +24,23 @@ class Address(Protocol):
 
 
 class Service:
-    """Answers requests; an exception is the answer too."""
+    """Answers requests; an exception is the answer too.
 
-    def __init__(self, verbs: Mapping[int, Callable[[Request], None]]) -> None:
+    Args:
+        stats: of this process; they have how long requests took, how many wait, and how long the thread was busy.
+    """
+
+    def __init__(self, verbs: Mapping[Any, Callable[[Request], None]], stats: Stats) -> None:
         self._verbs = verbs
+        self._timers = timers(verbs, stats)
         self._pool = ThreadPoolExecutor(1, "girih-serve")
+        self._num_asked, self._asking = 0, threading.Lock()
+        self._num_done, self._busy_s = 0, 0.0  # of the one thread
+        self._watch = stats.watch
 
     def serve(self, at: Address, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Answers until ``stop`` is set; says where it listens by ``ready``."""
+        self._watch(self._live)
         with (
             self._pool,
             listen(
@@ -43,6 +56,7 @@ class Service:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
+        request.answered = self._timers.get(request.frame.kind)
         self.later(request, lambda: self._verbs[request.frame.kind](request))
 
     def forget(self, client: int) -> None:
@@ -50,11 +64,37 @@ class Service:
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
         """Does work for a request after all that waits."""
-        self._pool.submit(attempt, request, work)
+        self._submit(partial(attempt, request, work))
 
     def afterwards(self, work: Callable[[], None]) -> None:
         """Does work that nobody waits for after all that waits; whoever asks for what it failed to do is told."""
-        self._pool.submit(work)
+        self._submit(work)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        with self._asking:
+            self._num_asked += 1
+        self._pool.submit(self._do, work)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        try:
+            work()
+        finally:
+            self._busy_s += time.perf_counter() - start
+            self._num_done += 1
+
+    def _live(self) -> dict[str, Any]:
+        return {
+            "queues": {"requests": max(0, self._num_asked - self._num_done)},
+            "busy_s": self._busy_s,
+            "busy_threads": 1,
+        }
+
+
+def timers(verbs: Mapping[Any, Any], stats: Stats) -> dict[int, Callable[[float], None]]:
+    """Counts the seconds of requests: a function for each verb."""
+    named = {verb: verb.name.lower() for verb in verbs if isinstance(verb, IntEnum)}
+    return {int(verb): partial(stats.requests.add, name) for verb, name in named.items()}
 
 
 def attempt(request: Request, work: Callable[[], None]) -> None:

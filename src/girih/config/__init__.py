@@ -7,6 +7,7 @@ from girih.config.sections import (
     expand,
     plain,
     read_toml,
+    variables_in,
     with_overrides,
     write_toml,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "expand",
     "plain",
     "read_toml",
+    "variables_in",
     "with_overrides",
     "write_toml",
 ]

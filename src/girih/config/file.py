@@ -16,6 +16,7 @@ from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
+from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
@@ -46,7 +47,7 @@ from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
     "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
-    "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster",
+    "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
 )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ class RunConfig:
     store: StoreOptions
     strategy: Strategy
     cluster: ClusterOptions
+    metrics: MetricsOptions
     sparse_optimizer: SparseOptimizer
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
@@ -132,6 +134,7 @@ class RunConfig:
             store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             cluster=section("cluster", ClusterOptions, ClusterOptions()),
+            metrics=section("metrics", MetricsOptions, MetricsOptions()).below(directory),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
             dense_optimizer=optimizer_factory(
@@ -158,6 +161,8 @@ class RunConfig:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         if self.store.ssd_dir is not None:
             mapping["store"]["ssd_dir"] = self._absolute(mapping["store"]["ssd_dir"])
+        if self.metrics.targets is not None:
+            mapping["metrics"]["targets"] = self._absolute(mapping["metrics"]["targets"])
         if self.checkpoint.dir is not None:
             mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
         return mapping
@@ -267,7 +272,7 @@ class RunConfig:
         cluster: Cluster | None = None,
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
-        model = self.model()
+        model, trains = self.model(), run is not None or cluster is not None
         try:
             return Trainer(
                 model,
@@ -286,6 +291,7 @@ class RunConfig:
                 plan=self.plan,
                 calibrated=self.calibrated,
                 where=str(self.where),
+                metrics=self.metrics if trains else None,
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

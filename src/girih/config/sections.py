@@ -108,6 +108,15 @@ def expand(value: Any, where: str) -> Any:
     return value
 
 
+def variables_in(value: Any) -> dict[str, str]:
+    """The variables of the environment that :func:`expand` would take, by name; those that are not set are left out."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return {name: text for item in items for name, text in variables_in(item).items()}
+    found = re.findall(r"\$\{([^}]*)\}", value) if isinstance(value, str) else []
+    return {name: os.environ[name] for name in found if name in os.environ}
+
+
 def _environment(name: str, where: str) -> str:
     if name not in os.environ:
         raise ConfigError(f"{where}: ${{{name}}} is not set in the environment; export {name}=...")

@@ -26,7 +26,7 @@ CURVES = (
     (Axis("logloss", "Logloss"), ""),
     (Axis("samples_per_s", "Speed", ",.0f", from_zero=True), "samples/s"),
     (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables"),
-    (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, GiB"),
+    (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, of all processes, GiB"),
     (Axis("hit_rate", "Hit rate", ".1%"), "share of keys that had a row"),
     (Axis("gpu_share", "Reads from GPU memory", ".1%"), "share of rows that the gpu tier had"),
     (Axis("dram_share", "Reads from memory", ".1%"), "share of rows that were not on the SSD"),

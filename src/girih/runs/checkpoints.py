@@ -10,6 +10,7 @@ from pathlib import Path
 from girih import checkpoint
 from girih.checkpoint import Storage
 from girih.checkpoint.save import Content, Save, save_manifest
+from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
 from girih.runs.background import BackgroundTasks
 from girih.runs.stats import Spans
@@ -46,7 +47,7 @@ class RunCheckpoints:
         if self._run is not None or self._directory is not None:
             return checkpoint.root_of(self._run or Path(), self._directory)
         if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="girih-best-")
+            self._temporary = temporary_directory("best")
         return Storage.at(self._temporary.name)
 
     def begin(self, content: Callable[[], Content], best_step: int | None, spans: Spans) -> None:

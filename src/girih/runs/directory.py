@@ -16,15 +16,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from girih.cluster.segments import remove_segments
 from girih.errors import RunDirectoryError, UserError
-from girih.runs.files import disk_full, write_whole
+from girih.runs.files import disk_full, unfinished, write_whole
+from girih.runs.lease import Lease
+from girih.runs.live.place import LIVE, LOGS, TARGETS
 
 LOCK = ".lock"
+"""Locked by the process that writes the run; holds its lease until the run ends by itself."""
 PROCESSES = "processes.json"
 TIERS = "tiers"
 """The directory of files below memory, none of which has a name."""
 BEFORE_TRAINING = frozenset(
-    {LOCK, "config.toml", "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints", TIERS}
+    {
+        LOCK,
+        "config.toml",
+        "plan.json",
+        PROCESSES,
+        "timeline.json",
+        "tensorboard",
+        "checkpoints",
+        TIERS,
+        LIVE,
+        LOGS,
+        TARGETS,
+    }
 )
 """All that a run may have written when it ends before its first record."""
 
@@ -56,10 +72,14 @@ class RunDirectory:
             taken = sorted(name for name in os.listdir(path) if name != LOCK)
             self._was_empty = not taken
             if taken and not resume:
+                if (path / LOCK).exists():
+                    _locked(path).close()  # a run that goes on there is the better reason
                 raise RunDirectoryError(
                     f"{path}: not empty (it holds {taken[0]}); name another --run directory, or add --resume"
                 )
-            self._lock: IO[str] = (path / LOCK).open("a+")
+            self._lock = _locked(path)
+            self._remove_left()
+            Lease.own().write(self._lock)
         except (FileExistsError, NotADirectoryError) as error:
             if isinstance(error, RunDirectoryError):
                 raise
@@ -69,14 +89,6 @@ class RunDirectory:
             self._unmake()
             told = f"{path}: cannot be written ({error.strerror}); choose another --run"
             raise disk_full(error, path) or RunDirectoryError(told) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise RunDirectoryError(
-                f"{path}: another process is writing this run; wait for it or stop it"
-            ) from None
-        (path / PROCESSES).unlink(missing_ok=True)  # of a run whose processes were all killed
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces ``summary.json`` whole."""
@@ -88,7 +100,9 @@ class RunDirectory:
 
     def close(self) -> None:
         """Lets the directory go."""
-        self._lock.close()
+        if not self._lock.closed:
+            self._lock.truncate(0)
+            self._lock.close()
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -99,6 +113,16 @@ class RunDirectory:
         if isinstance(error, UserError):
             self._clear()
         self.close()
+
+    def _remove_left(self) -> None:
+        """Removes what a run left whose processes were all killed."""
+        earlier = Lease.read(self._lock)
+        if earlier is not None and earlier.is_of_this_machine and not earlier.lives:
+            remove_segments(earlier.segments)
+        if earlier is None or not earlier.lives:  # else trainers begin anew beside processes that stayed
+            forget(self.path)
+        for file in (self.path / PROCESSES, *unfinished(self.path)):
+            file.unlink(missing_ok=True)
 
     def _clear(self) -> None:
         """After a mistake that was found before anything was trained, the directory is as it was before."""
@@ -136,6 +160,27 @@ def read_summary(run: Path) -> dict[str, Any] | None:
             f"{file}: damaged; delete it, and train with --resume to have it written anew"
         )
     return summary
+
+
+def _locked(path: Path) -> IO[str]:
+    """The lock of a directory, which no other run has.
+
+    Raises:
+        RunDirectoryError: a live run has it; names its process.
+    """
+    lock = (path / LOCK).open("a+")
+    lease = Lease.read(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lease is None or not lease.lives or lease == Lease.own():
+            return lock
+    except OSError:
+        pass
+    lock.close()
+    if lease is not None and lease.is_of_this_machine and not lease.lives:
+        raise RunDirectoryError(f"{path}: what {lease} started is ending; try again in ten seconds")
+    who = "another process" if lease is None else str(lease)
+    raise RunDirectoryError(f"{path}: {who} is writing this run; wait for it or stop it")
 
 
 def _any_file(directory: Path) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from girih.errors import StorageFullError
 
+_UNFINISHED = ".unfinished"
+
 
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file; where that fails, the old one stays and nothing is left beside it.
@@ -16,7 +18,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         StorageFullError: the disk is full.
     """
-    new = path.with_name(f".{path.name}.unfinished")
+    new = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         new.write_text(text, encoding="utf-8")
         os.replace(new, path)
@@ -24,6 +26,11 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
         raise disk_full(error, path) or error from None
+
+
+def unfinished(directory: Path) -> list[Path]:
+    """Files that :func:`write_whole` left when its process was killed."""
+    return list(directory.glob(f".*{_UNFINISHED}"))
 
 
 def append_line(path: Path, line: str) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +12,8 @@ from typing import Any
 from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
+from girih.runs.live.others import Others
+from girih.runs.live.process import resident_bytes
 from girih.runs.state import RunState
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS
 from girih.runs.trained import TRAINED, TrainedMark
@@ -31,9 +30,17 @@ class RunLog:
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
         every_steps: number of steps per record.
+        others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
     """
 
-    def __init__(self, path: Path | None, callbacks: Sequence[Callback], every_steps: int) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        callbacks: Sequence[Callback],
+        every_steps: int,
+        others: Others | None = None,
+    ) -> None:
+        self._others = others
         self._path = path
         self._mark = None if path is None else TrainedMark(path.with_name(TRAINED))
         self._callbacks = tuple(callbacks)
@@ -73,19 +80,24 @@ class RunLog:
         now = self._last_counters if counters is None else counters()
         names = ("hits", "lookups", "gpu_reads", "dram_reads", "ssd_reads", ASKED_KEYS, PACED_KEYS)
         seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in names}
-        seconds = state.train_s - self._window_train_s
+        seconds, others = state.train_s - self._window_train_s, self._others
+        rate, rss_bytes = self._window_examples / seconds if seconds > 0 else None, resident_bytes()
+        staleness = self._window_staleness.copy()
+        if others is not None:
+            rate, rss_bytes = others.samples_per_s(rate), rss_bytes + others.resident_bytes()
+            staleness += others.staleness()
         record = {
             "step": state.step,
             "examples": state.examples,
             "epoch": state.epoch,
             "loss": self._window_loss / self._window_examples,
-            "samples_per_s": self._window_examples / seconds if seconds > 0 else None,
+            "samples_per_s": rate,
             "rows": now.get("rows", 0),
             "hit_rate": seen["hits"] / seen["lookups"] if seen["lookups"] else None,
-            "rss_bytes": resident_bytes(),
+            "rss_bytes": rss_bytes,
             "elapsed_s": round(time.perf_counter() - self._start, 3),
             "lr_scale": lr_scale,
-            "staleness": {str(value): count for value, count in sorted(self._window_staleness.items())},
+            "staleness": {str(value): count for value, count in sorted(staleness.items())},
             **_tier_shares(now, seen),
             **({"imbalance": seen[PACED_KEYS] / seen[ASKED_KEYS]} if seen[ASKED_KEYS] else {}),
             **({"refused": state.refused} if state.refused else {}),
@@ -152,12 +164,3 @@ def rewind(path: Path, state: RunState) -> None:
         if own or record["step"] < state.step or state.evaluated_step == state.step:
             kept.append(line + "\n")
     write_whole(path, "".join(kept))
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, in bytes; its peak where the system reports only that."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024

@@ -8,7 +8,6 @@ B examples, F features, D numbers of a row, W width of a layer.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from girih.cluster.segments import temporary_directory
 from girih.data import read_parquet
 from girih.data.batch import Batch
 from girih.kernels.cpu import ahead
@@ -135,7 +135,7 @@ def _reading_s(values: int, rounds: int) -> float:
         Categorical(name=name, dim=4) for name in columns if name.startswith("c") and name != "click"
     ]
     numeric = [Numeric(name=name) for name in columns if name.startswith("x")]
-    with tempfile.TemporaryDirectory(prefix="girih-calibrate-") as directory:
+    with temporary_directory("calibrate") as directory:
         file = Path(directory, "train.parquet")
         pq.write_table(pa.table(columns), file)
         data = read_parquet(file, Schema([*categorical, *numeric], labels="click"), batch_size=2048)

@@ -14,9 +14,18 @@ from typing import Any
 from girih import config
 from girih.config.user_code import load_class
 from girih.errors import ConfigError, nearest
-from girih.strategies.strategy import Strategy, measures_of, roles_of, runs_alone
+from girih.strategies.strategy import Strategy, measures_of, one_host, outlives_trainers, roles_of, runs_alone
 
-__all__ = ["BY_NAME", "Strategy", "create", "measures_of", "roles_of", "runs_alone"]
+__all__ = [
+    "BY_NAME",
+    "Strategy",
+    "create",
+    "measures_of",
+    "one_host",
+    "outlives_trainers",
+    "roles_of",
+    "runs_alone",
+]
 
 
 def _is_strategy(value: object) -> bool:

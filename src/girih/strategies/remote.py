@@ -58,6 +58,7 @@ class RemoteStrategy(StrategyOptions):
     cuts_from: ClassVar[tuple[str, ...]] = ("mlp",)
     prefetches: ClassVar[bool] = True
     waits_for_dense: ClassVar[bool] = True
+    outlives_trainers: ClassVar[tuple[RoleName, ...]] = (SERVER,)
     embedding_workers: Processes = 1
     embedding_servers: Processes = 1
     loaders: Processes = 1
@@ -183,6 +184,8 @@ class RemoteStrategy(StrategyOptions):
             stats=context.stats,
             staging=Staging(device) if staged or device.type != "cpu" else None,
         )
+        if processes.rows_stayed:
+            sparse.begin_anew()
         feed = LoaderFeed(
             context.ranks,
             lambda data: self._start_loaders(plan, context, codec, workers, data),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
@@ -109,6 +109,17 @@ def roles_of(strategy: Strategy) -> Mapping[str, int]:
     """Processes beside the trainers, by role; its attribute ``roles``."""
     roles: Mapping[str, int] = getattr(strategy, "roles", {})
     return roles
+
+
+def one_host(strategy: Strategy) -> str:
+    """The option that keeps all processes on one host, as the user would write it; "" where none does."""
+    return "strategy: transport = 'shared'" if getattr(strategy, "transport", None) == "shared" else ""
+
+
+def outlives_trainers(strategy: Strategy) -> Collection[str]:
+    """Roles that keep what they hold when a trainer is killed and all trainers begin anew; its attribute ``outlives_trainers``."""
+    names: Collection[str] = getattr(strategy, "outlives_trainers", ())
+    return names
 
 
 def runs_alone(strategy: Strategy) -> bool:

@@ -6,11 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from girih.cluster.roles import RoleName, title
 from girih.comm.registry import Registry
 from girih.errors import ConfigError
+from girih.runs.stats import Stats
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Acting:
     name: str = RoleName.LOADER
     registry: Registry | None = None
     incarnation: int = 0
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """See :class:`girih.cluster.roles.Role`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +36,7 @@ class Loop:
         feed: this trainer's share of the training data.
         score: scores the validation data (None comes on all ranks but the first), or None where there is none.
         ranks: this trainer among all; each step ends with what all agree on.
+        staleness: counts the batches by theirs.
     """
 
     session: Session
@@ -52,6 +53,7 @@ class Loop:
     notes: Notes
     spans: Spans
     save_every_steps: int | None = None
+    staleness: Counter[int] = field(default_factory=Counter)
     progressive: ProgressiveValidation | None = None
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
@@ -136,6 +138,7 @@ class Loop:
         state.position = step.token.to_dict()
         state.staleness_max = max(state.staleness_max, step.staleness)
         state.staleness_sum += step.staleness
+        self.staleness[step.staleness] += 1
         self.learning_rate.after("step")
         self._metrics.settle()
         self.settle_saves()

@@ -17,6 +17,7 @@ from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, believed, load
 from girih.checkpoint.save import Content
+from girih.cluster.roles import RoleName
 from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.errors import ConfigError, RunDirectoryError
@@ -28,9 +29,11 @@ from girih.planner.plan import Plan
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
+from girih.runs.live.others import Others
+from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
-from girih.runs.stats import COMPILE, Spans
+from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
@@ -80,12 +83,16 @@ class TrainingRun:
     resumed: bool = False
     compile_s: float = 0.0
     _log: RunLog | None = None
+    _busy_s: float = 0.0
+    _fit_from_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds in steps, and those of them spent on work, when the phases of this fit began."""
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _evaluated: Mapping[str, int] | None = field(default_factory=dict)
     """Counters of the store after the last evaluation; None where others have read without training since."""
 
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
+        self.context.stats.watch(self.live)
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
         scored, names = self.context.dense.scored, self.facts.schema.labels.names
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
@@ -142,6 +149,8 @@ class TrainingRun:
                 self._compile(ahead.packing_tensors())
             self.context = replace(self.context, sparse=sparse.following(plan))
             self.session = self.strategy.build(plan, self.context)
+            if hasattr(self.session.sparse, "live"):
+                self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.say(note)
             if self.context.dense.compile:
@@ -212,8 +221,8 @@ class TrainingRun:
             self.normalization = self._measure(train)
         if self.progressive is not None and self.state.step == 0:
             self.progressive.restore(None)  # passes that a plan was measured by count nothing
+        self._loaders, self._fit_from_s = {}, (self.state.train_s, self._busy_s)
         self.context.stats.spans = Spans()
-        self._loaders = {}
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
         try:
@@ -237,6 +246,7 @@ class TrainingRun:
             notes=self.notes,
             spans=self.context.stats.spans,
             progressive=self.progressive,
+            staleness=self.context.stats.histograms[STALENESS],
         )
         try:
             loop.run(self.ranks.broadcast(self.state.epoch + epochs))
@@ -315,7 +325,8 @@ class TrainingRun:
                 random_state.check(loaded.random)
         self.checkpoints.forget_latest()
         self._compile(ahead.loading())
-        loaded.put(sparse=session.sparse, dense=session.dense)
+        rows_stay = resume and self.context.processes.rows_stayed
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense)
         self.normalization = loaded.normalization
         if resume:
             self._go_on(loaded)
@@ -418,6 +429,7 @@ class TrainingRun:
             "dense_parameters": self.facts.model.num_parameters,
             "duration_s": duration_s,
             "compile_s": self.compile_s,
+            "restarts": self.context.processes.restarts,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan),
             **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
@@ -437,13 +449,18 @@ class TrainingRun:
         """The log of records."""
         if self._log is None:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
-            if path is not None and self.resumed:
-                rewind(path, self.state)
-            self._log = RunLog(path, self.callbacks, self.options.log_every_steps)
+            if path is not None:
+                rewind(path, self.state)  # what a run that begins anew, or goes on, writes again
+            others = None
+            if self.directory is not None:
+                own = Who(RoleName.TRAINER, self.ranks.rank)
+                others = Others(self.directory, own, lambda: self.ranks.apart)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
         return self._log
 
     def close(self) -> None:
         """Gives the tables' memory back, once what is being written is written."""
+        self.context.stats.unwatch()
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
             if self.session is not None:
                 closing.callback(self.session.dense.close)
@@ -451,6 +468,22 @@ class TrainingRun:
             if self._log is not None:
                 closing.callback(self._log.close)
             closing.callback(self.checkpoints.close)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this trainer for :meth:`girih.runs.stats.Stats.watch`; examples are its share of those of each batch."""
+        state, nets = self.state, 1 if self.plan is None else self.plan.schedule.get("nets", 1)
+        totals_s = dict(self.context.stats.spans.totals_s)
+        waited_s = sum(totals_s.get(name, 0.0) for name in WAITS)
+        begun_s, busy_before_s = self._fit_from_s
+        # it never falls, though a step's waits are known before its time is
+        self._busy_s = max(self._busy_s, busy_before_s + nets * (state.train_s - begun_s) - waited_s)
+        return {
+            "steps": state.step,
+            "examples": state.examples / self.ranks.size,
+            "refused": state.refused,
+            "busy_s": self._busy_s,
+            "busy_threads": nets,
+        }
 
     def _compile(self, kernels: Sequence[str]) -> None:
         """Compiles kernels before a step waits for them, so that no rate and no time of a phase counts it."""

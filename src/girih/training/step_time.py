@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.data import read_parquet
@@ -51,7 +51,7 @@ def measure_step(lookup: Rate, update: Rate) -> float:
     """
     schema = Schema([Categorical(name="user", dim=4)], labels="click")
     model, options = LR(schema), TrainOptions(log_every_steps=STEPS)
-    with tempfile.TemporaryDirectory(prefix="girih-calibrate-") as directory:
+    with temporary_directory("calibrate") as directory:
         file = Path(directory, "train.parquet")
         rows = BATCH * STEPS
         pq.write_table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from girih.cluster.roles import RoleName
 
@@ -17,6 +17,22 @@ class Resources:
     """
 
     threads: int | None = 1
+
+
+class Messages(Protocol):
+    """The launcher's end of a pipe to a process; see :class:`girih.cluster.pipe.Pipe`."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; silently where nobody reads any more."""
+        ...
+
+    def receive(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            EOFError: the other side is gone.
+        """
+        ...
 
 
 class Handle(Protocol):
@@ -34,6 +50,11 @@ class Handle(Protocol):
     host: str
 
     @property
+    def pipe(self) -> Messages:
+        """To a trainer, whose messages others hear; what a role tells, the handle hears."""
+        ...
+
+    @property
     def address(self) -> str:
         """The address at which it listens; "" until it does."""
         ...
@@ -42,7 +63,7 @@ class Handle(Protocol):
         """Tells the process what it is: a pickled :class:`girih.cluster.roles.Role`; returns at once."""
         ...
 
-    def wait_for_address(self, timeout_s: float) -> str:
+    def wait_for_address(self, timeout_s: float | None) -> str:
         """Waits for the address at which the process listens; "" where it ended before, or took too long."""
         ...
 

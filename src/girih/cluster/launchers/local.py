@@ -16,6 +16,7 @@ from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.pipe import CONTROL, Pipe, as_text
 from girih.cluster.roles import RoleName
+from girih.runs.live.logs import is_line
 
 LAST_LINES = 12
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
@@ -55,7 +56,7 @@ class LocalProcess:
         """See :class:`Handle`."""
         self.pipe.send({"role": as_text(spec)})
 
-    def wait_for_address(self, timeout_s: float) -> str:
+    def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
         self._heard.wait(timeout_s)
         return self._address
@@ -78,9 +79,10 @@ class LocalProcess:
             return self._error
         try:
             self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            printed = self._errors.read().decode(errors="replace").strip().splitlines()
         except ValueError:  # closed meanwhile
             return ""
+        lines = [line for line in printed if not is_line(line)]
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
@@ -116,9 +118,10 @@ class LocalLauncher:
     Args:
         hosts: where each process is to run, as network namespaces: by default here.
         trainer: the command of a trainer.
+        again: that of one that comes back, which goes on from the last checkpoint.
         num_trainers: how many there will be.
         hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
-            ``segments`` from it.
+            ``segments`` from it, and ``place``: where they show themselves.
     """
 
     def __init__(
@@ -126,14 +129,30 @@ class LocalLauncher:
         hosts: Hosts | None = None,
         *,
         trainer: Sequence[str] = (),
+        again: Sequence[str] = (),
         num_trainers: int = 1,
-        hello: Mapping[str, str] | None = None,
+        hello: Mapping[str, Any] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
+        self._again = again
         self._hello = hello or {"segments": ""}
 
-    def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> LocalProcess:
-        """Starts a process; trainer 0 has the terminal, all others are silent."""
+    def start(
+        self,
+        name: RoleName,
+        index: int,
+        incarnation: int,
+        resources: Resources,
+        *,
+        terminal: Sequence[int] | None = None,
+        held: int | None = None,
+    ) -> LocalProcess:
+        """Starts a process; trainer 0 has the terminal, all others are silent.
+
+        Args:
+            terminal: descriptors that trainer 0 prints to in its place, for output and errors.
+            held: a descriptor that the process has open to its end, see :func:`girih.cluster.segments.hold`.
+        """
         host_spec = host_of(self._hosts, name, index)
         pipe, descriptors = Pipe.pair()
         environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
@@ -141,20 +160,23 @@ class LocalLauncher:
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         is_trainer = name == RoleName.TRAINER
+        command = [sys.executable, "-m", "girih.cluster.child", name]
         if is_trainer:
             rank, size = str(index), str(self._num_trainers)
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-        command = self._trainer if is_trainer else [sys.executable, "-m", "girih.cluster.child", name]
+            command = list(self._again if incarnation else self._trainer)
         errors, silent = None, dict[str, Any]()
         if not is_trainer or index:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
             printed = subprocess.DEVNULL if is_trainer else errors
             silent = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": errors}
+        elif terminal is not None:
+            silent = {"stdin": subprocess.DEVNULL, "stdout": terminal[0], "stderr": terminal[1]}
         try:
             process = subprocess.Popen(
                 [*host_spec.command, *command],
                 env={**environment, **host_spec.environment},
-                pass_fds=descriptors,
+                pass_fds=(*descriptors, *([] if held is None else [held])),
                 start_new_session=errors is not None,  # the terminal's signals are for the one that has it
                 **silent,
             )

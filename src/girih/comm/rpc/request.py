@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -22,16 +23,19 @@ class Request:
         frame: its arrays are read-only views; hold them as long as you like.
         client: the number of who asks.
         buffer: ``buffer(dtype, *shape)`` gives an array to fill that ``reply`` sends without a copy.
+        answered: called once it is answered, by who answers, with the seconds since it came. Be quick.
     """
 
-    __slots__ = ("_answer", "_open", "buffer", "client", "frame")
+    __slots__ = ("_answer", "_came_s", "_open", "answered", "buffer", "client", "frame")
 
     def __init__(
         self, frame: Frame, client: int, answer: Callable[[int, Packed], None], buffer: Take
     ) -> None:
         self.frame, self.client, self.buffer = frame, client, buffer
+        self.answered: Callable[[float], None] | None = None
         self._answer = answer
         self._open = [True]
+        self._came_s = time.perf_counter()
 
     def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
         """Answers. The arrays are given away: nobody may write to them again.
@@ -62,3 +66,5 @@ class Request:
         except IndexError:
             raise WireError(f"kind {self.frame.kind}: this request was answered before") from None
         self._answer(status, packed)
+        if self.answered is not None:
+            self.answered(time.perf_counter() - self._came_s)

@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -45,11 +45,12 @@ class DenseServer:
     secret: bytes
     incarnation: int = 0
     name: str = RoleName.DENSE_SERVER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         make = partial(BY_NAME[self.averaging], self.num_replicas, self.rate)
-        _Work(make, self.num_replicas).serve(self, ready, stop)
+        _Work(make, self.num_replicas, self.stats).serve(self, ready, stop)
 
 
 class _Vector:
@@ -69,14 +70,14 @@ class _Vector:
 class _Work(Service):
     """The work of a server, request by request."""
 
-    def __init__(self, make: Callable[[], Averaging], num_replicas: int) -> None:
+    def __init__(self, make: Callable[[], Averaging], num_replicas: int, stats: Stats) -> None:
         super().__init__({
             Verb.BEGIN: self._begin, Verb.AVERAGE: self._take_part, Verb.LEAVE: self._leave, Verb.MEET: self._meet,
             Verb.STATS: self._read_stats,
-        })  # fmt: skip
+        }, stats)  # fmt: skip
         self._num_replicas = num_replicas
         self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))
-        self._stats = Stats()
+        self._stats = stats
 
     def _begin(self, request: Request) -> None:
         (vector,) = request.frame.fields

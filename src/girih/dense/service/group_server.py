@@ -7,7 +7,7 @@ while they compute. So the servers of a group work on different batches at once 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from girih.comm.endpoints import listen
 from girih.comm.messages import as_text, from_text
 from girih.comm.peers import connect_all
 from girih.comm.rpc import Request
-from girih.comm.serving import attempt
+from girih.comm.serving import attempt, timers
 from girih.dense.accel import dynamo
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.malloc import keep_freed_memory
@@ -94,6 +94,7 @@ class GroupServer:
     patience_s: float = PATIENCE_S
     incarnation: int = 0
     name: str = RoleName.GROUP_SERVER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
@@ -175,7 +176,9 @@ class _Work:
         self._num_begun = self._num_done = 0  # writes
         self._lock = threading.Lock()  # of the four above
         self._wire = role.wire
-        self._stats = Stats()
+        self._stats = role.stats
+        self._timers = timers(self._verbs, self._stats)
+        self._stats.watch(partial(_live, self._stats, max(2, role.num_nets), self._batches))
         if role.averaging is not None:
             its = role.averaging
             servers = connect_all(RoleName.DENSE_SERVER, its.servers, secret=role.secret)
@@ -190,6 +193,7 @@ class _Work:
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
+        request.answered = self._timers.get(request.frame.kind)
         work: Callable[[], None] = partial(self._verbs[Verb(request.frame.kind)], request)
         if request.frame.kind == Verb.FORWARD and self._drawing:
             work = self._in_turn(request, work)
@@ -407,6 +411,13 @@ class _Work:
                 f" is no connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch
+
+
+def _live(stats: Stats, num_threads: int, batches: Mapping[Any, Any]) -> dict[str, Any]:
+    """Numbers of a server for :meth:`Stats.watch`."""
+    totals_s = dict(stats.spans.totals_s)
+    busy_s = sum(totals_s.get(f"part {verb}", 0.0) for verb in ("forward", "backward", "apply"))
+    return {"queues": {"batches": len(batches)}, "busy_s": busy_s, "busy_threads": num_threads}
 
 
 def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:

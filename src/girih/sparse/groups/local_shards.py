@@ -80,6 +80,7 @@ class LocalShards:
         self.groups = tuple(groups)
         self.shards_each = options.num_shards(group.spec for group in groups)
         self._elsewhere = elsewhere or ()
+        self._on_gpu = options.on_gpu
         self._first_file = place * self.shards_each
         if elsewhere is not None:
             place, num_places = 0, 1
@@ -112,6 +113,10 @@ class LocalShards:
         for _, store in self.files():
             rows.update(_rows_of(store))
         return dict(rows)
+
+    def live(self) -> dict[str, Any]:
+        """Counters and rows for :meth:`girih.runs.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
+        return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""

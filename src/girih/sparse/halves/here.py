@@ -217,6 +217,10 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows())
 
+    def live(self) -> dict[str, Any]:
+        """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
+        return self._shards.live()
+
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard here, to be written as parts of a checkpoint."""
         return self._shards.begin_save(writer)

@@ -23,7 +23,7 @@ from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
-from girih.comm.peers import connect_all
+from girih.comm.peers import calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
@@ -213,6 +213,7 @@ class RemoteSparse:
         self.last_step = 0
         self.turns = count()
         self._stats = stats or Stats()
+        self._stats.counters["lost_updates"] += 0  # said from the start
         self._ranks = ranks
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
@@ -230,6 +231,15 @@ class RemoteSparse:
         if self.staging is None:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
+
+    def begin_anew(self) -> None:
+        """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
+        told = None
+        if self._ranks.first:
+            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW)]
+            told = max(lost for lost, _ in fields), max(step for _, step in fields)
+            self._stats.counters["lost_updates"] += told[0]
+        self.last_step = self._ranks.broadcast(told)[1]
 
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""
@@ -293,6 +303,11 @@ class RemoteSparse:
                 rows.update(snapshot.pop("rows", {}))
                 processes[f"{name} {number}"] = snapshot
         return SparseStats(dict(store), dict(rows), processes)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this process for :meth:`Stats.watch`; asks no other."""
+        queues = {"updates": len(self._pending)}
+        return {"queues": queues, **calls_of((*self._workers, *self._servers))}
 
     def begin_save(self, writer: Storage) -> RemoteSave:
         """All servers take live snapshots, while no trainer has anything in flight."""

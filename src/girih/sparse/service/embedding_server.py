@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -74,6 +74,7 @@ class EmbeddingServer:
     segment: str | None = None
     incarnation: int = 0
     name: str = RoleName.EMBEDDING_SERVER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
@@ -87,8 +88,9 @@ class EmbeddingServer:
         )
         try:
             with ThreadPoolExecutor(1, "girih-write") as writing:
-                _Work(shards, self.num_contributors, writing).serve(self, ready, stop)
+                _Work(shards, self.num_contributors, writing, self.stats).serve(self, ready, stop)
         finally:
+            self.stats.unwatch()
             shards.close()
             if segment is not None:
                 remove_segments(f"{segment}-")
@@ -97,11 +99,13 @@ class EmbeddingServer:
 class _Work(Service):
     """The work of a server, request by request; files are written beside the others."""
 
-    def __init__(self, shards: LocalShards, num_contributors: int, writing: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, shards: LocalShards, num_contributors: int, writing: ThreadPoolExecutor, stats: Stats
+    ) -> None:
         super().__init__({
             Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
-            Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
-        })  # fmt: skip
+            Verb.ANEW: self._begin_anew, Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
+        }, stats)  # fmt: skip
         self._shards, self._writing = shards, writing
         self._num_contributors = num_contributors
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
@@ -109,7 +113,9 @@ class _Work(Service):
         self._num_updates = 0  # of all trainers
         self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
-        self._stats = Stats()
+        self._num_lost, self._last_step = 0, 0
+        self._stats = stats
+        stats.watch(shards.live)
         self._save: ShardsSave | None = None
 
     def handle(self, request: Request) -> None:
@@ -142,6 +148,7 @@ class _Work(Service):
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
+            self._last_step = max(self._last_step, step)
             self._reads[request.client, sample] = reads, self._num_updates
         request.reply((staleness,), values)
 
@@ -202,6 +209,18 @@ class _Work(Service):
         for reader, found, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
             reader.apply(found, totals, step, as_float(lr_scale))
+
+    def _begin_anew(self, request: Request) -> None:
+        """Drops what trainers that are gone have read, and their part of steps that others never ended."""
+        self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
+        self._reads.clear()
+        self._parts.clear()
+        self._done.clear()
+        save, self._save = self._save, None
+        if save is not None:
+            save.close()
+        self._writing.submit(int).result()  # one that is being written, which nobody will complete
+        request.reply((self._num_lost, self._last_step))
 
     def _read_stats(self, request: Request) -> None:
         store = {"store": self._shards.counters(), "rows": self._shards.rows()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
 from girih.comm.messages import answer, as_text
-from girih.comm.peers import connect_all
+from girih.comm.peers import calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Frame, Request
 from girih.comm.serving import Service
@@ -72,6 +72,7 @@ class EmbeddingWorker:
     incarnation: int = 0
     prefetch: bool = False
     name: str = RoleName.EMBEDDING_WORKER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
@@ -92,14 +93,15 @@ class _Work(Service):
         super().__init__({
             Verb.STORE_IDS: self._store_ids, Verb.DROP_IDS: self._drop_ids, Verb.PULL: self._pull, Verb.PEEK: self._peek,
             Verb.PUSH: self._push, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
-        })  # fmt: skip
+        }, role.stats)  # fmt: skip
         self._codec, self._clients = role.codec, clients
         self._groups = role.spec.groups()
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
         self._prefetch = role.prefetch
         self._numbers = count(1)
-        self._stats = Stats()
+        self._stats = role.stats
+        self._stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(clients)})
 
     def _store_ids(self, request: Request) -> None:
         of_pass, trainer, share, _ = request.frame.fields

@@ -34,6 +34,7 @@ class Verb(IntEnum):
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
+    ANEW: trainers begin anew; what others began is dropped → (updates lost by this, or by an earlier one; the last step).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
     """
 
@@ -52,3 +53,4 @@ class Verb(IntEnum):
     BEGIN = 13
     NEXT = 14
     END = 15
+    ANEW = 16

@@ -1,0 +1,61 @@
+"""``girih status``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from girih.cli import cli
+from girih.cli.words import PATH
+from girih.report.status import status_of
+from girih.report.status_table import screen
+
+EVERY_S = 1.0
+UNDER_WAY = ("running", "silent")
+WIDE = 200
+"""Columns where no terminal says how many there are."""
+
+
+@cli.command()
+@click.argument("run", metavar="RUN", type=PATH)
+@click.option("--watch", is_flag=True, help="Show it anew each second, until the run is over.")
+@click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
+def status(run: Path, watch: bool, as_json: bool) -> int:
+    """Show a run's processes: alive or not, load, bottleneck."""
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else WIDE
+
+    def show(found: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(json.dumps(found))
+        else:
+            console.print(screen(found, width), width=max(width, console.width), crop=False)
+
+    found = status_of(run)
+    if not watch or found["state"] not in UNDER_WAY:
+        show(found)
+    elif as_json or not console.is_terminal:
+        for found in _until_over(run):
+            show(found)
+    else:
+        with Live(screen(found, width), console=console, auto_refresh=False) as live:
+            for found in _until_over(run):
+                live.update(screen(found, console.width), refresh=True)
+    return 0
+
+
+def _until_over(run: Path) -> Iterator[dict[str, Any]]:
+    """The state of a run each second, until the run is over."""
+    while True:
+        found = status_of(run)
+        yield found
+        if found["state"] not in UNDER_WAY:
+            return
+        time.sleep(EVERY_S)

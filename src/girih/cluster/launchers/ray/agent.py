@@ -1,0 +1,174 @@
+"""The actor beside each process of a run: it starts the process on its node, and stands between it and the launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.cluster.hosts import HostSpec
+from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.local import LocalLauncher, LocalProcess
+from girih.cluster.pipe import from_text
+from girih.cluster.roles import RoleName, title
+from girih.cluster.segments import hold
+
+ASKED_S = 20.0
+"""An answer of :meth:`Agent.events` without events comes after so long."""
+
+Event = Mapping[str, Any]
+"""One of ``address``; ``message``, of a trainer; ``printed`` and ``to`` (1 or 2); ``status`` and ``words``, the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that it takes to start a process of a run anywhere.
+
+    Attributes:
+        threads: of OpenMP; None leaves it to the process.
+        folder: the one to start it in; it must be there on its node. launched_from: the launcher's node.
+        seen: a file that it must see, as it writes beside it; "" for a process that writes nothing.
+        trainer: the words of ``girih`` that make a trainer; of one that comes back where this does.
+        num_trainers, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`.
+        environment: variables of the launcher that the run needs.
+    """
+
+    name: RoleName
+    index: int
+    incarnation: int
+    threads: int | None
+    folder: str
+    launched_from: str
+    seen: str
+    trainer: Sequence[str]
+    num_trainers: int
+    hello: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+class Agent:
+    """One process, told of by events that are numbered from 0, so that an answer that is lost can be asked for again.
+
+    Its methods may run twice, as calls of Ray may: ``begin`` and ``send`` carry the number of the message.
+    """
+
+    def __init__(self, order: Order, host: str) -> None:
+        self._events: list[Event] = []
+        self._first = 0  # the number of the first one that is kept
+        self._changed = threading.Condition()
+        self._sent = 0
+        self._process: LocalProcess | None = None
+        try:
+            self._process = self._start(order, host)
+        except OSError as error:
+            self._tell({"status": 2, "words": f"girih: {error}"})
+
+    def where(self) -> tuple[int, str]:
+        """The number of the process, and the name of its node; 0 where it could not be started."""
+        return (0 if self._process is None else self._process.pid), socket.gethostname()
+
+    def send(self, number: int, message: dict[str, Any]) -> None:
+        """Sends message ``number`` to the process: 1 for the first one."""
+        if number <= self._sent or self._process is None:
+            return
+        self._sent = number
+        if "role" in message:
+            self._process.begin(from_text(message["role"]))
+        else:
+            self._process.pipe.send(message)
+
+    def events(self, first: int) -> list[Event]:
+        """The events from this one on: at once where there are some, else when there are. Those before it are forgotten."""
+        with self._changed:
+            del self._events[: first - self._first]
+            self._first = first
+            self._changed.wait_for(lambda: self._events, ASKED_S)
+            return list(self._events)
+
+    def end(self) -> None:
+        """Asks the process to end."""
+        if self._process is not None:
+            self._process.end()
+
+    def kill(self) -> None:
+        """Ends the process now."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _start(self, order: Order, host: str) -> LocalProcess:
+        where = f"{title(order.name, order.index)} on node {host}"
+        if not Path(order.folder).is_dir():
+            raise OSError(
+                f"{where} does not see the folder {order.folder}; start girih in a folder that all nodes share, or as a Ray"
+                " job with a working_dir"
+            )
+        if order.seen and not Path(order.seen).is_file():
+            raise OSError(
+                f"{where} does not see the folder {Path(order.seen).parent} of node {order.launched_from}; name a run directory on"
+                " storage that all nodes share by --run"
+            )
+        os.chdir(order.folder)
+        launcher = LocalLauncher(
+            {title(order.name, order.index): HostSpec(host=host, environment=order.environment)},
+            trainer=[sys.executable, "-m", "girih", *order.trainer],
+            again=[sys.executable, "-m", "girih", *order.trainer],
+            num_trainers=order.num_trainers,
+            hello=order.hello,
+        )
+        is_first = order.name == RoleName.TRAINER and order.index == 0
+        printed = [os.pipe() for _ in range(2 if is_first else 0)]
+        held = hold(order.hello["segments"], title(order.name, order.index).replace(" ", "-"))
+        try:
+            process = launcher.start(
+                order.name,
+                order.index,
+                order.incarnation,
+                Resources(order.threads),
+                terminal=[theirs for _, theirs in printed] or None,
+                held=held,
+            )
+        finally:
+            for descriptor in (*(theirs for _, theirs in printed), *([] if held is None else [held])):
+                os.close(descriptor)
+        hearing = [self._in_thread(self._pass_on, ours, to) for to, (ours, _) in enumerate(printed, 1)]
+        if order.name == RoleName.TRAINER:
+            hearing.append(self._in_thread(self._hear_trainer, process))
+        self._in_thread(self._watch, process, hearing)
+        return process
+
+    def _watch(self, process: LocalProcess, hearing: Sequence[threading.Thread]) -> None:
+        """Tells where a role listens, and how it ends."""
+        if process.name != RoleName.TRAINER and process.wait_for_address(None):
+            self._tell({"address": process.address})
+        status = process.wait()
+        for thread in hearing:
+            thread.join()
+        words = process.last_words()
+        process.close()
+        self._tell({"status": status, "words": words})
+
+    def _hear_trainer(self, process: LocalProcess) -> None:
+        with suppress(EOFError):
+            while True:
+                self._tell({"message": process.pipe.receive()})
+
+    def _pass_on(self, printed: int, to: int) -> None:
+        with open(printed, "rb", buffering=0) as source:
+            while text := source.read(1 << 16):
+                self._tell({"printed": text, "to": to})
+
+    def _tell(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def _in_thread(self, work: Any, *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, name="girih-agent", daemon=True)
+        thread.start()
+        return thread

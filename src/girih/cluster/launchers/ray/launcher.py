@@ -1,0 +1,186 @@
+"""Starts processes on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address
+
+from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.ray.agent import Agent, Order
+from girih.cluster.launchers.ray.placement import PLACED_S, Placement
+from girih.cluster.launchers.ray.process import WAITING, RayProcess
+from girih.cluster.options import RoleResources
+from girih.cluster.roles import RoleName, title
+from girih.errors import ConfigError, RoleError
+
+NAMESPACE = "girih"
+DIALED_S = 5.0
+WRITERS = (RoleName.TRAINER, RoleName.EMBEDDING_SERVER)
+"""Roles that write into the run directory, or into checkpoints."""
+
+
+class RayCluster:
+    """The connection of a launcher to a cluster; to be closed.
+
+    Args:
+        address: "auto" for the cluster of this node, or ``HOST:PORT`` of its head.
+
+    Attributes:
+        host: this node, as others reach it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+
+    def __init__(self, address: str = "auto") -> None:
+        if "://" in address:
+            raise ConfigError(
+                f"cluster {address!r}: expected auto, or HOST:PORT of the head; start girih on a node of the cluster, or as a"
+                " Ray job (ray job submit -- girih train …)"
+            )
+        _dial(address)
+        environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"env_vars": environment} if environment else None,
+            )
+        except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"cluster {address!r}: {str(error).strip().splitlines()[0]}; start one by ray start --head, or name the HOST:PORT of"
+                " its head"
+            ) from error
+        finally:
+            for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+                signal.signal(number, handler)
+        self.host = own_address()
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends what was started there."""
+        ray.shutdown()
+
+
+class RayLauncher:
+    """Starts processes in a placement group; see :class:`girih.cluster.launchers.launcher.Launcher`.
+
+    Actors are named ``RUN/ROLE-INDEX.INCARNATION`` in the namespace ``girih``. Ray does not restart them: whoever watches
+    the processes does, in the same place, with the next incarnation, as on one host.
+
+    Args:
+        counts: role → processes.
+        resources: role → what each of its processes may use.
+        trainer, again: the words of ``girih`` that make a trainer, and one that comes back.
+        hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
+        seen: a file that processes that write must see, as they write beside it.
+        writers: how many do: trainer 0, or all trainers and embedding servers where None.
+        placed_s: see :class:`~girih.cluster.launchers.ray.placement.Placement`.
+
+    Raises:
+        ConfigError: the cluster does not have what is asked for.
+    """
+
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        resources: Mapping[RoleName, RoleResources],
+        *,
+        trainer: Sequence[str] = (),
+        again: Sequence[str] = (),
+        hello: Mapping[str, Any],
+        seen: str = "",
+        writers: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        placed_s: float = PLACED_S,
+    ) -> None:
+        self._placement = Placement(counts, resources, placed_s=placed_s)
+        self._resources, self._trainer, self._again = resources, trainer, again
+        self._num_trainers = counts.get(RoleName.TRAINER, 1)
+        hosts = {title(*place): host for place, host in self._placement.hosts.items()}
+        self._hello = {**hello, "hosts": hosts}
+        self._seen, self._writers, self._environment = seen, writers, environment or {}
+        self._run = secrets.token_hex(4)
+        self._actor: Any = ray.remote(concurrency_groups={WAITING: 1})(Agent)  # type: ignore[call-overload]
+
+    @property
+    def hosts(self) -> set[str]:
+        """The addresses of the nodes that the run is on."""
+        return set(self._placement.hosts.values())
+
+    def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> RayProcess:
+        """Starts a process on the node of its bundle.
+
+        Raises:
+            RoleError: the placement group is gone.
+        """
+        if not self._placement.is_there():
+            raise RoleError(
+                f"{title(name, index)} cannot be started: its placement group is gone from the cluster"
+            )
+        host, own = self._placement.hosts[name, index], self._resources[name]
+        is_trainer = name == RoleName.TRAINER
+        writes = name in WRITERS if self._writers is None else is_trainer and index < self._writers
+        threads = max(1, int(own.cpus)) if is_trainer else resources.threads
+        order = Order(
+            name=name,
+            index=index,
+            incarnation=incarnation,
+            threads=threads,
+            folder=str(Path.cwd()),
+            launched_from=own_address(),
+            seen=self._seen if writes else "",
+            trainer=self._again if incarnation else self._trainer,
+            num_trainers=self._num_trainers,
+            hello={**self._hello, "bind": host, "threads": threads},
+            environment=self._environment,
+        )
+        actor = self._actor.options(
+            name=f"{self._run}/{name}-{index}.{incarnation}",
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=self._placement.of(name, index),
+            **own.of_actor(),
+        ).remote(order, host)
+        return RayProcess(name, index, incarnation, actor, host)
+
+    def close(self) -> None:
+        """Gives back the resources of the run; to be called when its processes are gone."""
+        with contextlib.suppress(RayError):
+            self._placement.close()
+
+
+def own_address() -> str:
+    """This node, as other nodes reach it."""
+    address: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def _dial(address: str) -> None:
+    """Ray tries for minutes to reach what is not there.
+
+    Raises:
+        ConfigError: nobody listens.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), DIALED_S).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cluster {address!r} cannot be reached: {error}; expected auto, or HOST:PORT of the head, as ray start --head"
+            " prints it"
+        ) from error

@@ -1,0 +1,142 @@
+"""The state of a run, for ``girih status``: its processes as their files show them, checked against the system."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from girih.errors import RunDirectoryError
+from girih.runs.directory import read_summary
+from girih.runs.live.others import SILENT_S
+from girih.runs.live.place import LIVE
+from girih.runs.live.process import state_of
+from girih.runs.live.reading import Shown, read_all
+from girih.runs.stats import STALENESS
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    """The state of a run, as plain values for JSON.
+
+    Returns:
+        ``run``; ``state``: "running", "silent" where no process says anything though one is there, "killed" where all are
+        gone without an end, "ended", or "stopped" where there is no process and no summary; ``processes``, each with
+        what :func:`_process` says; ``totals`` over them; ``bottleneck``: role, index and busy share of the
+        busiest process, or None; ``record``: the last training line of ``metrics.jsonl``; ``summary``.
+
+    Raises:
+        RunDirectoryError: not a run directory, or its summary is damaged.
+    """
+    if not run.is_dir():
+        what = "is a file" if run.exists() else "does not exist"
+        raise RunDirectoryError(f"{run}: {what}; give a run directory, as `girih train --run` makes it")
+    if not any((run / name).exists() for name in ("config.toml", "metrics.jsonl", LIVE)):
+        told = "not a run directory (no config.toml or metrics.jsonl in it)"
+        raise RunDirectoryError(f"{run}: {told}; give one that `girih train --run` made")
+    shown, now = read_all(run), time.time()
+    processes = [_process(each, now) for each in shown]
+    summary = read_summary(run)
+    return {
+        "run": str(run),
+        "state": _state(processes, summary),
+        "processes": processes,
+        "totals": _totals(processes),
+        "bottleneck": _bottleneck(processes),
+        "record": _last_record(run / "metrics.jsonl"),
+        "summary": summary,
+    }
+
+
+def _process(shown: Shown, now: float) -> dict[str, Any]:
+    """One process; what it does not say is None, and rates of one that does not run are."""
+    state, rows = _state_of(shown, now), shown.live("rows")
+    runs = state == "running"
+    staleness = {
+        int(value): times for value, times in shown.now["stats"]["histograms"].get(STALENESS, {}).items()
+    }
+    batches = sum(staleness.values())
+    queues: Mapping[str, int] = shown.live("queues", {})
+    return {
+        "role": shown.role,
+        "index": shown.index,
+        "pid": shown.pid,
+        "host": shown.host,
+        "incarnation": shown.incarnation,
+        "state": state,
+        "up_s": shown.now["at_s"] - shown.begun_s,
+        "silent_s": max(0.0, now - shown.now["at_s"]),
+        "metrics": shown.endpoint or None,
+        "steps": shown.live("steps"),
+        "samples_per_s": shown.per_second("examples") if runs else None,
+        "staleness_mean": sum(value * times for value, times in staleness.items()) / batches
+        if batches
+        else None,
+        "staleness_max": max(staleness, default=None),
+        "queues": dict(queues),
+        "rows": None if rows is None else sum(rows.values()),
+        "rss_bytes": shown.now["rss_bytes"],
+        "cpu_cores": shown.cpu_cores if runs else None,
+        "busy": shown.busy if runs else None,
+        "lost_updates": shown.counter("lost_updates"),
+        "lost_calls": shown.live("lost_calls", 0),
+        "retries": shown.live("retries", 0),
+    }
+
+
+def _state_of(shown: Shown, now: float) -> str:
+    """ "running", "silent" where it says nothing, as one that is stopped, or "gone"."""
+    if shown.host == socket.gethostname():
+        state = state_of(shown.pid, shown.start)
+        if state != "running":
+            return "silent" if state == "stopped" else "gone"
+    return "running" if now - shown.now["at_s"] < SILENT_S else "silent"
+
+
+def _state(processes: list[dict[str, Any]], summary: Mapping[str, Any] | None) -> str:
+    states = {process["state"] for process in processes}
+    if "running" in states:
+        return "running"
+    if "silent" in states:
+        return "silent"
+    if summary is not None:
+        return "ended"
+    return "killed" if processes else "stopped"
+
+
+def _totals(processes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over processes; None where none of them says it."""
+    totals: dict[str, Any] = {}
+    for name in ("samples_per_s", "rows", "rss_bytes", "cpu_cores", "lost_updates", "incarnation"):
+        there = [p[name] for p in processes if p[name] is not None and p["state"] != "gone"]
+        totals["restarts" if name == "incarnation" else name] = sum(there) if there else None
+    return totals
+
+
+def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The process that waits least for others, while the run trains."""
+    if not any(process["samples_per_s"] for process in processes):
+        return None
+    known = [process for process in processes if process["busy"] is not None]
+    busiest = max(known, key=lambda process: process["busy"], default=None)
+    return None if busiest is None else {name: busiest[name] for name in ("role", "index", "busy")}
+
+
+def _last_record(file: Path) -> dict[str, Any] | None:
+    """The last training line, of those at the end of the file."""
+    try:
+        with file.open("rb") as lines:
+            lines.seek(max(0, file.stat().st_size - (1 << 16)))
+            tail = lines.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(tail):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off
+        if isinstance(record, dict) and "split" not in record:
+            return record
+    return None

@@ -1,0 +1,71 @@
+"""The lease of a run directory: which process a run belongs to, and whether that one lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from girih.cluster.pipe import CONTROL
+from girih.cluster.segments import owned_by, start_of
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The process that has a run: its launcher, or the trainer where there is none.
+
+    Attributes:
+        host, boot: the machine, and which of its starts.
+        pid, start: the process, and when it began, in ticks since the machine did; "" where the system does not tell.
+        segments: begins the names of the run's shared memory.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    start: str
+    segments: str
+
+    @classmethod
+    def own(cls) -> Lease:
+        """The lease of the run that this process trains."""
+        pid = os.getppid() if CONTROL in os.environ else os.getpid()
+        return cls(socket.gethostname(), _boot(), pid, start_of(pid), owned_by(pid))
+
+    @classmethod
+    def read(cls, file: IO[str]) -> Lease | None:
+        """The lease in a file; None where there is none, as after a run that ended by itself."""
+        file.seek(0)
+        try:
+            return cls(**json.loads(file.read()))
+        except (ValueError, TypeError):
+            return None
+
+    def write(self, file: IO[str]) -> None:
+        """Replaces what is in a file."""
+        file.truncate(0)
+        file.write(json.dumps(asdict(self)) + "\n")
+        file.flush()
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether the process lived here since the machine was started."""
+        return (self.host, self.boot) == (socket.gethostname(), _boot())
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process is known to live; nothing is known of other machines."""
+        return self.is_of_this_machine and self.start != "" and start_of(self.pid) == self.start
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

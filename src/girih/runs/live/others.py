@@ -1,0 +1,69 @@
+"""The other processes of a run, for the log of the trainer that writes: as their files show them, up to a second late."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from girih.runs.live.place import Who
+from girih.runs.live.reading import Shown, read_all
+from girih.runs.live.shower import EVERY_S
+from girih.runs.stats import STALENESS
+
+SILENT_S = 5.0
+"""A process that has written nothing for so long does not work."""
+
+
+class Others:
+    """All processes of a run but this one.
+
+    Args:
+        own: this one.
+        apart: whether trainers go at their own pace.
+    """
+
+    def __init__(self, run: Path, own: Who, apart: Callable[[], bool]) -> None:
+        self._run, self._own, self._apart = run, own, apart
+        self._read_s, self._shown = 0.0, list[Shown]()
+        self._counted: dict[str, Counter[int]] = {}
+
+    def resident_bytes(self) -> int:
+        """Their memory."""
+        return sum(shown.now["rss_bytes"] for shown in self._known())
+
+    def staleness(self) -> Counter[int]:
+        """Batches of the other trainers by their staleness, since this was asked last."""
+        found: Counter[int] = Counter()
+        for shown in self._known():
+            counts = shown.now["stats"]["histograms"].get(STALENESS)
+            if counts is not None:
+                key = f"{shown.title}, life {shown.incarnation}"
+                now = Counter({int(value): times for value, times in counts.items()})
+                found += now - self._counted.get(key, Counter())
+                self._counted[key] = now
+        return found
+
+    def samples_per_s(self, own: float | None) -> float | None:
+        """The rate of all trainers, of which ``own`` is right where all do each step together.
+
+        Where they go at their own pace, it is what all would do at this trainer's.
+        """
+        if own is None or not self._apart():
+            return own
+        rates = [shown.per_second("examples") for shown in self._known() if shown.role == self._own.role]
+        known = [rate for rate in rates if rate is not None]
+        return own / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
+
+    def _known(self) -> list[Shown]:
+        now = time.time()
+        if now - self._read_s > EVERY_S:
+            itself = (self._own.role, self._own.index)
+            self._shown = [
+                shown
+                for shown in read_all(self._run)
+                if (shown.role, shown.index) != itself and now - shown.now["at_s"] < SILENT_S
+            ]
+            self._read_s = now
+        return self._shown

@@ -1,0 +1,61 @@
+"""``girih status`` of runs that are over, or of what is none; tests/strategies/test_shown.py has those under way."""
+
+import json
+
+import pytest
+
+from girih import cli
+from girih.report.status import _bottleneck, status_of
+
+SUMMARY = {
+    "steps": 100, "num_examples": 6400, "samples_per_s": 1234.5, "auc": 0.75, "logloss": 0.5, "num_rows": 99, "lost_updates": 0,
+    "checkpoint_step": 100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: None, "does not exist; give a run directory, as `girih train --run` makes it"),
+        (lambda path: path.write_text(""), "is a file; give a run directory"),
+        (lambda path: path.mkdir(), "not a run directory (no config.toml or metrics.jsonl in it)"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--watch", "--json"])
+def test_what_is_no_run_is_told_in_one_line(tmp_path, capsys, make, told, option):
+    make(tmp_path / "run")
+    assert cli.run(["status", str(tmp_path / "run"), option]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    (line,) = error.splitlines()
+    assert line.startswith(f"girih: {tmp_path / 'run'}: ")
+    assert told in line
+
+
+def test_a_run_that_has_ended_is_its_summary_and_one_without_is_told_to_go_on(tmp_path, capsys):
+    record = {"step": 50, "loss": 0.625, "samples_per_s": 10.0}
+    lines = [json.dumps(record), json.dumps({"step": 50, "split": "valid"}), '{"step": 5']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert cli.run(["status", str(tmp_path), "--watch"]) == 0
+    out = capsys.readouterr().out
+    assert "stopped before its end, step 50, loss 0.62500" in out
+    assert f"go on with: girih train {tmp_path}/config.toml --run {tmp_path} --resume" in out
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    assert cli.run(["status", str(tmp_path), "--json", "--watch"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["processes"], found["record"]) == ("ended", [], record)
+    assert found["summary"] == SUMMARY
+    assert cli.run(["status", str(tmp_path)]) == 0
+    assert "ended, 100 steps, 6,400 examples, 1,234 samples/s, AUC 0.75000" in capsys.readouterr().out
+
+
+def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains(tmp_path):
+    def process(role, busy, rate=None):
+        return {"role": role, "index": 0, "busy": busy, "samples_per_s": rate}
+
+    waiting = [process("trainer", 0.25, 900.0), process("embedding-server", 0.875), process("loader", None)]
+    assert _bottleneck(waiting) == {"role": "embedding-server", "index": 0, "busy": 0.875}
+    waiting[0]["samples_per_s"] = 0.0  # it evaluates
+    assert _bottleneck(waiting) is None
+    (tmp_path / "config.toml").write_text("")
+    assert status_of(tmp_path)["bottleneck"] is None

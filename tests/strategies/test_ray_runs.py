@@ -1,0 +1,105 @@
+"""Whole runs on a Ray cluster of this host: they end as on one machine, with the same parameters."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from running import Running
+from scenes import write
+
+from ray_head import ray_address
+from runs import command, difference, latest, train
+
+__all__ = ["ray_address"]
+ray = pytest.importorskip("ray", reason="needs pip install girih[cluster]")
+
+STEPS = ["train.max_steps=40", "checkpoint.every_steps=10"]
+TWO = ["strategy.trainers=2"]
+SYNCHRONOUS = ("synchronous", [*TWO, *STEPS])
+HYBRID = ("hybrid", [*TWO, *STEPS, "strategy.embedding_servers=2", "strategy.staleness=0"])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("ray"), num_examples=1601)
+
+
+def on_ray(directory, address, run, strategy, overrides, **options):
+    done = subprocess.run(
+        [*command(directory, strategy, run, *overrides), "--cluster", address],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        **options,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def by_process(run):
+    return {
+        f"{each['role']} {each['index']}": each for each in json.loads((run / "processes.json").read_text())
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides"), [SYNCHRONOUS, pytest.param(*HYBRID, marks=pytest.mark.heavy)]
+)
+def test_a_run_on_a_cluster_equals_one_of_plain_processes_bit_for_bit(
+    directory, ray_address, tmp_path, strategy, overrides
+):
+    status, told, error = on_ray(directory, ray_address, tmp_path / "ray", strategy, overrides)
+    assert status == 0, (told, error)
+    assert "40 steps" in told
+    train(directory, strategy, tmp_path / "plain", *overrides)
+    assert difference(tmp_path / "ray", tmp_path / "plain") == (0, 0)
+    assert not (tmp_path / "ray" / "processes.json").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".girih")] == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("killed", ["process", "actor"])
+def test_a_trainer_that_is_killed_comes_back_where_it_was_placed(directory, ray_address, tmp_path, killed):
+    """Its process is, or Ray kills its actor; the run goes on, and ends with the parameters of an undisturbed one."""
+    strategy, overrides = SYNCHRONOUS
+    run, overrides = tmp_path / "ray", [*overrides, "train.max_steps=200"]
+    running = Running([*command(directory, strategy, run, *overrides), "--cluster", ray_address])
+    running.until_it_trains()
+    while not list((run / "checkpoints").glob("step-*/manifest.json")):
+        time.sleep(0.02)
+    pid = by_process(run)["trainer 1"]["pid"]
+    if killed == "actor":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert "Agent" in Path(f"/proc/{pid}/cmdline").read_text()
+    os.kill(pid, signal.SIGKILL)
+    error = running.ends(0, within_s=120)
+    assert "trainer 1" in error
+    assert "all trainers go on from step-" in error
+    assert json.loads((run / "summary.json").read_text())["restarts"] == {"trainer": 1}
+    train(directory, strategy, tmp_path / "plain", *overrides)
+    assert difference(run, tmp_path / "plain") == (0, 0)
+
+
+def test_a_cluster_that_is_not_there_is_one_line_and_status_2(directory, tmp_path):
+    status, told, error = on_ray(directory, "127.0.0.1:1", tmp_path / "run", *SYNCHRONOUS)
+    assert status == 2, (told, error)
+    assert told == ""
+    assert len(error.splitlines()) == 1
+    assert "cluster '127.0.0.1:1' cannot be reached" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.heavy
+def test_a_signal_ends_a_run_on_a_cluster_with_a_checkpoint(directory, ray_address, tmp_path):
+    strategy, overrides = HYBRID
+    run = tmp_path / "run"
+    words = [*command(directory, strategy, run, *overrides, "train.max_steps=100000", "train.epochs=100000")]
+    running = Running([*words, "--cluster", ray_address])
+    running.until_it_trains()
+    running.process.send_signal(signal.SIGTERM)
+    assert "go on with" in running.ends(130, within_s=60)
+    assert (latest(run) / "manifest.json").is_file()
