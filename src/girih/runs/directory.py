@@ -21,6 +21,7 @@ from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, unfinished, write_whole
 from girih.runs.lease import Lease
 from girih.runs.live.place import LIVE, LOGS, TARGETS
+from girih.runs.live.shower import forget
 
 LOCK = ".lock"
 """Locked by the process that writes the run; holds its lease until the run ends by itself."""
