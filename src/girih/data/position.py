@@ -78,6 +78,7 @@ class Position:
         Raises:
             ConfigError: an unknown key or a wrong type.
         """
+        mapping = config.build(Mapping[str, Any], mapping, "position")
         offsets = config.build(Mapping[str, _Place], mapping.get("offsets", {}), "position.offsets")
         if not all(name.isdecimal() for name in offsets):
             raise ConfigError(f"position.offsets of {list(offsets)}: expected partitions by number")

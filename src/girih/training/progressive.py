@@ -37,7 +37,8 @@ class ProgressiveValidation:
         return self._added()[0]
 
     def restore(self, state: Tensor | None) -> None:
-        """Goes on from a saved state, which the first trainer takes."""
+        """Goes on from a saved state, which the first trainer takes; None begins anew."""
+        self._steps.settle()  # what is under way belongs to what is dropped
         self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
 
     def _counted(self) -> Tensor:

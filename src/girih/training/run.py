@@ -277,6 +277,7 @@ class TrainingRun:
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
         log.begin(self.state, session.sparse.stats().counters)
+        log.trained(self.state)  # else the next crash would count again what this start has counted
         plan = self.opened()[0].to_dict()
         if self.directory is not None:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
@@ -340,9 +341,6 @@ class TrainingRun:
         if self.progressive is not None:
             with believed(loaded.place):
                 self.progressive.restore(loaded.state.get("progressive"))
-        if self.directory is not None:
-            state, mark = self.state, self.directory / TRAINED
-            state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
@@ -450,7 +448,9 @@ class TrainingRun:
         if self._log is None:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
             if path is not None:
-                rewind(path, self.state)  # what a run that begins anew, or goes on, writes again
+                state, mark = self.state, path.with_name(TRAINED)
+                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
             if self.directory is not None:
                 own = Who(RoleName.TRAINER, self.ranks.rank)
