@@ -11,7 +11,8 @@ import click
 
 from girih.cli import cli
 from girih.cli.words import PATH
-from girih.cluster.launch import Launch, launch, leave_signals_to_launcher
+from girih.cluster.launch import launch, leave_signals_to_launcher
+from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
@@ -31,7 +32,7 @@ def calibrate(typed: list[str], trainers: int, out: Path) -> int:
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: expected a file in a directory that exists")
     if "RANK" not in os.environ:
-        command, counts = ["calibrate", *typed], {RoleName.TRAINER: trainers}
+        command, counts = ["calibrate", *typed], {str(RoleName.TRAINER): trainers}
         never = ClusterOptions(max_restarts=0)  # it keeps nothing to go on from
         return launch(Launch(command=command, again=command, counts=counts, options=never))
     leave_signals_to_launcher()

@@ -146,7 +146,7 @@ class Cluster:
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """How often a process of each role came back because it was killed; empty but on rank 0."""
+        """Restarts by role: processes that came back because they were killed; empty but on rank 0."""
         return dict(self._roles.restarts) if self._roles is not None and self._first else {}
 
     @property
