@@ -1,0 +1,222 @@
+"""Runs that train on a Kafka topic: each record has a row of its own, so that none is skipped unseen."""
+
+import json
+import os
+import signal
+import struct
+import time
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from running import Running
+
+from kafka_broker import PARTITIONS, TURN, Broker, in_turns, records
+from runs import command, difference, latest, train
+
+pytest.importorskip("confluent_kafka")
+heavy = pytest.mark.heavy
+USERS, ITEMS, SIZE = 50, 20, 256
+ROUND = PARTITIONS * TURN  # all partitions had one turn
+FIRST = 2 * ROUND + 100  # several trainers wait for whole turns
+CONFIG = """
+[data]
+format = "kafka"
+train = "{train}"
+batch_size = 256
+[[features]]
+name = "record"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "user"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "item"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "price"
+kind = "numeric"
+[labels]
+names = ["click"]
+[model]
+name = "deepfm"
+hidden = [8]
+[train]
+progressive_validation = true
+log_every_steps = 10
+[checkpoint]
+every_steps = 20
+"""
+TO_THE_END = 'data.stop_at="end"'
+SERVERS = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
+SEVERAL = [
+    ("hybrid", ["strategy.trainers=2", *SERVERS]),
+    ("synchronous", ["strategy.trainers=2"]),
+]
+
+
+@pytest.fixture
+def broker():
+    broker = Broker(FIRST)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def directory(tmp_path, broker):
+    (tmp_path / "config.toml").write_text(CONFIG.format(train=broker.address))
+    return tmp_path
+
+
+@pytest.fixture
+def begin(directory, tmp_path):
+    started = []
+
+    def begin(strategy, *overrides, resume=False):
+        started.append(Running(command(directory, strategy, tmp_path / "run", *overrides, resume=resume)))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def trained(run):
+    """Examples trained on by the steps that are done, in this life of the run."""
+    try:
+        return struct.unpack("<qq", (run / "trained").read_bytes())[0]
+    except FileNotFoundError:
+        return 0
+
+
+def until(running, done):
+    """Waits for a condition of a run."""
+    most = time.monotonic() + 120
+    while not done(running.run):
+        assert running.process.poll() is None, running.process.communicate()
+        assert time.monotonic() < most, running.abort()
+        time.sleep(0.02)
+
+
+def all_read(num_records):
+    return lambda run: trained(run) >= num_records
+
+
+def saved(step, run):
+    return (run / "checkpoints" / f"step-{step:08d}").exists()
+
+
+def whole(summary, num_records):
+    """Each record was trained on, by what the run is made of."""
+    assert summary["num_examples"] == num_records
+    assert summary["num_rows"] == num_records + USERS + ITEMS
+    assert summary["progressive"]["click"]["num_examples"] == num_records
+
+
+def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp_path, broker):
+    summary = train(directory, "local", tmp_path / "run", TO_THE_END)
+    whole(summary, FIRST)
+    told = summary["progressive"]["click"]
+    assert told["auc_last_hour"] == told["auc"] > 0.6
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line.get("split") == "progressive"]
+    assert steps == [*range(10, FIRST // SIZE + 1, 10)]
+    pq.write_table(pa.Table.from_pylist(in_turns(records(FIRST))), tmp_path / "rows.parquet")
+    text = CONFIG.replace('"kafka"', '"parquet"').format(train="rows.parquet")
+    (tmp_path / "config.toml").write_text(text)
+    train(directory, "local", tmp_path / "file", "data.shuffle=false")
+    assert difference(tmp_path / "run", tmp_path / "file") == (0, 0)
+
+
+@heavy
+@pytest.mark.parametrize(("strategy", "counts"), SEVERAL)
+def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
+    directory, tmp_path, broker, begin, strategy, counts
+):
+    running = begin(strategy, *counts, "cluster.max_restarts=0")
+    until(running, lambda run: trained(run) == 2 * ROUND and saved(20, run))
+    os.killpg(running.process.pid, signal.SIGKILL)  # it waits for records
+    running.process.wait()
+    running.leaves_nothing(within_s=30)
+    assert latest(running.run).name == "step-00000020"
+    broker.add(3 * ROUND - FIRST)
+    summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
+    whole(summary, 3 * ROUND)
+    assert summary["repeated_examples"] == 2 * ROUND - 20 * SIZE
+
+
+@heavy
+@pytest.mark.parametrize(("strategy", "counts"), SEVERAL)
+def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begin, strategy, counts):
+    running = begin(strategy, *counts)
+    until(running, lambda run: trained(run) == 2 * ROUND and saved(20, run))
+    trainers = json.loads((running.run / "processes.json").read_text())
+    os.kill(trainers["trainer 1"], signal.SIGKILL)
+    broker.add(3 * ROUND - FIRST)
+    until(running, lambda run: trained(run) == 3 * ROUND)
+    running.process.send_signal(signal.SIGTERM)
+    broker.add(ROUND)  # the signal takes effect with the next batch
+    running.ends(130)
+    state = json.loads((latest(running.run) / "manifest.json").read_text())["state"]["run"]
+    assert 3 * ROUND <= state["examples"] <= 4 * ROUND
+    assert state["repeated_examples"] == 2 * ROUND - 20 * SIZE
+
+
+@heavy
+def test_a_crash_before_the_first_checkpoint_counts_what_is_read_again(directory, broker, begin):
+    running = begin("local", "checkpoint.every_steps=1000")
+    until(running, lambda run: trained(run) == FIRST // SIZE * SIZE)
+    running.process.kill()
+    running.process.wait()
+    again = begin("local", "checkpoint.every_steps=1000", TO_THE_END, resume=True)
+    assert "nothing to resume" in again.ends(0)
+    summary = json.loads((again.run / "summary.json").read_text())
+    whole(summary, FIRST)
+    assert summary["repeated_examples"] == FIRST // SIZE * SIZE
+
+
+@heavy
+@pytest.mark.parametrize(("strategy", "counts"), [("local", []), ("hybrid", []), *SEVERAL])
+def test_a_signal_ends_a_run_that_waits_for_records(directory, broker, begin, strategy, counts):
+    running = begin(strategy, *counts)
+    until(running, lambda run: trained(run) >= 2 * ROUND)
+    running.process.send_signal(signal.SIGTERM)
+    if strategy != "local":
+        broker.add(3 * ROUND - FIRST)
+    assert "go on with" in running.ends(130)
+    summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
+    whole(summary, broker.num_records)
+    assert summary["repeated_examples"] == 0
+
+
+@heavy
+@pytest.mark.parametrize(("strategy", "counts"), [("local", []), SEVERAL[0]])
+def test_a_run_waits_for_brokers_that_die_and_goes_on_with_others(
+    directory, broker, begin, strategy, counts
+):
+    running = begin(strategy, *counts)
+    until(running, lambda run: trained(run) >= 2 * ROUND)
+    broker.close()
+    time.sleep(3)
+    assert running.process.poll() is None
+    os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+    running.leaves_nothing(within_s=30)
+    other = Broker(3 * ROUND)
+    try:
+        (directory / "config.toml").write_text(CONFIG.format(train=other.address))
+        summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
+        whole(summary, 3 * ROUND)
+    finally:
+        other.close()
+
+
+@heavy
+def test_a_broker_that_hangs_is_waited_for(directory, broker, begin):
+    running = begin("local", TO_THE_END, 'data.kafka={"socket.timeout.ms"=1000}')
+    until(running, partial(saved, 1))
