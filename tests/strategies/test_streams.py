@@ -20,6 +20,7 @@ heavy = pytest.mark.heavy
 USERS, ITEMS, SIZE = 50, 20, 256
 ROUND = PARTITIONS * TURN  # all partitions had one turn
 FIRST = 2 * ROUND + 100  # several trainers wait for whole turns
+READ = 2 * ROUND - 4 * SIZE  # at least; batches that are prepared ahead wait for the next ones
 CONFIG = """
 [data]
 format = "kafka"
@@ -96,7 +97,7 @@ def trained(run):
 
 def until(running, done):
     """Waits for a condition of a run."""
-    most = time.monotonic() + 120
+    most = time.monotonic() + 90
     while not done(running.run):
         assert running.process.poll() is None, running.process.communicate()
         assert time.monotonic() < most, running.abort()
@@ -109,6 +110,11 @@ def all_read(num_records):
 
 def saved(step, run):
     return (run / "checkpoints" / f"step-{step:08d}").exists()
+
+
+def says(words, run):
+    """Whether some process of a run has told this."""
+    return any(words in file.read_text() for file in (run / "logs").iterdir())
 
 
 def whole(summary, num_records):
@@ -139,52 +145,54 @@ def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
     directory, tmp_path, broker, begin, strategy, counts
 ):
     running = begin(strategy, *counts, "cluster.max_restarts=0")
-    until(running, lambda run: trained(run) == 2 * ROUND and saved(20, run))
+    until(running, lambda run: trained(run) >= READ and saved(20, run))
     os.killpg(running.process.pid, signal.SIGKILL)  # it waits for records
     running.process.wait()
     running.leaves_nothing(within_s=30)
     assert latest(running.run).name == "step-00000020"
+    read = trained(running.run)
     broker.add(3 * ROUND - FIRST)
     summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
     whole(summary, 3 * ROUND)
-    assert summary["repeated_examples"] == 2 * ROUND - 20 * SIZE
+    assert summary["repeated_examples"] == read - 20 * SIZE
 
 
 @heavy
 @pytest.mark.parametrize(("strategy", "counts"), SEVERAL)
 def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
-    until(running, lambda run: trained(run) == 2 * ROUND and saved(20, run))
+    until(running, lambda run: trained(run) >= READ and saved(20, run))
     trainers = json.loads((running.run / "processes.json").read_text())
     os.kill(trainers["trainer 1"], signal.SIGKILL)
     broker.add(3 * ROUND - FIRST)
-    until(running, lambda run: trained(run) == 3 * ROUND)
+    until(running, all_read(3 * ROUND - 4 * SIZE))
     running.process.send_signal(signal.SIGTERM)
     broker.add(ROUND)  # the signal takes effect with the next batch
     running.ends(130)
     state = json.loads((latest(running.run) / "manifest.json").read_text())["state"]["run"]
-    assert 3 * ROUND <= state["examples"] <= 4 * ROUND
-    assert state["repeated_examples"] == 2 * ROUND - 20 * SIZE
+    assert 3 * ROUND - 4 * SIZE <= state["examples"] <= 4 * ROUND
+    assert READ - 20 * SIZE <= state["repeated_examples"] <= 2 * ROUND - 20 * SIZE
 
 
 @heavy
 def test_a_crash_before_the_first_checkpoint_counts_what_is_read_again(directory, broker, begin):
     running = begin("local", "checkpoint.every_steps=1000")
-    until(running, lambda run: trained(run) == FIRST // SIZE * SIZE)
+    until(running, all_read(READ))
     running.process.kill()
     running.process.wait()
+    read = trained(running.run)
     again = begin("local", "checkpoint.every_steps=1000", TO_THE_END, resume=True)
     assert "nothing to resume" in again.ends(0)
     summary = json.loads((again.run / "summary.json").read_text())
     whole(summary, FIRST)
-    assert summary["repeated_examples"] == FIRST // SIZE * SIZE
+    assert summary["repeated_examples"] == read
 
 
 @heavy
 @pytest.mark.parametrize(("strategy", "counts"), [("local", []), ("hybrid", []), *SEVERAL])
 def test_a_signal_ends_a_run_that_waits_for_records(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
-    until(running, lambda run: trained(run) >= 2 * ROUND)
+    until(running, all_read(READ))
     running.process.send_signal(signal.SIGTERM)
     if strategy != "local":
         broker.add(3 * ROUND - FIRST)
@@ -196,27 +204,38 @@ def test_a_signal_ends_a_run_that_waits_for_records(directory, broker, begin, st
 
 @heavy
 @pytest.mark.parametrize(("strategy", "counts"), [("local", []), SEVERAL[0]])
-def test_a_run_waits_for_brokers_that_die_and_goes_on_with_others(
-    directory, broker, begin, strategy, counts
-):
+def test_a_run_whose_brokers_die_waits_and_goes_on_with_others(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
-    until(running, lambda run: trained(run) >= 2 * ROUND)
+    until(running, all_read(READ))
     broker.close()
-    time.sleep(3)
-    assert running.process.poll() is None
-    os.killpg(running.process.pid, signal.SIGKILL)
-    running.process.wait()
-    running.leaves_nothing(within_s=30)
-    other = Broker(3 * ROUND)
+    until(running, partial(says, "no broker answers"))
+    running.process.send_signal(signal.SIGTERM)
+    if strategy == "local":
+        running.ends(130)
+    else:  # it waits for a batch; the second signal ends it at once
+        time.sleep(1)
+        running.process.send_signal(signal.SIGTERM)
+        running.ends(1)
+    read, other = trained(running.run), Broker(3 * ROUND)
     try:
         (directory / "config.toml").write_text(CONFIG.format(train=other.address))
         summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
-        whole(summary, 3 * ROUND)
     finally:
         other.close()
+    whole(summary, 3 * ROUND)
+    assert summary["repeated_examples"] == (0 if strategy == "local" else read - 20 * SIZE)
 
 
 @heavy
-def test_a_broker_that_hangs_is_waited_for(directory, broker, begin):
-    running = begin("local", TO_THE_END, 'data.kafka={"socket.timeout.ms"=1000}')
-    until(running, partial(saved, 1))
+def test_a_broker_that_hangs_is_waited_for(broker, begin):
+    options = '"socket.timeout.ms"=1000, "api.version.request.timeout.ms"=1000'
+    running = begin("local", f"data.kafka={{{options}}}")
+    until(running, all_read(READ))
+    broker.hang()
+    until(running, partial(says, "no broker answers"))
+    broker.wake()
+    broker.add(3 * ROUND - FIRST)
+    until(running, all_read(3 * ROUND - 4 * SIZE))
+    assert says("records come again", running.run)
+    running.process.send_signal(signal.SIGTERM)
+    running.ends(130)
