@@ -64,6 +64,18 @@ def frappe(
     return Experiment("frappe", name, target, sections, seeds=seeds, least=least)
 
 
+PLATEAU: dict[str, Any] = {
+    "epochs": 40,
+    "lr_schedule": {"name": "ReduceLROnPlateau", "factor": 0.1, "patience": 0, "metric": "auc"},
+}
+"""BARS's schedule: a tenth of the rate after each epoch that is no better, until two in a row are not."""
+
+
+def with_l2(l2: float) -> dict[str, dict[str, float]]:
+    """L2 of all rows that a batch touches."""
+    return {"sparse_optimizer": {"l2": l2}, "first_order_optimizer": {"l2": l2}}
+
+
 GRAPH = ("with_item", "with_bought")
 
 
@@ -97,7 +109,8 @@ EXPERIMENTS = [
     frappe("dlrm", "≥ 0.982 (BARS 0.9840)"),
     frappe(
         "xdeepfm", "≥ 0.9830 (BARS 0.98414 ± 0.00037)",
-        model={"name": "xdeepfm", "cin_layers": [64], **MLP}, least=0.9830, seeds=5,
+        model={"name": "xdeepfm", "cin_layers": [64], **MLP, "dropout": 0.2}, least=0.9830, seeds=5,
+        train=PLATEAU, **with_l2(0.1),
     ),
     frappe(
         "two_tower", "≥ 0.9819 (BARS's DSSM 0.98322)",
@@ -108,6 +121,7 @@ EXPERIMENTS = [
             "hidden": [400, 400], "tower_dim": 400, "dropout": 0.2, "batch_norm": True,
         },
         least=0.9819, seeds=5,
+        train=PLATEAU, **with_l2(0.2),
     ),
     Experiment(
         "kuairand", "dnn without histories", "≥ 0.7315 (logistic 0.7215)",

@@ -71,7 +71,7 @@ class WireError(GirihError, ConnectionError):
 
 
 class Lost(WireError):
-    """A call to an earlier life of a process: whether it was done there nobody knows, and nobody does it again."""
+    """A call to an earlier life of a process: whether it was done there only who called it may find out, or make sure."""
 
 
 class WireTimeout(GirihError, TimeoutError):

@@ -45,6 +45,23 @@ def test_errors_and_orders_are_judged_by_hand():
     assert judged([])["rightly ordered"] is None
 
 
+def test_a_wrong_prediction_says_what_it_misses():
+    import fleet
+    from prediction import missing_term
+
+    def wrong(work_ms, predicted, cpu_ms, step_ms):
+        """Of a step of 100 examples, on all cores."""
+        window = {"cpu_s": cpu_ms * fleet.CORES / 1e3, "step_s": step_ms / 1e3}
+        found = {"speed": {"work_ms": {"a": work_ms * fleet.CORES}}, "windows": [window]}
+        return missing_term({"examples": 100, "predicted": predicted, "found": found})
+
+    assert wrong(10, 100 / 0.010, cpu_ms=19, step_ms=20) == {
+        "misses": "work", "predicted, ms": pytest.approx(10), "measured, ms": pytest.approx(19),
+    }  # fmt: skip
+    found = wrong(10, 100 / 0.010, cpu_ms=11, step_ms=20)
+    assert found == {"misses": "waiting", "predicted, ms": pytest.approx(0), "measured, ms": pytest.approx(9)}
+
+
 @pytest.mark.heavy
 def test_the_benchmark_runs_and_keeps_what_it_found(tmp_path):
     work = Work(
@@ -64,7 +81,8 @@ def test_the_benchmark_runs_and_keeps_what_it_found(tmp_path):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert "ms a step" not in done.stdout
-    speeds, judgement = json.loads((tmp_path / "found.json").read_text())["tables"]
+    speeds, judgement, worst = json.loads((tmp_path / "found.json").read_text())["tables"]
+    assert {each["misses"] for each in worst["rows"]} <= {"work", "waiting"}
     assert [each["strategy"] for each in speeds["rows"]] == ["local", "hybrid, τ = 4"]
     assert all(each["predicted"] > 0 < each["measured"] for each in speeds["rows"])
     assert judgement["rows"][0]["runs"] == 2

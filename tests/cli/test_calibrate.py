@@ -14,6 +14,7 @@ from girih.comm.codecs import BFloat16, TopK
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, Work
 from girih.report.text import short
 from girih.runs.codec_speeds import measure_codec
+from girih.training.probe import ways
 
 TWO = ("--set", "strategy.trainers=2")
 
@@ -100,8 +101,9 @@ def test_a_run_tells_what_was_predicted_beside_what_was_measured(worked, capsys)
     assert plan["predicted"]["speed"]["samples_per_s"] == summary["predicted_samples_per_s"]
     assert run(*words, "--run", worked.parent / "silent") == 0
     summary = json.loads((worked.parent / "silent" / "summary.json").read_text())
-    assert not [key for key in summary if "predicted" in key]
-    assert "predicted" not in capsys.readouterr().out
+    assert summary["predicted_from"] == "its first 3 steps"  # of five, without the first two
+    assert summary["predicted_samples_per_s"] > 0
+    assert "predicted from its first 3 steps)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_strategy_without_communication_is_given_no_time(calibrated, capsys):
@@ -137,7 +139,7 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory), "expected a file in a directory that exists"),
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
-        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 2"),
+        (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 3"),
     ):
         assert run(*words) == 2
         error = capsys.readouterr().err
@@ -185,6 +187,9 @@ def test_calibrate_writes_what_plan_reads(log_directory, capsys):
     assert 0 < found.work.lookup.id_s < 1e-5
     assert 1e-5 < found.work.step_s < 0.1
     assert 1e8 < found.work.flops_per_s < 1e13
+    assert set(found.overheads) == set(ways(2))
+    assert all(overhead.work.call_s > 0 for way, overhead in found.overheads.items() if way != "local")
+    assert "hierarchical, group servers" in " ".join(done.stdout.split())
     assert all(link.byte_cpu_s > 0 for link in found.links.values())
     assert "rowwise_adagrad" in done.stdout
     assert f"next: girih plan CONFIG.toml --calibration {out}" in done.stdout

@@ -284,7 +284,7 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
         def host(self, name, index):
             return "127.0.0.1"
 
-        def start(self, name, roles):
+        def start(self, name, roles, bearing):
             self.roles = roles()
             return tuple("" for _ in self.roles)
 

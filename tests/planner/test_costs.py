@@ -180,7 +180,7 @@ def test_processor_time_of_a_link_is_per_message_and_per_byte(name):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"version": 1}, "version = 1: expected 2; measure again with girih calibrate"),
+        ({"version": 1}, "version = 1: expected 3; measure again with girih calibrate"),
         ({"trainers": 1}, "trainers = 1: expected an integer from 2 to 1024"),
         ({"backend": "nccl"}, "expected one of 'gloo'"),
         ({"more": 1}, "unknown key 'more'"),
@@ -200,7 +200,7 @@ def test_what_is_no_calibration_is_refused(tmp_path):
     file = tmp_path / "calibration.json"
     with pytest.raises(MissingFileError, match="no such file; girih calibrate writes one"):
         Calibration.read(file)
-    for text, told in (("{", "not JSON"), ("[1]", "version = None: expected 2")):
+    for text, told in (("{", "not JSON"), ("[1]", "version = None: expected 3")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=told):
             Calibration.read(file)

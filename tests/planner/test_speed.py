@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from girih.config.schedule import ScheduleOptions
-from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, Link, Overhead, Rate, Work
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.speed.basis import Basis
 from girih.planner.speed.group import Known, group_of, known_of, timed
+from girih.planner.speed.overhead import Observed, fit_overhead
 from girih.planner.speed.step import CORES, PATH, StepCost, predict
 from girih.schema import Categorical, Numeric, Schema
 from girih.strategies import BY_NAME
@@ -213,6 +214,45 @@ def test_nothing_is_guessed(name, unknown):
 def test_group_servers_need_the_graph_and_others_do_not():
     assert speed("groups", graph=None) is None
     assert speed("replicas", graph=None) is not None
+
+
+def test_clipping_on_group_servers_is_a_round_trip():
+    base, clipped = speed("groups"), speed("groups", clips=True)
+    assert sum(clipped.cost.path_s.values()) == pytest.approx(sum(base.cost.path_s.values()) + 2 * 1e-4)
+    messages = 2 * 2 * 2  # two trainers ask two servers, which answer
+    assert sum(clipped.cost.work_s.values()) == pytest.approx(
+        sum(base.cost.work_s.values()) + messages * 1e-5
+    )
+    assert speed("hybrid", clips=True).samples_per_s == speed("hybrid").samples_per_s
+
+
+def test_codecs_of_a_plan_are_priced():
+    base = speed("groups")
+    halved = speed("groups", wire={"activations": "bfloat16", "dense_gradients": "bfloat16"})
+    for name in ("trainer's link", "server 0's link"):
+        if base.seconds[name]:
+            assert halved.seconds[name] == pytest.approx(base.seconds[name] / 2)
+    assert base.seconds["trainer's link"] > 0
+
+
+def test_overheads_are_of_a_share_and_of_a_way():
+    """Two trainers: 3 ms of a core and 1 µs an id of each one's 1,000 ids; 2 ms on the clock."""
+    overhead = Overhead(Rate(3e-3, 1e-6, 0.0), Rate(2e-3, 0.0, 0.0))
+    known = replace(calibration(), overheads={"hierarchical, group servers": overhead})
+    assert speed("replicas", calibration=known) == speed("replicas")
+    base, found = speed("groups").cost, speed("groups", calibration=known).cost
+    assert found.work_s == {**base.work_s, "overhead": pytest.approx(2 * (3e-3 + 1e-3))}
+    assert found.path_s == {**base.path_s, "overhead": pytest.approx(2e-3)}
+
+
+def test_an_overhead_is_what_is_observed_beyond_the_parts():
+    seen = {"trainers": 2, "work_s": 0.010, "path_s": 0.004}
+    few = Observed(ids=100, cpu_s=0.014, step_s=0.007, **seen)
+    many = Observed(ids=1100, cpu_s=0.034, step_s=0.004, **seen)  # on the clock, no more than its parts
+    found = fit_overhead(few, many)
+    assert (found.work.call_s, found.work.id_s) == pytest.approx((1e-3, 1e-5))
+    assert found.path.id_s == 0.0
+    assert found.path.call_s == pytest.approx(0.003)
 
 
 def test_a_group_has_the_speeds_of_its_machine():

@@ -166,3 +166,15 @@ def test_rows_in_tiers_know_of_no_pushes(tmp_path):
         ids, tables, grads = fill(store, 3)
         with pytest.raises(ConfigError, match="only rows that lie in one memory of the host know of pushes"):
             store.apply_gradients(ids, tables, None, grads, 1, push=Push(0, 1))
+
+
+def test_a_push_without_keys_in_a_shard_is_noted_in_it_until_all_are_forgotten(tmp_path):
+    with Store(SPEC, arena=lasting(tmp_path, reserve_rows=2000)) as store:
+        assert not store.has_applied(Push(3, 7))
+        store.note_push(Push(3, 7))
+        assert store.has_applied(Push(3, 6))
+        assert not store.has_applied(Push(4, 6))
+    with Store(SPEC, arena=lasting(tmp_path, attach=True, repair=True)) as store:
+        assert store.has_applied(Push(3, 7))
+        store.forget_pushes()
+        assert not store.has_applied(Push(3, 1))

@@ -203,7 +203,7 @@ class Threads(Cluster):
     def prepare(self, counts):
         pass
 
-    def start(self, name, roles):
+    def start(self, name, roles, bearing=None):
         found = None
         if self.ranks.first:
             found = [self._begin(name, self._change(pickle.loads(pickle.dumps(role)))) for role in roles()]

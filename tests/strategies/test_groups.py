@@ -28,7 +28,7 @@ def directory(tmp_path_factory):
         ("din", 1, "rules", '"auto"', 0),
         # gradients of what several parts read are summed in another order
         pytest.param("mmoe", 3, "none", "false", 3e-5, marks=pytest.mark.heavy),
-        ("star", 2, "rules", "false", 0),
+        ("star", 2, "rules", "false", 3e-6),  # 0 on Intel's processors, 6e-7 on AMD's
         ("weighted", 2, "none", "false", 3e-5),  # which refinement has on one server
         ("deepfm", 2, "refined", '"auto"', 2e-5),
         ("deepfm", 3, "refined", "true", 2e-5),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +21,9 @@ from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
 
+PARTS, PROBES = "parts.json", "probes.json"
+"""Files of a calibration under way: what was measured of the parts of steps, and the short runs that are to follow."""
+
 
 @cli.command()
 @click.option(
@@ -26,29 +33,89 @@ from girih.errors import ConfigError
     "--out", metavar="FILE", type=PATH, default=Path("calibration.json"), show_default=True,
     help="Where the calibration is written.",
 )  # fmt: skip
+@click.option("--probe", nargs=2, type=(str, PATH), hidden=True, help="Train one way for a moment.")
 @click.pass_obj
-def calibrate(typed: list[str], trainers: int, out: Path) -> int:
+def calibrate(typed: list[str], trainers: int, out: Path, probe: tuple[str, Path] | None) -> int:
     """Measure this machine's links, codecs and the work of steps, for --calibration FILE of girih plan and girih train."""
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: expected a file in a directory that exists")
     if "RANK" not in os.environ:
-        command, counts = ["calibrate", *typed], {str(RoleName.TRAINER): trainers}
-        never = ClusterOptions(max_restarts=0)  # it keeps nothing to go on from
-        return launch(Launch(command=command, again=command, counts=counts, options=never))
+        return _launch(typed, trainers, out)
     leave_signals_to_launcher()
-    _measure(trainers, out)
+    if probe is not None:
+        _observe(trainers, *probe)
+    else:
+        _measure(trainers, out)
     return 0
 
 
+def _launch(typed: list[str], trainers: int, out: Path) -> int:
+    """Has trainers measure the parts of steps, then runs every way to train for a moment; writes and shows what was found."""
+    from girih.cli.show import calibration_tables
+    from girih.planner.calibration import Calibration, Overhead
+    from girih.planner.speed.overhead import Observed, fit_overhead
+    from girih.runs.files import write_whole
+
+    with tempfile.TemporaryDirectory(prefix="girih-calibrate-") as directory:
+        folder = Path(directory)
+        parts = folder / PARTS
+        words = ["calibrate", *typed, "--out", str(parts)]
+        if status := _run(words, {RoleName.TRAINER: trainers}):
+            return status
+        counts: dict[str, dict[str, int]] = json.loads((folder / PROBES).read_text())
+        overheads: dict[str, Overhead] = {}
+        ways = counts if sys.platform == "linux" else ()  # whose kernel tells the time of other processes
+        for way in ways:
+            click.echo(f"a short run: {way}", err=True)
+            seen = folder / "seen.json"
+            words = ["calibrate", "--trainers", str(trainers), "--out", str(seen)]
+            words += ["--probe", way, str(folder)]
+            if status := _run(words, counts[way]):
+                return status
+            overheads[way] = fit_overhead(*(Observed(**each) for each in json.loads(seen.read_text())))
+        calibration = replace(Calibration.read(parts), overheads=overheads)
+    write_whole(out, json.dumps(calibration.to_dict(), indent=1) + "\n")
+    calibration_tables(calibration)
+    if trainers > calibration.cores:
+        click.echo(
+            f"{trainers} trainers shared {calibration.cores} cores: times include waiting for a core, which trainers with cores of"
+            " their own do not"
+        )
+    click.echo(f"{out}; next: girih plan CONFIG.toml --calibration {out}, or girih train with the same")
+    return 0
+
+
+def _run(words: Sequence[str], counts: Mapping[str, int]) -> int:
+    """Runs processes to their end; one that is killed has nothing to go on from."""
+    return launch(Launch(command=words, again=words, counts=counts, options=ClusterOptions(max_restarts=0)))
+
+
+def _observe(trainers: int, way: str, folder: Path) -> None:
+    """One trainer's part of a short run; the first one's writes what was observed."""
+    from girih.cluster.cluster import Cluster
+    from girih.planner.calibration import Calibration
+    from girih.runs.files import write_whole
+    from girih.strategies.strategy import runs_alone
+    from girih.training.probe import observe, ways
+
+    strategy = ways(trainers)[way]
+    cluster = Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers)
+    with cluster.running():
+        found = observe(strategy, Calibration.read(folder / PARTS), folder, cluster)
+        if found is not None:
+            write_whole(folder / "seen.json", json.dumps([asdict(each) for each in found]))
+
+
 def _measure(trainers: int, out: Path) -> None:
-    """One trainer's part; the first one's writes and shows what was found."""
+    """One trainer's part in measuring links, codecs and work; the first one's writes what was found, and which runs are to follow."""
     from girih.cli.info import processor
-    from girih.cli.show import codecs_table, links_table, work_table
     from girih.cluster.cluster import Cluster
     from girih.planner.calibration import Calibration
     from girih.runs.calibration import measure_links
     from girih.runs.codec_speeds import measure_codecs
     from girih.runs.files import write_whole
+    from girih.strategies import roles_of
+    from girih.training.probe import ways, write_data
     from girih.training.step_time import measure_work
 
     with Cluster.join(trainers).running() as cluster:
@@ -58,20 +125,15 @@ def _measure(trainers: int, out: Path) -> None:
         links = measure_links(ranks, host=cluster.host(RoleName.TRAINER, ranks.rank), secret=cluster.secret)
     if links is None:
         return
-    cores = len(os.sched_getaffinity(0))
     machine = {
         "processor": processor(),
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)),
         **{name: version(name) for name in ("girih", "torch")},
     }
     found = Calibration(trainers=trainers, machine=machine, links=links, codecs=codecs, work=work)
-    write_whole(out, json.dumps(found.to_dict(), indent=1) + "\n")
-    links_table(found)
-    codecs_table(found)
-    work_table(work)
-    if trainers > cores:
-        click.echo(
-            f"{trainers} trainers shared {cores} cores: times include waiting for a core, which trainers with cores of"
-            " their own do not"
-        )
-    click.echo(f"{out}; next: girih plan CONFIG.toml --calibration {out}, or girih train with the same")
+    write_whole(out, json.dumps(found.to_dict()))
+    counts = {
+        way: {"trainer": strategy.trainers, **roles_of(strategy)} for way, strategy in ways(trainers).items()
+    }
+    write_data(out.parent, trainers)
+    write_whole(out.parent / PROBES, json.dumps(counts))

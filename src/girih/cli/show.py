@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from girih.data import Dataset
-from girih.planner.calibration import Calibration, Link, Work
+from girih.planner.calibration import Calibration, Link, Rate, Work
 from girih.planner.costs import link_s
 from girih.report.text import count, fraction, short, size
 
@@ -72,6 +72,34 @@ def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterabl
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)
     console.print(table)
+
+
+def calibration_tables(calibration: Calibration) -> None:
+    """Prints what ``girih calibrate`` found."""
+    links_table(calibration)
+    codecs_table(calibration)
+    if calibration.work is not None:
+        work_table(calibration.work)
+    overheads_table(calibration)
+
+
+def overheads_table(calibration: Calibration) -> None:
+    """Prints what each way to train takes beyond the parts of its steps, for a trainer's share of a step."""
+    table = Table(
+        "beyond its parts", "ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id"
+    )
+    for way, overhead in calibration.overheads.items():
+        times = [f(r) for r in (overhead.work, overhead.path) for f in (_of_call, _of_id)]
+        table.add_row(way, *times)
+    Console(highlight=False).print(table)
+
+
+def _of_call(rate: Rate) -> str:
+    return f"{1e3 * rate.call_s:.3g}"
+
+
+def _of_id(rate: Rate) -> str:
+    return f"{1e6 * rate.id_s:.3g}"
 
 
 def links_table(calibration: Calibration) -> None:

@@ -23,7 +23,7 @@ from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
-from girih.cluster.roles import Role, RoleName
+from girih.cluster.roles import ENDS_RUN, Bearing, Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
@@ -70,6 +70,7 @@ class Cluster:
         self.incarnation = 0
         self._error: Exception | None = None
         self._closed = threading.Event()
+        self._max_restarts = 0
 
     @classmethod
     def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
@@ -94,7 +95,8 @@ class Cluster:
             raise ConfigError(
                 f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
             )
-        cluster._bind = (options or ClusterOptions()).bind
+        options = options or ClusterOptions()
+        cluster._bind, cluster._max_restarts = options.bind, options.max_restarts
         if size is not None and pipe is not None:
             cluster._join_launcher(pipe, int(os.environ["RANK"]), size)
         elif size is not None and size > 1:
@@ -132,8 +134,13 @@ class Cluster:
         if counts and self._first:
             self._starter().prepare(counts)
 
-    def start(self, name: str, roles: Callable[[], Sequence[Role]]) -> tuple[str, ...]:
+    def start(
+        self, name: str, roles: Callable[[], Sequence[Role]], bearing: Bearing = ENDS_RUN
+    ) -> tuple[str, ...]:
         """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
+
+        Args:
+            bearing: what becomes of the run when one of them is killed.
 
         Raises:
             RoleError: one could not begin.
@@ -141,7 +148,7 @@ class Cluster:
         found = None
         if self._first:
             starter = self._starter()  # before roles are made: they may be given the registry
-            found = starter.start(name, [pickle.dumps(role) for role in roles()])
+            found = starter.start(name, [pickle.dumps(role) for role in roles()], bearing)
         return tuple(self.ranks.broadcast(found))
 
     @property
@@ -301,7 +308,9 @@ class Cluster:
     def _supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
         launcher = LocalLauncher(self._hosts, trainer=trainer, num_trainers=num_trainers, hello=self._hello())
         registry = self._serve_registry().registry
-        supervisor = Supervisor(launcher, registry, self._lose, num_trainers=num_trainers)
+        supervisor = Supervisor(
+            launcher, registry, self._lose, num_trainers=num_trainers, max_restarts=self._max_restarts
+        )
         self._roles = self._supervisor = supervisor
         if num_trainers == 1:
             self._register(0)

@@ -12,6 +12,7 @@ from typing import Any
 
 from girih.cluster.launchers.launcher import Messages
 from girih.cluster.pipe import Pipe, as_text, from_text
+from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
@@ -47,9 +48,10 @@ class LauncherControl:
         """No-op: the launcher did, as far as the options say."""
         return
 
-    def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
         """See :class:`Supervisor`."""
-        addresses: list[str] = self._ask("start", name, [as_text(spec) for spec in specs])
+        texts = [as_text(spec) for spec in specs]
+        addresses: list[str] = self._ask("start", name, texts, bearing.policy.name, bearing.why)
         return addresses
 
     def end(self, name: str) -> None:
@@ -121,8 +123,10 @@ Roles = Supervisor | LauncherControl
 def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
     """The launcher's side: does what a trainer asks for until it is gone."""
 
-    def start(name: str, specs: Sequence[str]) -> list[str]:
-        return supervisor.start(name, [from_text(spec) for spec in specs])
+    def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
+        return supervisor.start(
+            name, [from_text(spec) for spec in specs], Bearing(RestartPolicy[policy], why)
+        )
 
     def failure() -> str | None:
         error = supervisor.failure()

@@ -136,6 +136,7 @@ class _Run:
             self._server.registry,
             self._fail,
             num_trainers=self._num_trainers,
+            max_restarts=what.options.max_restarts,
             reloads=self._loses_trainer,
         )
         self._error: Exception | None = None

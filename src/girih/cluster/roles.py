@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Protocol
 
@@ -30,12 +31,25 @@ MODULES = {
 
 
 class RestartPolicy(Enum):
-    """Policy for a run when a process of a role dies."""
+    """Policy for a run when a process of a role is killed."""
 
     END_RUN = "ends the run"
+    COME_BACK = "comes back alone"
 
 
-POLICIES = dict.fromkeys(RoleName, RestartPolicy.END_RUN)
+@dataclass(frozen=True, slots=True)
+class Bearing:
+    """A strategy's word on what a run can bear: what becomes of it when a process of a role is killed.
+
+    Attributes:
+        why: the reason for which it ends, and the option that would change that; "" where there is none to tell.
+    """
+
+    policy: RestartPolicy = RestartPolicy.END_RUN
+    why: str = ""
+
+
+ENDS_RUN = Bearing()
 
 
 class Role(Protocol):
@@ -46,6 +60,8 @@ class Role(Protocol):
         index: which of its kind.
         incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
         stats: :class:`girih.runs.stats.Stats` of its process.
+
+    One that comes back may have an attribute ``found``, a line on the state in which it found what it goes on with.
     """
 
     name: str

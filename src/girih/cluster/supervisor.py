@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
-from girih.cluster.roles import POLICIES, RestartPolicy, RoleName, title
+from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.runs.directory import PROCESSES
@@ -32,6 +33,7 @@ class Supervisor:
         registry: where addresses are noted, and trainers have noted themselves.
         failed: called once, by a thread, with the error; all other roles are ended by then.
         num_trainers: those whose registration ``processes.json`` lists.
+        max_restarts: how often each process of a role may come back.
         reloads: called by a thread where a process failed: whether all trainers begin anew, so that the run goes on.
 
     Attributes:
@@ -46,16 +48,20 @@ class Supervisor:
         failed: Callable[[Exception], None],
         *,
         num_trainers: int = 1,
+        max_restarts: int = 0,
         reloads: Callable[[], bool] = lambda: False,
     ) -> None:
         self._reloads = reloads
         self._launcher, self._registry, self._failed = launcher, registry, failed
-        self._num_trainers = num_trainers
+        self._num_trainers, self._max_restarts = num_trainers, max_restarts
         self.handles: list[Handle] = []
         self.restarts: Counter[str] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
+        self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
+        self._bearings: dict[str, Bearing] = {}
+        self._deaths: Counter[tuple[str, int]] = Counter()
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -69,19 +75,23 @@ class Supervisor:
                 if (name, index) not in self._prepared:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
-    def start(self, name: str, specs: Sequence[bytes]) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 
         Args:
             specs: a pickled :class:`girih.cluster.roles.Role` each.
+            bearing: what becomes of the run when one of them is killed after it has begun.
 
         Raises:
             RoleError: one could not begin.
         """
+        self._bearings[name] = bearing
         if name in self._kept:  # trainers that begin anew find those that outlived them
             self._kept.remove(name)
-            kept = [handle for handle in self.handles if handle.name == name]
-            return [handle.address for handle in sorted(kept, key=lambda handle: handle.index)]
+            kept = sorted((h for h in list(self.handles) if h.name == name), key=lambda handle: handle.index)
+            for each in kept:  # one may have been killed meanwhile
+                each.wait_for_address(START_S)
+            return [each.address for each in kept]
         started = []
         for index, spec in enumerate(specs):
             handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
@@ -91,8 +101,8 @@ class Supervisor:
         for handle in started:
             if not handle.wait_for_address(until - time.monotonic()):
                 raise self._why_not_begun(handle)
-            entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
-            register(self._registry, name, handle.index, entry)
+            self._register(handle)
+        self._begun.update({(name, index): spec for index, spec in enumerate(specs)})
         self._write_processes()
         return [handle.address for handle in started]
 
@@ -102,15 +112,14 @@ class Supervisor:
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
-        self._end([handle for handle in self.handles if handle.name == name], END_S)
+        self._end(self._take(lambda handle: handle.name == name), END_S)
         self._write_processes()
 
     def kill_all_but(self, kept: Collection[str]) -> None:
         """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
         self._prepared.clear()
         self._kept = set(kept)
-        ended = [handle for handle in self.handles if handle.name not in kept]
-        self._ending.update(ended)
+        ended = self._take(lambda handle: handle.name not in kept)
         for handle in ended:
             handle.kill()
         self._end(ended, END_S)
@@ -123,7 +132,7 @@ class Supervisor:
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
         self._closing.set()
-        self._end(list(self.handles), patience_s)
+        self._end(self._take(lambda _: True), patience_s)
         self.show_in(None)
 
     def expect_end(self) -> None:
@@ -171,8 +180,16 @@ class Supervisor:
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
 
+    def _take(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
+        """Processes to end, in whose place none comes any more."""
+        with self._lock:
+            found = [handle for handle in self.handles if wanted(handle)]
+            self._ending.update(found)
+            for handle in found:
+                self._begun.pop((handle.name, handle.index), None)
+        return found
+
     def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
-        self._ending.update(handles)
         for handle in handles:
             handle.end()
         until = time.monotonic() + patience_s
@@ -193,8 +210,56 @@ class Supervisor:
                 return
             if self._reloads():
                 return
-            if POLICIES[handle.name] is RestartPolicy.END_RUN:
+            again = self._next_life(handle)
+            if again is None:
                 self._end_run(handle)
+                return
+        self._bring_back(again, handle)
+
+    def _next_life(self, handle: Handle) -> Handle | None:
+        """A new process in the place of one that was killed, which may come back; None where the run ends."""
+        key, spec = (handle.name, handle.index), self._begun.get((handle.name, handle.index))
+        was_killed = (handle.status() or 0) < 0  # one that raised an error would do so again
+        if not was_killed or spec is None or self._why_ending(handle):
+            return None
+        if self._bearings[handle.name].policy is not RestartPolicy.COME_BACK:
+            return None
+        try:
+            again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
+        except OSError:  # the system starts no more processes
+            return None
+        again.begin(spec)
+        self._deaths[key] += 1
+        self.restarts[handle.name] += 1
+        self.handles.remove(handle)
+        return again
+
+    def _bring_back(self, again: Handle, killed: Handle) -> None:
+        """Registers a process that came back, and tells; what becomes of one that does not is another thread's."""
+        why = error_of(killed)
+        killed.close()
+        if not again.wait_for_address(None):
+            return
+        with self._lock:
+            if again in self._ending or again not in self.handles or self._closing.is_set():
+                return
+            self._register(again)
+            self._write_processes()
+        count = f"restart {self._deaths[again.name, again.index]} of at most {self._max_restarts}"
+        found = f"; {again.found}" if again.found else ""
+        print(f"girih: {why}; it came back{found} ({count})", file=sys.stderr, flush=True)
+
+    def _register(self, handle: Handle) -> None:
+        entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
+        register(self._registry, handle.name, handle.index, entry)
+
+    def _why_ending(self, handle: Handle) -> str:
+        """Why a process that was killed does not come back, and which option would change that; "" where none would."""
+        bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self._deaths[handle.name, handle.index]
+        if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
+            times = f"{deaths} time" + "s" * (deaths != 1)
+            return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"
+        return bearing.why
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
@@ -203,7 +268,8 @@ class Supervisor:
                 each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
             ]
             handle = killed[0] if killed else handle
-        self._error = error_of(handle)
+        why = self._why_ending(handle) if (handle.status() or 0) < 0 else ""
+        self._error = error_of(handle, why)
         for other in list(self.handles):
             if other is not handle:
                 other.kill()
@@ -230,11 +296,11 @@ def rows_kept_in(life: int) -> str:
     return f"rows/{life}"
 
 
-def error_of(handle: Handle) -> Exception:
-    """The error to raise because this process ended."""
+def error_of(handle: Handle, more: str = "") -> Exception:
+    """The error to raise because this process ended; ``more`` is said of one that was killed."""
     status, why = handle.status() or 0, handle.last_words()
     if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    reason = f": {why}" if why else ""
+    reason = (f": {why}" if why else "") + (f"; {more}" if more else "")
     return named(why) or RoleError(f"{title(handle.name, handle.index)} {ended}{reason}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.rpc import Client, Frame, Reply
-from girih.errors import RemoteError, named
+from girih.errors import Lost, RemoteError, named
 
 
 def as_text(value: Any) -> NDArray[np.uint8]:
@@ -42,10 +42,26 @@ def answer(reply: Reply) -> Frame:
 
 
 def answers(
-    clients: Iterable[Client], kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()
+    clients: Iterable[Client],
+    kind: int,
+    fields: Sequence[int] = (),
+    arrays: Sequence[NDArray[Any]] = (),
+    *,
+    again: bool = False,
 ) -> list[Frame]:
-    """Asks all of them the same, side by side; waits for their answers."""
-    return [answer(reply) for reply in [client.call(kind, fields, arrays) for client in clients]]
+    """Asks all of them the same, side by side; waits for their answers.
+
+    Args:
+        again: asks one again that was restarted before it answered, for what may be done twice.
+    """
+    asked = [(client, client.call(kind, fields, arrays)) for client in clients]
+    found = []
+    for client, first in asked:
+        reply = first
+        while again and isinstance(reply.exception(), Lost):
+            reply = client.call(kind, fields, arrays)
+        found.append(answer(reply))
+    return found
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:

@@ -257,7 +257,8 @@ class RunConfig:
                     known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
-                return replace(facts, graph=placed.facts.graph, tagging=placed.facts.tagging)
+                net = placed.facts
+                return replace(facts, graph=net.graph, tagging=net.tagging, wire=net.wire)
             if spreads_net(strategy):
                 return replace(facts, graph=operators_of(sparse, dense, strategy))
             return facts

@@ -16,7 +16,7 @@ from girih.config.bounds import Bounds, NonNegative, Positive
 from girih.errors import ConfigError
 from girih.planner.plan import read_json
 
-VERSION = 2
+VERSION = 3
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = (
     "all_reduce",
     "reduce_scatter",
@@ -110,6 +110,20 @@ class Work:
         return sorted(speed for _, speed in self.products)[len(self.products) // 2]
 
 
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """The part of a step that is none of its parts: Python between them, threads that hand over, caches gone cold.
+
+    Both rates are for one trainer's share of a step, a line in its ids; found by short runs of the strategy itself.
+
+    Attributes:
+        work: core-seconds of all processes. path: seconds of what nothing overlaps.
+    """
+
+    work: Rate
+    path: Rate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """The links of one machine, how fast it packs and unpacks, and what steps take it.
@@ -121,6 +135,7 @@ class Calibration:
         links: all of ``LINKS``.
         codecs: by name, as in configs.
         work: None where links alone are known, which predict communication and no speed.
+        overheads: way to train → what it takes beyond its parts, see :func:`girih.strategies.strategy.way_of`.
         version: of this layout.
     """
 
@@ -130,6 +145,7 @@ class Calibration:
     links: Mapping[str, Link]
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
     work: Work | None = None
+    overheads: Mapping[str, Overhead] = field(default_factory=dict)
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -155,14 +155,15 @@ class Facts:
         groups: tables by row layout, before a plan packs them.
         schedule: how a step is to be packed and laid out in time.
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
-        compile: whether torch is to compile the dense half.
+        compile: whether torch is to compile the dense half. clips: whether it bounds the norm of all gradients together.
         profile: measured on the first batches; None where it is not known.
         speeds: measured between the trainers; None where they are not known.
         dense_cost: measured on a few examples; None where it is not known.
         links: calibrated ones, to predict times with; no decision rests on them.
         calibration: of the machine, to predict a speed with.
         threads: that a trainer computes with.
-        graph: the model's operators, where group servers are to have some. tagging: their devices, where a plan has decided that.
+        graph: the model's operators, where group servers are to have some. tagging, wire: their devices, and the codecs of activations
+            and dense gradients by kind, where a plan has decided that.
         tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
             several hosts.
     """
@@ -178,6 +179,7 @@ class Facts:
     rows_on: str | None = None
     global_batch_norm: bool = False
     compile: bool = False
+    clips: bool = False
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
     speeds: Speeds | None = None
@@ -187,5 +189,6 @@ class Facts:
     threads: int = 1
     graph: OperatorGraph | None = None
     tagging: Tagging | None = None
+    wire: Mapping[str, str] | None = None
     tables: tuple[TableFacts, ...] = ()
     free_bytes: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from girih.checkpoint import Storage
 from girih.checkpoint.save import Content, Save, save_manifest
 from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
+from girih.errors import Lost
 from girih.runs.background import BackgroundTasks
 from girih.runs.stats import Spans
 
@@ -40,6 +42,7 @@ class RunCheckpoints:
         self._writing = BackgroundTasks("girih-checkpoint")
         self._latest: Storage | None = None  # of exactly what the trainer holds now
         self._best: Storage | None = None
+        self._num_given_up = 0
 
     @property
     def root(self) -> Storage:
@@ -63,13 +66,22 @@ class RunCheckpoints:
             now = content()
             done = functools.partial(self._note, root, best_step)
             if self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step)):
-                self._writing.submit(Save(root, now, self._ranks).write, done)
+                self._writing.submit(functools.partial(_written, Save(root, now, self._ranks)), done)
             else:
                 done(save_manifest(root, now, self._ranks))
 
     def settle(self, *, wait: bool = False) -> None:
         """Notes those that are written, or with ``wait`` all; raises what went wrong."""
         self._writing.settle(wait=wait)
+
+    def settle_last(self, begin: Callable[[], None]) -> None:
+        """Has the last one begun, and waits for it; once more where it was given up. Called by all trainers."""
+        given_up = True
+        while given_up:
+            before = self._num_given_up
+            begin()
+            self.settle(wait=True)
+            given_up = self._ranks.broadcast(self._num_given_up > before)
 
     def forget_latest(self) -> None:
         """Rows or parameters move: the latest is no longer what the trainer holds."""
@@ -96,10 +108,24 @@ class RunCheckpoints:
             if self._temporary is not None:
                 self._temporary.cleanup()
 
-    def _note(self, root: Storage, best_step: int | None, place: Storage) -> None:
+    def _note(self, root: Storage, best_step: int | None, place: Storage | None) -> None:
+        if place is None:
+            self._num_given_up += 1
+            print(
+                "girih: a checkpoint was given up: an embedding server came back meanwhile", file=sys.stderr
+            )
+            return
         if not self._ranks.first:
             return
         self._latest = place
         if best_step is not None and place.name == checkpoint.name_of(best_step):
             self._best = place
         checkpoint.rotate(root, self._keep, best_step)
+
+
+def _written(save: Save) -> Storage | None:
+    """The checkpoint, written; None where the rows as they were when it began are gone with a process."""
+    try:
+        return save.write()
+    except Lost:
+        return None

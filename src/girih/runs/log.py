@@ -12,6 +12,7 @@ from typing import Any
 from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
+from girih.runs.first_steps import FirstSteps
 from girih.runs.live.others import Others
 from girih.runs.live.process import resident_bytes
 from girih.runs.state import RunState
@@ -31,6 +32,9 @@ class RunLog:
         callbacks: receive each record too.
         every_steps: number of steps per record.
         others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
+
+    Attributes:
+        first_steps: the speed that the run began with.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class RunLog:
         self._callbacks = tuple(callbacks)
         self._every_steps = every_steps
         self._start = time.perf_counter()
+        self.first_steps = FirstSteps()
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
         self._window_staleness: Counter[int] = Counter()
         self._last_counters: Mapping[str, int] = {}
@@ -57,6 +62,7 @@ class RunLog:
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
         """Starts a new window at this state; earlier work is in earlier records."""
+        self.first_steps.begin(state)
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
@@ -64,6 +70,7 @@ class RunLog:
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
         """Adds one step, and writes a record after every ``every_steps`` of them."""
+        self.first_steps.step(state)
         self._window_staleness[step.staleness] += 1
         if step.refused is None:
             self._window_loss += step.loss * step.num_examples

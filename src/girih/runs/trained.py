@@ -1,4 +1,4 @@
-"""How far a run has trained, step by step, in a file of two numbers: what a crash leaves behind the last checkpoint."""
+"""A file of two numbers that says, step by step, how far a run has trained: a crash leaves it behind the last checkpoint."""
 
 from __future__ import annotations
 

@@ -97,6 +97,15 @@ class StoreOptions(Options):
         numbers = self.hot_rows if isinstance(self.hot_rows, tuple) else (self.hot_rows or 0,)
         return dict(zip((self.tiers or ())[:-1], numbers, strict=False))
 
+    @property
+    def why_not_kept(self) -> str:
+        """Why rows end with an embedding server's process, and which option would change that; "" where they outlive it."""
+        if self.is_tiered:
+            return f"its rows ended with it, as store.tiers = {list(self.tiers or ())}: only tiers = ['dram'] is kept"
+        if self.arena not in (None, "shared"):
+            return f"its rows ended with it, as store.arena = {self.arena!r}: only arena = 'shared' is kept"
+        return ""
+
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
         """The same, with rows in the memory of a device."""
         return replace(self, tiers=(device,))
@@ -154,6 +163,8 @@ class StoreOptions(Options):
         segment: str | None,
         hot_share: float = 1.0,
         gpu: int | None = None,
+        *,
+        attach: bool = False,
     ) -> Store:
         """Opens one shard of a group.
 
@@ -161,6 +172,7 @@ class StoreOptions(Options):
             segment: begins the names of shared memory, which the caller removes; None where there is none.
             hot_share: the group's part of the hot rows.
             gpu: see :class:`girih.sparse.spec.SparseSpec`.
+            attach: goes on with shared memory that is there, which :attr:`why_not_kept` says is possible.
 
         Raises:
             ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
@@ -178,7 +190,7 @@ class StoreOptions(Options):
             raise ConfigError(
                 "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
             )
-        arena = self._arena(spec, shard, segment)
+        arena = self._arena(spec, shard, segment, attach=attach)
         store = Store(spec, shard=shard, num_shards=num_shards, arena=arena)
         if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
             os.unlink(arena.path)
@@ -205,8 +217,12 @@ class StoreOptions(Options):
             warm_up_steps=self.warm_up_steps,
         )
 
-    def _arena(self, spec: GroupSpec, shard: int, segment: str | None) -> Heap | Shared | File:
+    def _arena(
+        self, spec: GroupSpec, shard: int, segment: str | None, *, attach: bool
+    ) -> Heap | Shared | File:
         if segment is not None and self.arena in (None, "shared"):
+            if attach:
+                return Shared(segment=f"{segment}-{shard}", attach=True, repair=True)
             return Shared(segment=f"{segment}-{shard}", reserve_rows=self.reserve_rows)
         if self.directory is None:
             return Heap(reserve_rows=self.reserve_rows)

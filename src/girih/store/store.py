@@ -24,7 +24,7 @@ from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
-from girih.store.memory.pushes import Push
+from girih.store.memory.pushes import Push, Pushes
 from girih.store.memory.repair import Repaired
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
@@ -184,11 +184,22 @@ class Store:
             rows = _checked("rows", rows, np.int32, (len(ids),))
         if push is None:
             return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale, terms)
-        if type(self.state) is not ShardState:
-            raise ConfigError(
-                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
-            )
-        return self.state.apply_push(push, ids, tables, rows, grads, step, lr_scale, terms)
+        return self._whole(push).apply_push(push, ids, tables, rows, grads, step, lr_scale, terms)
+
+    def note_push(self, push: Push) -> None:
+        """Notes as applied a push that has no keys here. Raises as :meth:`apply_gradients` does."""
+        with self.state.memory.changing(), self._pushes(push).taking(push, 0):
+            return
+
+    def has_applied(self, push: Push) -> bool:
+        """Whether a push, or a later one of its lane, was applied whole."""
+        return self._pushes(push).last(push.lane) >= push.number
+
+    def forget_pushes(self) -> None:
+        """Forgets all pushes: whoever numbered them begins anew."""
+        if type(self.state) is ShardState:
+            with self.state.memory.changing():
+                self.state.memory.pushes.clear()
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
@@ -319,6 +330,16 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _whole(self, push: Push) -> ShardState:
+        if type(self.state) is not ShardState:
+            raise ConfigError(
+                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+            )
+        return self.state
+
+    def _pushes(self, push: Push) -> Pushes:
+        return self._whole(push).memory.pushes
 
     def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
         self.state.memory.check_open()

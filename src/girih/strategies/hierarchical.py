@@ -110,6 +110,11 @@ class Hierarchical(RemoteStrategy):
         return ("graph",) if "auto" in (self.wire_activations, self.wire_dense_gradients) else ()
 
     @property
+    def way(self) -> str:
+        """The way to train that it is calibrated as; see :func:`girih.strategies.strategy.way_of`."""
+        return "hierarchical, group servers" if self.servers_per_group else self.name
+
+    @property
     def trainers(self) -> int:
         """Processes that train."""
         return self.groups * self.trainers_per_group
@@ -175,9 +180,11 @@ class Hierarchical(RemoteStrategy):
             return served.replicas(basis, service, nets=self.nets, **averaging)
         if facts.graph is None:
             return None
-        options = asdict(self)
-        net = spread(facts.graph, self.tagged(facts), options, known_of(facts, options))
-        return served.grouped(basis, service, net, nets=self.nets, **averaging)
+        wire = facts.wire or wire_between(facts, asdict(self))[0]
+        options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
+        net = spread(facts.graph, self.tagged(facts, wire), options, known_of(facts, options))
+        clipping = self.servers_per_group if facts.clips else 0
+        return served.grouped(basis, service, net, nets=self.nets, clipping_servers=clipping, **averaging)
 
     def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:
         """The net that group servers run: with fully connected layers in parts.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from girih.cluster.roles import Role, RoleName
+from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy, Role, RoleName
+from girih.comm.peers import CONNECTED_S, RETURN_S
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from girih.data import Dataset
     from girih.dense.half import DenseHalf
+    from girih.sparse.options import StoreOptions
     from girih.sparse.service.codec import BatchCodec
     from girih.sparse.spec import SparseSpec
     from girih.training.context import RunContext
@@ -76,6 +78,10 @@ class RemoteStrategy(StrategyOptions):
     def sparse_roles(self) -> Mapping[str, int]:
         """Processes of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
+
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+        """Says what becomes of a run when a process of a role is killed: it ends."""
+        return ENDS_RUN
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data.
@@ -172,6 +178,7 @@ class RemoteStrategy(StrategyOptions):
             float16_gradients=plan.wire["gradients"] == "float16",
         )
         servers = self._start_servers(plan, context)
+        returns = self._bearing_of_servers(context).policy is RestartPolicy.COME_BACK
         workers = self._start_workers(plan, context, codec, servers)
         sparse = RemoteSparse(
             context.sparse,
@@ -183,6 +190,7 @@ class RemoteStrategy(StrategyOptions):
             registry=processes.registry,
             stats=context.stats,
             staging=Staging(device) if staged or device.type != "cpu" else None,
+            return_s=RETURN_S if returns else CONNECTED_S,
         )
         if processes.rows_stayed:
             sparse.begin_anew()
@@ -195,6 +203,10 @@ class RemoteStrategy(StrategyOptions):
         )
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
+    def _num_senders(self, num_trainers: int) -> int:
+        """How many number their pushes by themselves."""
+        return 1 if self.in_step else num_trainers
+
     def _schedule(self) -> dict[str, Any]:
         """The schedule's name and options, for the plan."""
         raise NotImplementedError
@@ -204,13 +216,24 @@ class RemoteStrategy(StrategyOptions):
         return sent
 
     def _start(
-        self, plan: Plan, context: RunContext, name: str, count: int, role: Callable[[int, str], Role]
+        self,
+        plan: Plan,
+        context: RunContext,
+        name: str,
+        count: int,
+        role: Callable[[int, str], Role],
+        bearing: Bearing = ENDS_RUN,
     ) -> tuple[str, ...]:
         """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
         host = context.processes.host
         return context.processes.start(
-            name, lambda: [role(index, address_of(plan, host(name, index))) for index in range(count)]
+            name,
+            lambda: [role(index, address_of(plan, host(name, index))) for index in range(count)],
+            bearing,
         )
+
+    def _bearing_of_servers(self, context: RunContext) -> Bearing:
+        return self.bearing(SERVER, context.sparse.store, context.ranks.size)
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         from girih.sparse.service.embedding_server import EmbeddingServer
@@ -218,11 +241,16 @@ class RemoteStrategy(StrategyOptions):
         secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
         spec = _spec_of_servers(context.sparse, count)
         num_contributors = context.ranks.size if self.in_step else 1
+        bearing = self._bearing_of_servers(context)
+        returns = bearing.policy is RestartPolicy.COME_BACK
+        num_senders = self._num_senders(context.ranks.size) if returns else None
 
         def server(index: int, address: str) -> EmbeddingServer:
-            return EmbeddingServer(spec, index, count, num_contributors, address, secret, segment)
+            return EmbeddingServer(
+                spec, index, count, num_contributors, address, secret, segment, num_senders=num_senders
+            )
 
-        return self._start(plan, context, SERVER, count, server)
+        return self._start(plan, context, SERVER, count, server, bearing)
 
     def _start_workers(
         self, plan: Plan, context: RunContext, codec: BatchCodec, servers: tuple[str, ...]
@@ -232,13 +260,15 @@ class RemoteStrategy(StrategyOptions):
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
         shards = spec.store.shards or 1
+        resends = self._bearing_of_servers(context).policy is RestartPolicy.COME_BACK
 
         def worker(index: int, address: str) -> EmbeddingWorker:
             secret, registry = processes.secret, processes.registry  # known once roles are started
             prefetch = plan.schedule.get("prefetch", False)
             return EmbeddingWorker(
-                spec, codec, index, servers, shards, address, secret, registry, prefetch=prefetch
-            )
+                spec, codec, index, servers, shards, address, secret, registry,
+                prefetch=prefetch, resends=resends,
+            )  # fmt: skip
 
         return self._start(plan, context, WORKER, plan.roles[WORKER], worker)
 
@@ -269,6 +299,29 @@ class PipelinedStrategy(RemoteStrategy):
 
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
+
+    def one_at_a_time(self) -> Self:
+        """The same without rows that are read ahead."""
+        return replace(self, staleness=0)
+
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+        """Says what becomes of a run when a process of a role is killed: embedding servers come back to rows that outlive them.
+
+        Servers can tell a push that comes again as long as pushes that may overtake each other are in lanes of their own.
+        """
+        from girih.store.memory.pushes import LANES
+
+        if name != SERVER:
+            return ENDS_RUN
+        most = LANES // self._num_senders(num_trainers) - 1
+        if most < 0:
+            why = f"pushes that come again are told apart for {LANES} trainers at most where each goes on its own, not {num_trainers}"
+            return Bearing(why=f"{why}; strategy 'hybrid' knows no such bound")
+        if self.staleness > most:
+            why = f"pushes that come again are told apart up to strategy.staleness = {most}, not {self.staleness}"
+            return Bearing(why=why)
+        why = store.why_not_kept
+        return Bearing(why=why) if why else Bearing(RestartPolicy.COME_BACK)
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
         """A session by this schedule; see :meth:`RemoteStrategy.session`.

@@ -14,6 +14,7 @@ from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange
 from girih.planner.micro_batches import micro_batches
 from girih.planner.plan import Plan
+from girih.planner.speed.overhead import with_overhead
 from girih.planner.speed.step import Prediction, StepCost, predict
 from girih.planner.traffic import Traffic
 
@@ -93,7 +94,23 @@ def price(strategy: Strategy, facts: Facts) -> Prediction | None:
     cost: StepCost | None = own.step_cost(facts) if hasattr(strategy, "step_cost") else None
     if cost is None or facts.calibration is None:
         return None
+    overhead = facts.calibration.overheads.get(way_of(strategy))
+    if overhead is not None:
+        cost = with_overhead(cost, overhead, facts)
     return predict(cost, facts.calibration.cores)
+
+
+def way_of(strategy: Strategy) -> str:
+    """The way to train, for which overheads are calibrated; its attribute ``way``, or its name."""
+    way: str = getattr(strategy, "way", strategy.name)
+    return way
+
+
+def one_at_a_time(strategy: Strategy) -> Strategy:
+    """The same with one step of each trainer under way, by its method of that name; as it is where it has none."""
+    own: Any = strategy
+    alone: Strategy = own.one_at_a_time() if hasattr(strategy, "one_at_a_time") else strategy
+    return alone
 
 
 def spreads_net(strategy: Strategy) -> bool:

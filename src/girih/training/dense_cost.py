@@ -27,6 +27,8 @@ from girih.sparse.groups.pack import sequence_bounds
 from girih.sparse.spec import SparseSpec
 
 EXAMPLES, FEW, REPEATS = 256, 2, 3
+MOST, LIMIT_S = 20, 0.1
+"""Passes are run until they took so long, at least three and at most twenty: short ones vary."""
 
 
 def measure_dense_cost(
@@ -103,20 +105,20 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
 def _seconds(
     module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
 ) -> tuple[float, float]:
-    """Seconds of the fastest pass, and threads that all of them kept busy on average: by processor time, which others do not add to."""
+    """Seconds of a fast pass, and threads that it kept busy: by processor time, which others do not add to; first quartiles of both."""
     given, numeric = _inputs(dense, batch, embeddings)
-    found = []
-    before = 0.0
-    for repeat in range(1 + REPEATS):
-        started = _now(dense.device)
-        before = time.process_time() if repeat == 1 else before
+    found: list[float] = []
+    busy: list[float] = []
+    while len(found) < 1 + REPEATS or (sum(found[1:]) < LIMIT_S and len(found) < 1 + MOST):
+        started, before = _now(dense.device), time.process_time()
         with _arithmetic(dense):
             logits = module(numeric, given)
         if logits.requires_grad:
             logits.sum().backward()
         found.append(_now(dense.device) - started)
-    busy_s = (time.process_time() - before) / REPEATS
-    return min(found), busy_s / max(min(found), 1e-9)
+        busy.append(time.process_time() - before)
+    seconds, busy_s = (sorted(each[1:])[(len(each) - 1) // 4] for each in (found, busy))
+    return seconds, busy_s / max(seconds, 1e-9)
 
 
 def _update(dense: DenseSpec) -> dict[str, float]:

@@ -60,7 +60,11 @@ def place_net(
     tagging = PlannedTagging(devices=tagged.tagging, cut=graph.cut)
     return PlacedNet(
         plan=replace(plan, tagging=tagging),
-        facts=replace(facts, tagging=tagged.tagging),
+        facts=replace(
+            facts,
+            tagging=tagged.tagging,
+            wire={kind: plan.wire[kind] for kind in ("activations", "dense_gradients") if kind in plan.wire},
+        ),
         graph=graph,
         tagged=tagged,
     )

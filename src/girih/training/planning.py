@@ -58,6 +58,7 @@ def facts_of(
         rows_on=sparse.store.device,
         global_batch_norm=dense.global_batch_norm,
         compile=dense.compile,
+        clips=dense.clip_norm is not None,
         schedule=schedule or ScheduleOptions(),
         tables=() if sparse.store.is_tiered or sparse.store.on_gpu else tuple(_tables(sparse)),
     )

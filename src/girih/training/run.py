@@ -24,11 +24,14 @@ from girih.errors import ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.metrics import Metrics, Scores
+from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.planner.speed.step import StepCost
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.files import write_whole
+from girih.runs.first_steps import FirstSteps
 from girih.runs.live.others import Others
 from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
@@ -37,7 +40,7 @@ from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
-from girih.strategies.strategy import Strategy, note_on_rows, spreads_net
+from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.learning_rate import LearningRate
@@ -271,8 +274,7 @@ class TrainingRun:
         session.feed.end_training()
         self._note(log)
         if self.saves:
-            self._begin_save()
-            self.checkpoints.settle(wait=True)
+            self.checkpoints.settle_last(self._begin_save)
 
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
@@ -414,6 +416,18 @@ class TrainingRun:
             )
         return empty
 
+    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        plan, _ = self.opened()
+        halves = self.context.sparse, self.context.dense
+        facts = measured(self.facts, calibration, train, *halves, self.ranks)
+        if not self.ranks.first:
+            return None
+        if spreads_net(self.strategy):
+            facts = place_net(plan, self.strategy, facts, *halves).facts
+        prediction = price(self.strategy, facts)
+        return None if prediction is None else prediction.cost
+
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         plan, session = self.opened()
@@ -429,7 +443,7 @@ class TrainingRun:
             "compile_s": self.compile_s,
             "restarts": self.context.processes.restarts,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **_predicted_speed(plan),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
             **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
         }
         return summarize(
@@ -518,9 +532,12 @@ class TrainingRun:
         self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
 
 
-def _predicted_speed(plan: Plan) -> dict[str, Any]:
-    """``predicted_samples_per_s``, and the calibration that it is from; empty where none was known."""
+def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
+    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None before the first one."""
     speed = plan.predicted.get("speed")
-    if speed is None:
-        return {}
-    return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
+    if speed is not None:
+        return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
+    if first is None or (found := first.samples_per_s) is None:
+        return {"predicted_samples_per_s": None, "predicted_from": None}
+    told = "its first step" if first.steps == 1 else f"its first {first.steps} steps"
+    return {"predicted_samples_per_s": found, "predicted_from": told}

@@ -59,6 +59,11 @@ class Handle(Protocol):
         """The address at which it listens; "" until it does."""
         ...
 
+    @property
+    def found(self) -> str:
+        """A line on the state in which a process that came back found what it goes on with; "" where all was whole."""
+        ...
+
     def begin(self, spec: bytes) -> None:
         """Tells the process what it is: a pickled :class:`girih.cluster.roles.Role`; returns at once."""
         ...

@@ -68,7 +68,7 @@ class KafkaSource:
 
     @property
     def bounds(self) -> Any:
-        """Where the partitions begin and end: what several readers have to agree on."""
+        """The partitions' beginnings and ends, on which several readers have to agree."""
         return [list(span) for span in self.spans]
 
     def within(self, bounds: Any) -> KafkaSource:

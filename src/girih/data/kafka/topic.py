@@ -133,7 +133,7 @@ class Topic:
 
 
 class Trouble:
-    """What a client tells of its brokers; when none answers, a line says so once, until records come again."""
+    """Keeps what a client tells of its brokers; when none answers, a line says so once, until records come again."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic, self._down = topic, False

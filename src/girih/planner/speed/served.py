@@ -30,7 +30,7 @@ from girih.planner.speed.in_step import (
 from girih.planner.speed.step import StepCost
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
-TRAINER, DENSE_SERVER, AVERAGING = "a trainer", "the dense server", "averaging"
+TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
 TRAINER_LINK, WORKER_LINK, SERVER_LINK = (
     "a trainer's link", "an embedding worker's link", "an embedding server's link",
 )  # fmt: skip
@@ -131,15 +131,23 @@ def grouped(
     nets: int,
     average_every_steps: int,
     dense_servers: int,
+    clipping_servers: int = 0,
 ) -> StepCost:
     """``hierarchical`` with group servers (HT §3.1): the net is spread over devices, as tagging found.
 
     A net's path has its pass, wherever it is computed, and its exchanges. Each device is busy with what it computes, packs and moves.
+
+    Args:
+        clipping_servers: those of a group that are asked for norms before the update, all at once; 0 where gradients are not clipped.
     """
     cost = _served(basis, service, passes_s=basis.pass_s(basis.share) + net.exchange_s, in_flight=nets)
     cost = replace(cost, work_s={**cost.work_s, PASS: net.work_s, MOVE: 0.0})
     links = {f"{name}'s link": each for name, each in net.links_s.items()}
     cost = _adding(cost, {}, {**net.devices_s, **links})
+    if clipping_servers:
+        asked_s = basis.trainers * clipping_servers * service.link.cpu_s(2, 0)
+        path_s = {**cost.path_s, NORMS: 2 * service.link.latency_s}
+        cost = replace(cost, work_s={**cost.work_s, NORMS: asked_s}, path_s=path_s)
     return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
 
 

@@ -15,7 +15,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
-from girih.store import LiveSnapshot, SnapshotFile, Store, write_rows
+from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
 
 
 class ShardsSave:
@@ -64,6 +64,7 @@ class LocalShards:
         segment: begins the names of shared memory; None where shards are private to the process.
         elsewhere: tables that other processes hold whole; None where every process has a part of each table.
         gpu: see :class:`girih.sparse.spec.SparseSpec`.
+        attach: goes on with the shared memory that an earlier process left, which is repaired where it died amid a change.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class LocalShards:
         segment: str | None = None,
         elsewhere: Collection[str] | None = None,
         gpu: int | None = None,
+        attach: bool = False,
     ) -> None:
         self.groups = tuple(groups)
         self.shards_each = options.num_shards(group.spec for group in groups)
@@ -93,7 +95,11 @@ class LocalShards:
                 own_segment = None if segment is None else f"{segment}-{number}"
                 share = len(group.spec.tables) / num_tables
                 for shard in range(place * self.shards_each, (place + 1) * self.shards_each):
-                    stores.append(options.open_store(group.spec, shard, num_shards, own_segment, share, gpu))
+                    stores.append(
+                        options.open_store(
+                            group.spec, shard, num_shards, own_segment, share, gpu, attach=attach
+                        )
+                    )
         except BaseException:
             self.close()
             raise
@@ -117,6 +123,35 @@ class LocalShards:
     def live(self) -> dict[str, Any]:
         """Counters and rows for :meth:`girih.runs.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
+
+    def found(self) -> str:
+        """A line on the state in which attached memory was found; "" where no verb was cut short."""
+        repaired = [(store.spec, store.repaired) for _, store in self.files() if store.repaired is not None]
+        if not repaired:
+            return ""
+        torn = [
+            f"id {state.torn[0]} of {spec.tables[state.torn[1]].name!r}"
+            for spec, state in repaired
+            if state.torn is not None
+        ]
+        rows = (
+            "no row torn" if not torn else f"torn, with some numbers from before an update: {', '.join(torn)}"
+        )
+        return f"{len(repaired)} of {len(list(self.files()))} shards were repaired, {rows}"
+
+    def note_push(self, push: Push) -> None:
+        """Notes a push as applied in all shards, those that have no key of it among them."""
+        for _, store in self.files():
+            store.note_push(push)
+
+    def have_applied(self, push: Push) -> bool:
+        """Whether all shards have applied a push whole."""
+        return all(store.has_applied(push) for _, store in self.files())
+
+    def forget_pushes(self) -> None:
+        """Forgets all pushes: whoever numbered them begins anew."""
+        for _, store in self.files():
+            store.forget_pushes()
 
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""

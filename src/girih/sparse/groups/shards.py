@@ -23,7 +23,7 @@ from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.store import Store
+from girih.store import Push, Store
 
 T = TypeVar("T")
 NO_AMOUNTS = np.empty(0, np.int32)
@@ -322,11 +322,13 @@ class Shards:
         step: int,
         lr_scale: float,
         terms_of: Callable[[ShardKeys], Terms] | None = None,
+        push: Push | None = None,
     ) -> int:
         """Moves rows by gradients, float32[·, W], one for the key of each number; returns how many were dropped.
 
         Args:
             terms_of: for a shard's keys, the sums that their gradients are; ``gradients`` are then what is summed.
+            push: see :meth:`girih.store.Store.apply_gradients`.
         """
 
         def apply_shard(s: int) -> int:
@@ -334,7 +336,7 @@ class Shards:
             terms = None if terms_of is None else terms_of(part)
             own = gradients if terms is not None else gradients[part.first : part.first + len(part.keys)]
             return self.stores[s].apply_gradients(
-                part.keys, part.tables, part.rows, own, step, lr_scale, terms
+                part.keys, part.tables, part.rows, own, step, lr_scale, terms, push
             )
 
         num_ids = found.num_keys if terms_of is None else len(found.inverse)

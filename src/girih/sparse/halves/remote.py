@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
-from girih.comm.peers import calls_of, connect_all
+from girih.comm.peers import CONNECTED_S, calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Reply
 from girih.data.batch import Batch
@@ -167,7 +167,11 @@ class RemoteSave:
         self._servers = servers
 
     def write(self) -> dict[str, Any]:
-        """Has all servers write, side by side."""
+        """Has all servers write, side by side.
+
+        Raises:
+            Lost: one came back since the save began, so that its rows as they were then are gone.
+        """
         return self._end(write=True)
 
     def close(self) -> None:
@@ -177,8 +181,10 @@ class RemoteSave:
     def _end(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
-        for frame in answers(servers, Verb.WRITE, (int(write),)):
-            parts |= from_text(frame.arrays[0])
+        replies = [server.call(Verb.WRITE, (int(write),)) for server in servers]
+        wait(replies)  # before one raises: the next save begins once none of them writes any more
+        for reply in replies:
+            parts |= from_text(answer(reply).arrays[0])
         return parts
 
 
@@ -189,6 +195,7 @@ class RemoteSparse:
 
     Args:
         workers, servers: where they listen; registry: where one that came back is found.
+        return_s: servers may take so long to come back.
         staging: brings rows to the GPU of the dense half, and is closed with this; None where that is on the CPU.
 
     Attributes:
@@ -207,6 +214,7 @@ class RemoteSparse:
         registry: Registry | None = None,
         stats: Stats | None = None,
         staging: Staging | None = None,
+        return_s: float = CONNECTED_S,
     ) -> None:
         self.groups = spec.groups()
         self.codec, self.staging = codec, staging
@@ -217,9 +225,11 @@ class RemoteSparse:
         self._ranks = ranks
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
+        self._num_answered = 0  # of this trainer's batches, those before this number
         to = partial(connect_all, secret=secret, registry=registry)
         self._workers = to(RoleName.EMBEDDING_WORKER, workers)
-        self._servers = to(RoleName.EMBEDDING_SERVER, servers if ranks.first else ())
+        servers = servers if ranks.first else ()
+        self._servers = to(RoleName.EMBEDDING_SERVER, servers, timeout_s=return_s)
 
     @property
     def way_back(self) -> Staging:
@@ -236,7 +246,7 @@ class RemoteSparse:
         """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
         told = None
         if self._ranks.first:
-            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW)]
+            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW, again=True)]
             told = max(lost for lost, _ in fields), max(step for _, step in fields)
             self._stats.counters["lost_updates"] += told[0]
         self.last_step = self._ranks.broadcast(told)[1]
@@ -255,7 +265,8 @@ class RemoteSparse:
         place, sample = batch.share.sample
         called = (sample, self._ranks.rank, next(self._numbers))
         worker = self._workers[place]
-        reply = worker.call(Verb.PULL, (*called, self.last_step + 1))
+        answered = self._num_answered + sum(1 for _ in takewhile(RemotePending.done, self._pending))
+        reply = worker.call(Verb.PULL, (*called, self.last_step + 1, answered))
         return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
@@ -275,7 +286,11 @@ class RemoteSparse:
     def settle(self) -> None:
         """Raises what went wrong with updates that are answered."""
         while self._pending and self._pending[0].done():
-            self._pending.popleft().wait()
+            self._settle_next()
+
+    def _settle_next(self) -> None:
+        self._pending.popleft().wait()
+        self._num_answered += 1
 
     def count_sent(self, kind: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Counts the bytes of some arrays."""
@@ -284,7 +299,7 @@ class RemoteSparse:
     def sync(self) -> None:
         """Returns when all that this trainer has sent is applied."""
         while self._pending:
-            self._pending.popleft().wait()
+            self._settle_next()
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all servers, and the snapshots of servers and workers; empty but on rank 0."""
@@ -297,7 +312,7 @@ class RemoteSparse:
             (RoleName.EMBEDDING_SERVER, self._servers),
             (RoleName.EMBEDDING_WORKER, self._workers),
         ):
-            for number, frame in enumerate(answers(clients, Verb.STATS, (int(spans),))):
+            for number, frame in enumerate(answers(clients, Verb.STATS, (int(spans),), again=True)):
                 snapshot = from_text(frame.arrays[0])
                 store.update(snapshot.pop("store", {}))
                 rows.update(snapshot.pop("rows", {}))
@@ -313,7 +328,7 @@ class RemoteSparse:
         """All servers take live snapshots, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
-        answers(self._servers, Verb.SAVE, (), (as_text(writer.absolute().url),))
+        answers(self._servers, Verb.SAVE, (), (as_text(writer.absolute().url),), again=True)
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
@@ -321,7 +336,7 @@ class RemoteSparse:
         """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""
         failed: GirihError | None = None
         try:
-            answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),))
+            answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),), again=True)
         except GirihError as error:  # the others have to learn of it: they would go on to another meeting
             failed = error
         told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")

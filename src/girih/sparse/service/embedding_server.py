@@ -3,6 +3,10 @@
 Requests are done one after the other, each by the threads of all shards. What was read is remembered until its
 gradients come, so that they need no keys.
 
+One that was killed comes back with its shards, in shared memory, and without what it remembered: reads that were not
+answered are asked for again, and gradients of such as were come again with their keys. In each shard a push has a lane and a
+number, by which it is applied once (Persia §4.2.4; :mod:`girih.store.memory.pushes`).
+
 Of trainers in step, the gradients of one step are collected from all of them and their sum is applied once, as in one
 process: what is read ahead is older, but every step moves each row once.
 
@@ -12,7 +16,7 @@ Shapes: G groups, K keys, T tables, W columns of a row.
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -30,13 +34,16 @@ from girih.cluster.segments import remove_segments
 from girih.comm.messages import as_float, as_text, from_text
 from girih.comm.rpc import Request
 from girih.comm.serving import Service, attempt
-from girih.errors import NonFiniteError
+from girih.errors import Lost, NonFiniteError, WireError
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.protocol import NO_TURN, TOOK_NO_PART, Verb
+from girih.sparse.service.done_batches import DoneBatches
+from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
+from girih.store import Push
+from girih.store.memory.pushes import LANES
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,11 @@ class _Read:
 
     keys: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    found: GroupKeys
+    found: GroupKeys | None
 
 
-_Reads = tuple[list[_Read], int]
-"""The rows that a request read from each group, and how many updates were applied before."""
+_Reads = tuple[list[_Read], int | None]
+"""The rows that a request read from each group, and how many updates were applied before; None: in another life of this server."""
 _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
 
@@ -59,6 +66,9 @@ class EmbeddingServer:
     """One server of several, with as many shards of every table as each other.
 
     Attributes:
+        num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where this
+            server does not come back.
+        found: see :class:`girih.cluster.roles.Role`.
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
@@ -74,6 +84,8 @@ class EmbeddingServer:
     segment: str | None = None
     incarnation: int = 0
     name: str = RoleName.EMBEDDING_SERVER
+    num_senders: int | None = None
+    found: str = ""
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -85,10 +97,13 @@ class EmbeddingServer:
             place=self.index,
             num_places=self.num_servers,
             segment=segment,
+            attach=self.incarnation > 0,
         )
+        self.found = shards.found()
         try:
             with ThreadPoolExecutor(1, "girih-write") as writing:
-                _Work(shards, self.num_contributors, writing, self.stats).serve(self, ready, stop)
+                work = _Work(shards, self.num_contributors, self.num_senders, writing, self.stats)
+                work.serve(self, ready, stop)
         finally:
             self.stats.unwatch()
             shards.close()
@@ -100,18 +115,23 @@ class _Work(Service):
     """The work of a server, request by request; files are written beside the others."""
 
     def __init__(
-        self, shards: LocalShards, num_contributors: int, writing: ThreadPoolExecutor, stats: Stats
+        self,
+        shards: LocalShards,
+        num_contributors: int,
+        num_senders: int | None,
+        writing: ThreadPoolExecutor,
+        stats: Stats,
     ) -> None:
         super().__init__({
             Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
             Verb.ANEW: self._begin_anew, Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
         }, stats)  # fmt: skip
         self._shards, self._writing = shards, writing
-        self._num_contributors = num_contributors
+        self._num_contributors, self._num_senders = num_contributors, num_senders
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
         self._reads: dict[tuple[int, int], _Reads] = {}  # by client and sample
         self._num_updates = 0  # of all trainers
-        self._done: Counter[int] = Counter()  # of each trainer: batches applied or dropped
+        self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
         self._num_lost, self._last_step = 0, 0
         self._stats = stats
@@ -134,8 +154,11 @@ class _Work(Service):
             del self._reads[key]
 
     def _lookup(self, request: Request) -> None:
-        sample, trainer, number, step, train = request.frame.fields
-        staleness = number - self._done[trainer] if train else 0
+        sample, trainer, number, step, answered, train = request.frame.fields
+        staleness = 0
+        if train:
+            self._done[trainer].reach(answered)
+            staleness = number - self._done[trainer].count
         reads, values = [], []
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
@@ -154,34 +177,75 @@ class _Work(Service):
 
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
-        sample, trainer, _, turn = request.frame.fields[:4]
-        reads = self._reads.pop((request.client, sample))
-        if turn == NO_TURN:
-            self._done[trainer] += 1
+        sample, trainer, number, turn = request.frame.fields[:4]
+        nothing: _Reads = ([], None)  # as is read for a batch that is dropped
+        reads = self._reads.pop((request.client, sample), nothing)
+        if turn == NO_TURN or self._was_applied(trainer, turn):
+            self._done[trainer].add(number)
             request.reply()
             return
+        if reads is nothing and request.frame.kind == Verb.UPDATE:
+            if self._num_senders is None:
+                raise WireError(
+                    f"gradients of sample {sample}, whose rows this server has not read for its sender"
+                )
+            if len(request.frame.arrays) == len(self._readers):
+                request.reply((KEYS_MISSING,))
+                return
+            reads = self._reads_sent_with(request)
         self._parts[turn][trainer] = request, reads
         if len(self._parts[turn]) == self._num_contributors:
             self._apply_turn(self._parts.pop(turn))
 
+    def _reads_sent_with(self, request: Request) -> _Reads:
+        """The keys that gradients came with, whose rows were read in an earlier life of this server."""
+        reads, arrays = [], request.frame.arrays[len(self._readers) :]
+        for g, reader in enumerate(self._readers):
+            lengths, keys = arrays[2 * g : 2 * g + 2]
+            num_tables = len(reader.stores[0].spec.tables)
+            fits = lengths.shape == (num_tables,) and lengths.dtype == keys.dtype == np.dtype(np.int64)
+            if not fits or (lengths < 0).any() or keys.shape != (lengths.sum(),):
+                raise WireError(
+                    f"keys {keys.dtype}{list(keys.shape)} of {lengths.dtype}{list(lengths.shape)}; expected int64 keys of"
+                    f" {num_tables} tables"
+                )
+            reads.append(_Read(keys, lengths, None))
+        return reads, None
+
+    def _push_of(self, trainer: int, turn: int) -> Push | None:
+        """The name of a turn's push in the shards: turns of one lane are so far apart that none overtakes another."""
+        if self._num_senders is None:
+            return None
+        num_lanes = LANES // self._num_senders
+        sender = trainer if self._num_senders > 1 else 0
+        return Push(sender * num_lanes + turn % num_lanes, turn + 1)
+
+    def _was_applied(self, trainer: int, turn: int) -> bool:
+        """Whether a turn was ended before this part of it came, again."""
+        push = self._push_of(trainer, turn)
+        return push is not None and self._shards.have_applied(push)
+
     def _apply_turn(self, parts: dict[int, _Part]) -> None:
         in_order = [parts[trainer] for trainer in sorted(parts)]
+        _, trainer, _, turn = in_order[0][0].frame.fields[:4]
         updates = [part for part in in_order if part[0].frame.kind == Verb.UPDATE]
         try:
             with self._stats.spans("update"):
-                self._apply(updates)
+                self._apply(updates, self._push_of(trainer, turn))
         except Exception as error:
             for request, _ in in_order:
                 request.fail(error)
             return
-        self._done.update(parts.keys())
         for _, (_, num_before) in updates:
-            self._stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
+            if num_before is not None:
+                self._stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
         self._num_updates += bool(updates)
         for request, _ in in_order:
+            _, trainer, number = request.frame.fields[:3]
+            self._done[trainer].add(number)
             request.reply()
 
-    def _apply(self, parts: Sequence[_Part]) -> None:
+    def _apply(self, parts: Sequence[_Part], push: Push | None) -> None:
         """Applies the sum of all parts, in the order of trainers."""
         sums = []
         for g, reader in enumerate(self._readers):
@@ -195,9 +259,8 @@ class _Work(Service):
                 else np.zeros((len(read.keys), reader.dim), np.float32)
                 for read, gradient in given
             ]
-            if len(given) == 1:
-                found = given[0][0].found
-            else:
+            found = given[0][0].found if len(given) == 1 else None
+            if found is None:
                 found = reader.join(
                     np.concatenate([read.keys for read, _ in given]),
                     np.stack([read.lengths for read, _ in given]),
@@ -208,7 +271,9 @@ class _Work(Service):
             sums.append((reader, found, totals))
         for reader, found, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
-            reader.apply(found, totals, step, as_float(lr_scale))
+            reader.apply(found, totals, step, as_float(lr_scale), push=push)
+        if push is not None and len(sums) < len(self._readers):
+            self._shards.note_push(push)
 
     def _begin_anew(self, request: Request) -> None:
         """Drops what trainers that are gone have read, and their part of steps that others never ended."""
@@ -216,6 +281,7 @@ class _Work(Service):
         self._reads.clear()
         self._parts.clear()
         self._done.clear()
+        self._shards.forget_pushes()
         save, self._save = self._save, None
         if save is not None:
             save.close()
@@ -227,12 +293,16 @@ class _Work(Service):
         request.reply((), (as_text({**self._stats.snapshot(spans=bool(request.frame.fields[0])), **store}),))
 
     def _begin_save(self, request: Request) -> None:
+        if self._save is not None:  # of whoever did not hear that it began
+            self._save.close()
         self._save = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
         request.reply()
 
     def _write(self, request: Request) -> None:
         save, self._save = self._save, None
         parts: Parts = {}
+        if save is None and request.frame.fields[0]:
+            raise Lost("the rows as they were when this save began are gone: their server came back since")
         if save is not None:
             with closing(save):
                 parts = save.write() if request.frame.fields[0] else {}

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
 from girih.comm.messages import answer, as_text
-from girih.comm.peers import calls_of, connect_all
+from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Frame, Request
+from girih.comm.rpc import Client, Frame, Reply, Request
 from girih.comm.serving import Service
 from girih.data.batch import Batch
-from girih.errors import GirihError
+from girih.errors import GirihError, Lost
 from girih.runs.stats import Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import TOOK_NO_PART, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 
 
@@ -48,6 +48,10 @@ class _Sample:
     source: tuple[int, int, int] | None
     asked: list[RoutedKeys] = field(default_factory=list)
 
+    def keys_of(self, server: int) -> list[NDArray[Any]]:
+        """The keys of one server: lengths and keys of each group."""
+        return [part for asked in self.asked for part in asked.of_place(server)[:2]]
+
 
 @dataclass
 class EmbeddingWorker:
@@ -58,6 +62,7 @@ class EmbeddingWorker:
         shards_each: shards of one server.
         registry: where a server that came back is found.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
+        resends: whether servers come back, so that what one did not answer is sent again.
         prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
     """
 
@@ -71,13 +76,18 @@ class EmbeddingWorker:
     registry: Registry | None = None
     incarnation: int = 0
     prefetch: bool = False
+    resends: bool = False
     name: str = RoleName.EMBEDDING_WORKER
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         clients = connect_all(
-            RoleName.EMBEDDING_SERVER, self.servers, secret=self.secret, registry=self.registry
+            RoleName.EMBEDDING_SERVER,
+            self.servers,
+            secret=self.secret,
+            registry=self.registry,
+            timeout_s=RETURN_S if self.resends else CONNECTED_S,
         )
         try:
             _Work(self, clients).serve(self, ready, stop)
@@ -98,7 +108,7 @@ class _Work(Service):
         self._groups = role.spec.groups()
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
-        self._prefetch = role.prefetch
+        self._prefetch, self._resends = role.prefetch, role.resends
         self._numbers = count(1)
         self._stats = role.stats
         self._stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(clients)})
@@ -136,7 +146,7 @@ class _Work(Service):
         self._ask(request, sample, (*request.frame.fields, 1))
 
     def _peek(self, request: Request) -> None:
-        self._ask(request, _Sample(self._batch(request), None), (0, 0, 0, 0, 0))
+        self._ask(request, _Sample(self._batch(request), None), (0, 0, 0, 0, 0, 0))
 
     def _ask(self, request: Request, sample: _Sample, fields: tuple[int, ...]) -> None:
         """Asks all servers; their rows are pooled once all have come."""
@@ -182,7 +192,9 @@ class _Work(Service):
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
-        self._call_all(Verb.UPDATE, request.frame.fields, parts, request, lambda _: request.reply())
+        self._call_all(
+            Verb.UPDATE, request.frame.fields, parts, request, lambda _: request.reply(), keys=sample.keys_of
+        )
 
     def _drop(self, request: Request) -> None:
         fields, nothing = request.frame.fields, [()] * len(self._clients)
@@ -200,18 +212,40 @@ class _Work(Service):
         arrays: Sequence[Sequence[NDArray[Any]]],
         request: Request,
         done: Callable[[list[Frame]], None],
+        keys: Callable[[int], Sequence[NDArray[Any]]] | None = None,
     ) -> None:
-        """Asks every server, with arrays of its own; ``done`` gets their answers, in this worker's thread."""
-        calls = zip(self._clients, arrays, strict=True)
-        replies = [client.call(verb, fields, of_server) for client, of_server in calls]
+        """Asks every server, with arrays of its own; ``done`` gets their answers, in this worker's thread.
+
+        One that came back before it answered is asked again.
+
+        Args:
+            keys: of a server that may miss them when it came back, what is sent again beside the arrays.
+        """
+        replies: dict[int, Reply] = {}
         num_answers = count(1)  # the next of which is one operation, that no thread interrupts
 
-        def answered(_: object) -> None:
-            if next(num_answers) == len(replies):
-                self.later(request, lambda: done([answer(reply) for reply in replies]))
+        def ask(server: int, more: Sequence[NDArray[Any]] = ()) -> None:
+            reply = self._clients[server].call(verb, fields, (*arrays[server], *more))
+            reply.add_done_callback(lambda _: answered(server, reply))
 
-        for reply in replies:
-            reply.add_done_callback(answered)
+        def answered(server: int, reply: Reply) -> None:
+            if self._resends and _is_to_come_again(verb, reply):
+                self.later(request, lambda: ask(server, () if keys is None else keys(server)))
+                return
+            replies[server] = reply
+            if next(num_answers) == len(arrays):
+                self.later(request, lambda: done([answer(replies[server]) for server in range(len(arrays))]))
+
+        for server in range(len(arrays)):
+            ask(server)
+
+
+def _is_to_come_again(verb: Verb, reply: Reply) -> bool:
+    """Whether a request was lost with an earlier life of a server, or cannot be done in this one without its keys."""
+    error = reply.exception()
+    if error is not None:
+        return isinstance(error, Lost)
+    return verb == Verb.UPDATE and reply.result().fields == (KEYS_MISSING,)
 
 
 def _check(given: Gradients, group: Group, batch: Batch) -> None:

@@ -20,15 +20,20 @@ TOOK_NO_PART = (0, 0)
 """Shape of the gradients of a group that took no part in the loss."""
 
 
+KEYS_MISSING = 1
+"""Answer to an UPDATE whose rows this life of the server has not read: it is to be sent again, with its keys."""
+
+
 class Verb(IntEnum):
     """Requests, with the integers and arrays of each:
 
     STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). DROP_IDS: (pass, trainer, taken): samples of the pass from
         that share on, for nobody pulls them.
-    PULL: (sample, trainer, number, step) → (staleness,); the outputs of all groups, then bounds of sequences.
+    PULL: (sample, trainer, number, step, answered: the trainer's batches before this number are applied or dropped) → (staleness,); the outputs of all groups, then bounds of sequences.
     PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
-    LOOKUP: (sample, trainer, number, step, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
-    UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none → ().
+    LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
+    UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none; then, to a server that came
+        back, of each group: lengths, keys → (), or (KEYS_MISSING,).
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
         trained on.
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,

@@ -23,7 +23,7 @@ ASKED_S = 20.0
 """An answer of :meth:`Agent.events` without events comes after so long."""
 
 Event = Mapping[str, Any]
-"""One of ``address``; ``message``, of a trainer; ``printed`` and ``to`` (1 or 2); ``status`` and ``words``, the last one."""
+"""One of ``address`` with ``found``; ``message``, of a trainer; ``printed`` and ``to`` (1 or 2); ``status`` and ``words``, the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Agent:
     def _watch(self, process: LocalProcess, hearing: Sequence[threading.Thread]) -> None:
         """Tells where a role listens, and how it ends."""
         if process.name != RoleName.TRAINER and process.wait_for_address(None):
-            self._tell({"address": process.address})
+            self._tell({"address": process.address, "found": process.found})
         status = process.wait()
         for thread in hearing:
             thread.join()

@@ -66,7 +66,7 @@ class RayProcess:
         self._actor = actor
         self._where = actor.where.remote()
         self._waiting = actor.events.options(concurrency_group=WAITING)
-        self._address, self._words = "", ""
+        self._address, self._found, self._words = "", "", ""
         self._status: int | None = None
         self._sent, self._calling = 0, threading.Lock()
         self._heard, self._ended = threading.Event(), threading.Event()
@@ -77,6 +77,11 @@ class RayProcess:
     def address(self) -> str:
         """See :class:`Handle`."""
         return self._address
+
+    @property
+    def found(self) -> str:
+        """See :class:`Handle`."""
+        return self._found
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
@@ -144,7 +149,7 @@ class RayProcess:
 
     def _take(self, event: Any) -> None:
         if "address" in event:
-            self._address = event["address"]
+            self._found, self._address = event["found"], event["address"]
             self._heard.set()
         elif "message" in event:
             self.pipe.heard.put(event["message"])
