@@ -12,6 +12,7 @@ import girih
 from girih import optim
 from girih.metrics import Scores
 from girih.models import LR
+from girih.runs.trained import TRAINED, TrainedMark
 
 SIZE, NUM, RATE = 32, 1000, 0.5
 SCHEMA = girih.Schema(
@@ -99,3 +100,17 @@ def test_a_resumed_run_goes_on_with_the_counts_of_the_whole_and_begins_the_hour_
         trainer.fit(data)
         told = trainer.summary(None, duration_s=0.0)["progressive"]["click"]
     assert (told["num_examples"], told["num_examples_last_hour"]) == (2 * NUM, NUM)
+
+
+def test_examples_read_again_are_counted_once_however_often_a_run_begins_again(data, tmp_path):
+    run = tmp_path / "run"
+    with trainer_in(run) as trainer:
+        trainer.fit(data)
+    mark = TrainedMark(run / TRAINED)  # as a crash would leave it, 500 examples behind the checkpoint
+    mark.write(NUM + 500, 0)
+    mark.close()
+    for _ in range(2):
+        with trainer_in(run) as trainer:
+            trainer.load(run)
+            trainer.fit(data, epochs=0)
+            assert trainer.summary(None, duration_s=0.0)["repeated_examples"] == 500
