@@ -88,11 +88,16 @@ def begin(directory, tmp_path):
 
 
 def trained(run):
-    """Examples trained on by the steps that are done, in this life of the run."""
+    """Examples that the steps so far trained on."""
+    return marked(run)[0]
+
+
+def marked(run):
+    """Examples trained on so far, and how many of them came twice."""
     try:
-        return struct.unpack("<qq", (run / "trained").read_bytes())[0]
+        return struct.unpack("<qq", (run / "trained").read_bytes())
     except FileNotFoundError:
-        return 0
+        return 0, 0
 
 
 def until(running, done):
@@ -140,6 +145,19 @@ def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp
 
 
 @heavy
+@pytest.mark.parametrize(
+    ("strategy", "counts"),
+    [
+        ("asynchronous", ["strategy.trainers=2", *SERVERS, "strategy.loaders=2"]),
+        ("substitution", ["strategy.trainers=2"]),
+        ("hierarchical", ["strategy.groups=2"]),
+    ],
+)
+def test_other_strategies_read_each_record_once_too(directory, tmp_path, broker, strategy, counts):
+    whole(train(directory, strategy, tmp_path / "run", *counts, TO_THE_END), FIRST)
+
+
+@heavy
 @pytest.mark.parametrize(("strategy", "counts"), SEVERAL)
 def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
     directory, tmp_path, broker, begin, strategy, counts
@@ -162,8 +180,10 @@ def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
 def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
     until(running, lambda run: trained(run) >= READ and saved(20, run))
-    trainers = json.loads((running.run / "processes.json").read_text())
-    os.kill(trainers["trainer 1"], signal.SIGKILL)
+    processes = json.loads((running.run / "processes.json").read_text())
+    (second,) = (each["pid"] for each in processes if (each["role"], each["index"]) == ("trainer", 1))
+    os.kill(second, signal.SIGKILL)
+    until(running, lambda run: marked(run)[1] > 0)  # it went back to the checkpoint
     broker.add(3 * ROUND - FIRST)
     until(running, all_read(3 * ROUND - 4 * SIZE))
     running.process.send_signal(signal.SIGTERM)
@@ -210,12 +230,10 @@ def test_a_run_whose_brokers_die_waits_and_goes_on_with_others(directory, broker
     broker.close()
     until(running, partial(says, "no broker answers"))
     running.process.send_signal(signal.SIGTERM)
-    if strategy == "local":
-        running.ends(130)
-    else:  # it waits for a batch; the second signal ends it at once
+    if strategy != "local":  # it waits for a batch; the second signal ends it at once
         time.sleep(1)
         running.process.send_signal(signal.SIGTERM)
-        running.ends(1)
+    running.ends(130)
     read, other = trained(running.run), Broker(3 * ROUND)
     try:
         (directory / "config.toml").write_text(CONFIG.format(train=other.address))
