@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from girih.checkpoint import CheckpointOptions
     from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
-    from girih.data import Dataset, read_criteo, read_csv, read_libsvm, read_parquet
+    from girih.data import Dataset, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
     from girih.metrics import Metrics
     from girih.runs.callbacks import Callback, TensorBoard
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
@@ -58,6 +58,7 @@ __all__ = [
     "optim",
     "read_criteo",
     "read_csv",
+    "read_kafka",
     "read_libsvm",
     "read_parquet",
     "tables",
@@ -66,7 +67,7 @@ __all__ = [
 _HOMES = {
     "girih.runs.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_libsvm", "read_parquet"),
+    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_kafka", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),

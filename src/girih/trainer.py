@@ -44,7 +44,7 @@ from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, sparse_spec
+from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, scored_steps, sparse_spec
 
 
 class Trainer(contextlib.AbstractContextManager["Trainer"]):
@@ -124,7 +124,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             stats = Stats()
             store = self._placed(store or StoreOptions(), run)
             rank = self._ranks.rank
-            dense = dense_spec(model, self.options, dense_optimizer, stats, rank)
+            scored = scored_steps(self.options, self.schema)
+            dense = dense_spec(model, self.options, dense_optimizer, stats, rank, scored)
             context = RunContext(
                 ranks=self._ranks,
                 sparse=sparse_spec(

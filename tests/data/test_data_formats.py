@@ -419,3 +419,6 @@ def test_positions_survive_json(tmp_path):
     assert Position.from_dict(json.loads(json.dumps(position.to_dict()))) == position
     with pytest.raises(ConfigError, match="unknown key"):
         Position.from_dict({"epoc": 1})
+    for damaged in ([1], None, {"offsets": [1]}, {"offsets": {"one": 1}}, {"offsets": {"0": -1}}):
+        with pytest.raises(ConfigError, match="position"):
+            Position.from_dict(damaged)

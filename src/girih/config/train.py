@@ -49,6 +49,7 @@ class TrainOptions(Options):
         evaluate_every_steps: validate that often too, not only at the end of an epoch.
         log_every_steps: how often a line goes to ``metrics.jsonl``.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
+        progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
         tensorboard: write scalars for TensorBoard into the run directory.
     """
 
@@ -67,6 +68,7 @@ class TrainOptions(Options):
     evaluate_every_steps: Count | None = None
     log_every_steps: Count = 50
     gauc_by: str | None = None
+    progressive_validation: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:

@@ -8,14 +8,16 @@ Shapes: B examples of a batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from girih.config import checks
 from girih.data.batch import Batch
 from girih.data.epoch import SkippedRows, read_epoch
 from girih.data.position import Position
+from girih.data.read_ahead import ReadAhead
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
 from girih.errors import ConfigError, nearest
@@ -132,8 +134,39 @@ class Dataset:
         return replace(self, batch_size=batch_size)
 
     def in_order(self) -> Dataset:
-        """The same rows, not shuffled; itself, where that is so already."""
-        return self if not self.shuffle else replace(self, shuffle=False)
+        """The same rows, not shuffled, of a stream those that are there already; itself, where that is so."""
+        data = self if not self.shuffle else replace(self, shuffle=False)
+        return data._over(data.source.so_far()) if data.source.endless else data
+
+    def within(self, bounds: Any) -> Dataset:
+        """The same stream with the bounds of another reader, read as all its readers read it."""
+        return self._over(self.source.within(bounds))
+
+    def ahead(
+        self,
+        epoch: int,
+        position: Position | None,
+        prepare: Callable[[Batch], Batch] = lambda batch: batch,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> ReadAhead[tuple[Batch, Position]]:
+        """Reads :meth:`batches` in a thread.
+
+        Args:
+            prepare: makes of each batch what is wanted of it.
+            stopped: whether a stream is to end that waits for rows.
+        """
+        closed = threading.Event()
+        data = self
+        if self.source.bounds is not None:
+            data = self._over(self.source.until(lambda: closed.is_set() or stopped()))
+        batches = ((prepare(batch), after) for batch, after in data.batches(epoch, position))
+        return ReadAhead(batches, self.read_ahead, closed)
+
+    def _over(self, source: Source) -> Dataset:
+        """The same data from another source, whose bad rows are counted here."""
+        data = replace(self, source=source)
+        object.__setattr__(data, "skipped", self.skipped)
+        return data
 
     def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
         """The same rows in file order, without labels, with other columns carried along: for prediction.

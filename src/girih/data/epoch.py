@@ -56,25 +56,31 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
     """
     windows = _Windows(data, start)
     window = windows.next(start.row)
-    if window is None and start.cursor == Cursor():
-        first = data.skipped.first
-        raise DataError("no rows in the files" if first is None else f"every row is bad; the first: {first}")
-    end = Position(epoch=start.epoch + 1, order=start.order)
+    if window is None and start.cursor == Cursor() and not data.source.stopped():
+        first, where = data.skipped.first, "files" if data.source.bounds is None else "topic"
+        raise DataError(
+            f"no rows in the {where}" if first is None else f"every row is bad; the first: {first}"
+        )
     while window is not None:
         last = None
         while window.batches:
             batch, row = window.batches.popleft()
-            if row == window.num_rows:
+            if row == window.num_rows and not data.source.endless:
                 last = batch  # only the next window tells whether the epoch goes on
+            elif row == window.num_rows:
+                yield batch, windows.here
             else:
-                windows.fill(row / window.num_rows)
+                if not data.source.endless:  # which would wait for rows to come
+                    windows.fill(row / window.num_rows)
                 yield batch, replace(window.start, row=row)
         window = windows.next()
+        if window is None and data.source.stopped():
+            return  # what is left comes again, at the position of the batch before it
         if last is not None:
-            yield last, end if window is None else window.start
+            yield last, windows.end if window is None else window.start
     rest = windows.rest()
-    if rest is not None:
-        yield rest, end
+    if rest is not None and not data.source.stopped():
+        yield rest, windows.end
 
 
 class _Windows:
@@ -94,6 +100,19 @@ class _Windows:
         self._buffers = Buffers(_LEAST_BYTES)
         self._open: list[Batch] = []  # the parts of a batch that ends in a later window
         data.skipped.count, data.skipped.by_reason, data.skipped.first = start.skipped, {}, None
+
+    @property
+    def here(self) -> Position:
+        """The beginning of the window that comes next."""
+        return self._next
+
+    @property
+    def end(self) -> Position:
+        """The start of the next epoch: of a stream, where this one ends."""
+        start, cursor = self._next, self._cursor
+        if not cursor.offsets:
+            return Position(epoch=start.epoch + 1, order=start.order)
+        return Position(epoch=start.epoch + 1, order=start.order, part=cursor.part, offsets=cursor.offsets)
 
     def _order(self, size: int, key: int | str) -> NDArray[np.int64]:
         if not self._data.shuffle:

@@ -12,17 +12,25 @@ from numpy.typing import NDArray
 
 from girih import config
 from girih.config.bounds import Bounds
+from girih.errors import ConfigError
 from girih.kernels.cpu.hashing import fill_stream
 
 _Place = Annotated[int, Bounds(0, (1 << 62) - 1)]
 
+Offsets = tuple[tuple[int, int], ...]
+"""Partition and offset, by partition."""
+
 
 class Cursor(NamedTuple):
-    """The beginning of a unit: its place in the epoch's order and, in text files, its first byte and line."""
+    """The beginning of a unit: its place in the epoch's order and, in text files, its first byte and line.
+
+    In a stream, ``part`` is the partition whose turn it is, and ``offsets`` where each one goes on.
+    """
 
     part: int = 0
     byte: int = 0
     line: int = 0
+    offsets: Offsets = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,7 @@ class Position:
             and, in a text file, byte (of its decompressed text) and line.
         row: rows of the window that earlier batches took.
         skipped: bad rows dropped before the window.
+        offsets: in a stream, where each partition goes on at the window's beginning; its epochs follow one another.
         order: 16 hex digits of what decides the order of rows; a position fits only the order it is from.
     """
 
@@ -47,15 +56,20 @@ class Position:
     row: _Place = 0
     skipped: _Place = 0
     order: str = ""
+    offsets: Offsets = ()
 
     @property
     def cursor(self) -> Cursor:
         """The beginning of the window."""
-        return Cursor(self.part, self.byte, self.line)
+        return Cursor(self.part, self.byte, self.line, self.offsets)
 
     def to_dict(self) -> dict[str, Any]:
         """As a flat mapping that JSON can hold."""
-        return dataclasses.asdict(self)
+        mapping = dataclasses.asdict(self)
+        if self.offsets:
+            return mapping | {"offsets": {str(partition): offset for partition, offset in self.offsets}}
+        del mapping["offsets"]
+        return mapping
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Position:
@@ -64,7 +78,12 @@ class Position:
         Raises:
             ConfigError: an unknown key or a wrong type.
         """
-        built: Position = config.build(cls, mapping, "position")
+        mapping = config.build(Mapping[str, Any], mapping, "position")
+        offsets = config.build(Mapping[str, _Place], mapping.get("offsets", {}), "position.offsets")
+        if not all(name.isdecimal() for name in offsets):
+            raise ConfigError(f"position.offsets of {list(offsets)}: expected partitions by number")
+        by_partition = tuple(sorted((int(name), offset) for name, offset in offsets.items()))
+        built: Position = config.build(cls, {**mapping, "offsets": by_partition}, "position")
         return built
 
 

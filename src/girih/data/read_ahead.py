@@ -19,11 +19,14 @@ class ReadAhead(Iterator[T], Generic[T]):
 
     An exception of the iterator is raised to the consumer, after the items before it. Closing early,
     or dropping the last reference, stops the thread. One thread consumes.
+
+    Args:
+        closed: is set by closing, for items that wait for something.
     """
 
-    def __init__(self, items: Iterable[T], depth: int = 4) -> None:
+    def __init__(self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(1, depth))
-        self._stop = threading.Event()
+        self._stop = closed or threading.Event()
         self._thread = threading.Thread(
             target=_produce, args=(items, self._queue, self._stop), name="girih-read-ahead", daemon=True
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
 from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import BLOCK_BYTES
+from girih.data.kafka.source import TURN, KafkaSource
+from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
 from girih.errors import ConfigError
 from girih.schema import Schema
@@ -96,3 +98,42 @@ def read_libsvm(
     check_schema(schema)
     columns = as_columns(schema)
     return make_dataset(LibsvmSource(find_files(paths), schema, block_bytes), schema, columns, **options)
+
+
+def read_kafka(
+    address: str,
+    schema: Schema,
+    *,
+    messages: Literal["json", "arrow"] = "json",
+    start: str = "earliest",
+    stop_at: Literal["end"] | None = None,
+    kafka: Mapping[str, Any] | None = None,
+    **options: Unpack[ReadOptions],
+) -> Dataset:
+    """Reads the records of a Kafka topic, in the order of each partition's offsets.
+
+    Partitions take turns. Consumer groups are not used: where reading goes on is in positions, as with files. A column is
+    a key of JSON objects, or a column of Arrow IPC streams.
+
+    Args:
+        address: ``kafka://host:port,host:port/topic``.
+        messages: ``json``, one object per message, or ``arrow``, an IPC stream of any number of rows per message.
+        start: ``earliest``, ``latest`` or a moment, as ``2026-11-01T00:00:00Z``, for an epoch without a position.
+        stop_at: ``end`` ends an epoch at what is there when the topic is opened; None goes on for ever.
+        kafka: options of librdkafka by its own names, as for security.
+        options: those of :func:`read_parquet` but ``shuffle``; a message that is none is a bad row.
+
+    Raises:
+        ConfigError: an option that cannot be used, or confluent-kafka is not installed.
+        DataError: no broker answers, no such topic, or its first records do not serve the schema.
+    """
+    check_schema(schema)
+    if messages not in TURN:
+        raise ConfigError(f"messages = {messages!r}: expected 'json' or 'arrow'")
+    if stop_at not in (None, "end"):
+        raise ConfigError(f"stop_at = {stop_at!r}: expected 'end', or nothing")
+    if options.get("shuffle"):
+        raise ConfigError("shuffle = True: a stream is read in its order; drop it")
+    topic = Topic.at(address, kafka)
+    source = KafkaSource(topic=topic, messages=messages, spans=topic.spans(start), endless=stop_at is None)
+    return make_dataset(source, schema, **options)

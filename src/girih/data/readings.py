@@ -15,7 +15,6 @@ from girih.data.batch import Batch
 from girih.data.dataset import Dataset
 from girih.data.epoch import SkippedRows
 from girih.data.position import Position
-from girih.data.read_ahead import read_ahead
 
 
 class Readings:
@@ -95,7 +94,7 @@ class _Reading:
 
     def __init__(self, data: Dataset, at: Position, most_kept: int, skipped: SkippedRows | None) -> None:
         self._data = replace(data)  # with a count of skipped rows of its own
-        self._ahead = read_ahead(self._data.batches(at.epoch, at), data.read_ahead)
+        self._ahead = self._data.ahead(at.epoch, at)
         self._most_kept, self._first_skipped = most_kept, skipped and skipped.first
         self._lock = threading.Lock()
         self._end: Exception | None = None

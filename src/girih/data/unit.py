@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ class Unit:
         after: where the next unit begins.
         numbers: of each of the R rows, its line, or its number in the file, from 1.
         is_text: rows are lines.
+        place: the word for what numbers count; None: lines or rows.
         bad: rows that never made it into the table.
     """
 
@@ -41,12 +42,37 @@ class Unit:
     numbers: range | NDArray[np.int64]
     suffix: str = ""
     is_text: bool = False
+    place: str | None = None
     bad: list[BadRow] = field(default_factory=list)
 
     def locate(self, bad: BadRow) -> str:
         """As in ``clicks.csv, line 17: …``."""
-        place = "line" if self.is_text else "row"
+        place = self.place or ("line" if self.is_text else "row")
         return f"{self.file}, {place} {bad.number}{self.suffix}: {bad.message}"
+
+
+class FileSource:
+    """The part of a source that files have in common: they end by themselves."""
+
+    endless = False
+    bounds = None
+
+    @staticmethod
+    def stopped() -> bool:
+        """Nobody stops a file."""
+        return False
+
+    def within(self, bounds: Any) -> Self:
+        """Itself."""
+        return self
+
+    def until(self, stopped: Callable[[], bool]) -> Self:
+        """Itself: what reads on checks after each batch."""
+        return self
+
+    def so_far(self) -> Self:
+        """Itself: all rows."""
+        return self
 
 
 class Source(Protocol):
@@ -55,13 +81,45 @@ class Source(Protocol):
     Attributes:
         num_parts: row groups, or text files: an epoch's order permutes them.
         num_rows: rows of all files, where that is known without reading them.
+        bounds: of a stream, where it begins and ends, on which several readers have to agree; None for files.
+        endless: whether rows to come are read too.
         identity: changes when positions in these files would lose their meaning.
     """
 
-    files: tuple[File, ...]
-    num_parts: int
-    num_rows: int | None
-    identity: str
+    @property
+    def files(self) -> tuple[File, ...]: ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int | None: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def endless(self) -> bool: ...
+
+    @property
+    def bounds(self) -> Any: ...
+
+    @property
+    def stopped(self) -> Callable[[], bool]:
+        """Tells whether reading ended because somebody asked for it."""
+        ...
+
+    def within(self, bounds: Any) -> Source:
+        """The same stream with the bounds of another reader, read as all its readers read it."""
+        ...
+
+    def until(self, stopped: Callable[[], bool]) -> Source:
+        """The same rows, which end when asked to."""
+        ...
+
+    def so_far(self) -> Source:
+        """The rows that are there already."""
+        ...
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses files whose columns do not serve the plan."""

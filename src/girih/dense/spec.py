@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from girih.dense.options import OptimizerFactory
+from girih.dense.scored import ScoredSteps
 from girih.runs.stats import Stats
 
 
@@ -28,6 +29,7 @@ class DenseSpec:
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
         compile: torch compiles forward and backward passes of training steps.
         stats: where spans and bytes sent are counted.
+        scored: takes the logits of training steps; None where nobody wants them.
     """
 
     module: nn.Module
@@ -40,3 +42,4 @@ class DenseSpec:
     global_batch_norm: bool = False
     compile: bool = False
     stats: Stats = field(default_factory=Stats)
+    scored: ScoredSteps | None = None

@@ -46,6 +46,7 @@ class Progress(Callback):
         self._printed_at: float | None = None
         self._unprinted: Record | None = None
         self._bar: Bar | None = None
+        self._progressive: Record = {}
         if self._console.is_terminal:
             fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
             done, values = (
@@ -126,6 +127,9 @@ class Progress(Callback):
 
     def on_evaluation(self, record: Record) -> None:
         """Shows the metrics of one evaluation, on a line that stays."""
+        if record["split"] == "progressive":
+            self._progressive = record
+            return
         names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration")
         values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
         shown = "  ".join(values) or "no metric is defined here"
@@ -143,6 +147,8 @@ class Progress(Callback):
         """Values, each with the unit that follows it."""
         shown = [
             (fraction(record.get("loss")), "loss"),
+            (fraction(self._progressive.get("auc_last_hour")), "AUC of the last hour"),
+            (fraction(self._progressive.get("auc")), "of all"),
             (short(record.get("samples_per_s")), "samples/s"),
             (short(record.get("rows")), "rows"),
             (percent(record.get("hit_rate")), "hits"),

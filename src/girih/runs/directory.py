@@ -1,6 +1,6 @@
 """The directory of a run: who may write there, and what lies where.
 
-config.toml  plan.json  metrics.jsonl  summary.json  timeline.json  report.html
+config.toml  plan.json  metrics.jsonl  summary.json  timeline.json  report.html  trained
 checkpoints/step-00012000/
 """
 
@@ -22,6 +22,7 @@ from girih.runs.files import disk_full, unfinished, write_whole
 from girih.runs.lease import Lease
 from girih.runs.live.place import LIVE, LOGS, TARGETS
 from girih.runs.live.shower import forget
+from girih.runs.trained import TRAINED
 
 LOCK = ".lock"
 """Locked by the process that writes the run; holds its lease until the run ends by itself."""
@@ -41,6 +42,7 @@ BEFORE_TRAINING = frozenset(
         LIVE,
         LOGS,
         TARGETS,
+        TRAINED,
     }
 )
 """All that a run may have written when it ends before its first record."""

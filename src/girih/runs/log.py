@@ -17,7 +17,11 @@ from girih.runs.live.others import Others
 from girih.runs.live.process import resident_bytes
 from girih.runs.state import RunState
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS
+from girih.runs.trained import TRAINED, TrainedMark
 from girih.training.schedules import Step
+
+PROGRESSIVE = "progressive"
+"""The split of records of training steps that were scored before their updates."""
 
 
 class RunLog:
@@ -42,6 +46,7 @@ class RunLog:
     ) -> None:
         self._others = others
         self._path = path
+        self._mark = None if path is None else TrainedMark(path.with_name(TRAINED))
         self._callbacks = tuple(callbacks)
         self._every_steps = every_steps
         self._start = time.perf_counter()
@@ -49,6 +54,11 @@ class RunLog:
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
         self._window_staleness: Counter[int] = Counter()
         self._last_counters: Mapping[str, int] = {}
+
+    def close(self) -> None:
+        """Closes what it holds open."""
+        if self._mark is not None:
+            self._mark.close()
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
         """Starts a new window at this state; earlier work is in earlier records."""
@@ -113,6 +123,19 @@ class RunLog:
         for callback in self._callbacks:
             callback.on_evaluation(record)
 
+    def progressive(self, metrics: Mapping[str, Any], state: RunState) -> None:
+        """Writes the metrics of training steps so far, each scored before its update."""
+        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": PROGRESSIVE}
+        record |= metrics
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_evaluation(record)
+
+    def trained(self, state: RunState) -> None:
+        """Notes how many examples were trained on, for a run that goes on after a crash."""
+        if self._mark is not None:
+            self._mark.write(state.examples, state.repeated_examples)
+
     def end(self, summary: dict[str, Any] | None) -> None:
         """Calls ``on_end`` of each callback."""
         for callback in self._callbacks:
@@ -144,6 +167,7 @@ def rewind(path: Path, state: RunState) -> None:
             continue
         if not isinstance(record, dict) or record.get("step", 0) > state.step:
             continue
-        if "split" not in record or record["step"] < state.step or state.evaluated_step == state.step:
+        own = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
+        if own or record["step"] < state.step or state.evaluated_step == state.step:
             kept.append(line + "\n")
     write_whole(path, "".join(kept))

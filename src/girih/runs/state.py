@@ -20,6 +20,7 @@ class RunState:
     Attributes:
         step: batches seen, refused ones included.
         examples: examples seen.
+        repeated_examples: those that were trained on, forgotten in a crash, and trained on again.
         epoch: epochs done; the one under way has this number.
         position: where the data goes on in the epoch under way; None at its start.
         refused: steps refused for a NaN or an infinity.
@@ -33,6 +34,7 @@ class RunState:
 
     step: Step = 0
     examples: Count = 0
+    repeated_examples: Count = 0
     epoch: Count = 0
     position: dict[str, Any] | None = None
     refused: Count = 0

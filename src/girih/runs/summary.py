@@ -69,6 +69,7 @@ def summarize(
         "logloss": None if metrics is None else metrics.logloss,
         "samples_per_s": state.examples / state.train_s if state.train_s else None,
         "num_examples": state.examples,
+        "repeated_examples": state.repeated_examples,
         "num_rows": sum(sparse.rows.values()),
         "staleness_max": int(ranks.largest([state.staleness_max])[0]),
         "staleness_mean": stale / num_steps if num_steps else 0.0,

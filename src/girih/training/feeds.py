@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,15 +47,16 @@ class TrainingFeed:
 
     Attributes:
         prepare: makes of a batch what this trainer has of it.
+        stopped: whether this trainer, alone, is asked to stop while it waits for a stream.
     """
 
     data: Dataset
     prepare: Callable[[Batch], Batch]
+    stopped: Callable[[], bool] = field(default=lambda: False, kw_only=True)
 
     def stream(self, epoch: int, position: Position | None) -> Stream:
         """This trainer's share of every batch of an epoch, from a position on, read in a thread."""
-        batches = ((self.prepare(batch), after) for batch, after in self.data.batches(epoch, position))
-        return read_ahead(batches, self.data.read_ahead)
+        return self.data.ahead(epoch, position, self.prepare, self.stopped)
 
     def stats(self) -> Mapping[str, Mapping[str, Any]]:
         """Title of a process behind this feed → its ``Stats.snapshot``."""
@@ -107,7 +108,8 @@ class ExampleFeed:
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
         """Reads in a thread of this process."""
-        return TrainingFeed(*self._own(data, normalization))
+        data, prepare = self._own(agreed(data, self.ranks), normalization)
+        return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
 
     def end_training(self) -> None:
         """No-op: it started nothing."""
@@ -190,6 +192,7 @@ class LoaderFeed(ExampleFeed):
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
         """Has the loaders started; each trainer is served by one of them."""
+        data = agreed(data, self.ranks)
         loaders, rank = self.start(data), self.ranks.rank
         index = rank % len(loaders)
         resolve = None if self.registry is None else resolver(self.registry, LOADER, index)
@@ -255,6 +258,13 @@ class Loaded(TrainingFeed):
         finally:
             with contextlib.suppress(GirihError):  # where it is gone, that has been told already
                 self.loader.call(Verb.END, (number, self.rank, taken)).wait(END_S)
+
+
+def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
+    """A stream as all trainers read it, with the bounds that the first one found; files as they are."""
+    if ranks.size == 1 or data.source.bounds is None:
+        return data
+    return data.within(ranks.broadcast(data.source.bounds))
 
 
 def _batch_of(frame: Frame) -> Batch:

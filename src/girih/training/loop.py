@@ -21,6 +21,7 @@ from girih.runs.stats import COMPILE, Spans
 from girih.training.feeds import Stream, TrainingFeed
 from girih.training.learning_rate import LearningRate
 from girih.training.notes import Notes
+from girih.training.progressive import ProgressiveValidation
 from girih.training.schedules import Step
 from girih.training.session import Session
 
@@ -53,6 +54,7 @@ class Loop:
     spans: Spans
     save_every_steps: int | None = None
     staleness: Counter[int] = field(default_factory=Counter)
+    progressive: ProgressiveValidation | None = None
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
@@ -63,6 +65,7 @@ class Loop:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
         """
         while self.state.epoch < until_epoch and not self._finished():
+            before = self.state.step
             with closing(self._batches()) as batches:
                 self._meet_if_due()  # a meeting that a stop left undone
                 try:
@@ -70,7 +73,8 @@ class Loop:
                 except BaseException:
                     self.feed.close()  # who feeds may be gone, and would be waited for
                     raise
-            if self._epoch_is_read() and not self.state.stopped_early:
+            nothing_new = self.state.step == before and not self._finished()  # in a stream
+            if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
                 self._end_epoch()
 
     def _train_on(self, batches: Stream) -> None:
@@ -140,6 +144,9 @@ class Loop:
         self.settle_saves()
         self._unsettled.append((step, replace(state), self.learning_rate.scale()))
         self._settle()
+        if self.progressive is not None and self._every(self.options.log_every_steps):
+            self.log.progressive(self.progressive.record(), self.state)
+        self.log.trained(self.state)
 
     def _settle(self, *, wait: bool = False) -> None:
         """Takes note of what came of steps, of the last one where that is known, or waited for.
@@ -184,7 +191,9 @@ class Loop:
         if self.ranks.stopping:
             return
         self.state.epoch += 1
-        self.state.position = None
+        position = self.state.position or {}
+        # a stream's next epoch goes on where this one ends
+        self.state.position = {**position, "epoch": self.state.epoch} if "offsets" in position else None
         self.learning_rate.after("epoch")
         self._record_metrics(scores)
 

@@ -39,6 +39,7 @@ from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
+from girih.runs.trained import TRAINED, repeated_from
 from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
@@ -48,6 +49,7 @@ from girih.training.notes import Notes
 from girih.training.placing import place_net
 from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
+from girih.training.progressive import ProgressiveValidation
 from girih.training.session import Session
 
 
@@ -95,6 +97,8 @@ class TrainingRun:
         self.ranks = self.context.ranks
         self.context.stats.watch(self.live)
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
+        scored, names = self.context.dense.scored, self.facts.schema.labels.names
+        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
@@ -218,6 +222,8 @@ class TrainingRun:
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
+        if self.progressive is not None and self.state.step == 0:
+            self.progressive.restore(None)  # passes that a plan was measured by count nothing
         self._loaders, self._fit_from_s = {}, (self.state.train_s, self._busy_s)
         self.context.stats.spans = Spans()
         log = self.open_log()
@@ -242,6 +248,7 @@ class TrainingRun:
             ranks=self.ranks,
             notes=self.notes,
             spans=self.context.stats.spans,
+            progressive=self.progressive,
             staleness=self.context.stats.histograms[STALENESS],
         )
         try:
@@ -272,6 +279,7 @@ class TrainingRun:
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
         log.begin(self.state, session.sparse.stats().counters)
+        log.trained(self.state)  # else the next crash would count again what this start has counted
         plan = self.opened()[0].to_dict()
         if self.directory is not None:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
@@ -332,6 +340,9 @@ class TrainingRun:
         alike = all(each.step == loaded.run.step for each in of_each)
         known = len(of_each) == self.ranks.size and (alike or self.ranks.apart)
         self.state = of_each[self.ranks.rank] if known else loaded.run
+        if self.progressive is not None:
+            with believed(loaded.place):
+                self.progressive.restore(loaded.state.get("progressive"))
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
@@ -378,6 +389,7 @@ class TrainingRun:
                 "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
+                **({} if self.progressive is None else {"progressive": self.progressive.state()}),
             },
             sparse=session.sparse,
             dense=session.dense,
@@ -432,6 +444,7 @@ class TrainingRun:
             "restarts": self.context.processes.restarts,
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
+            **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
         }
         return summarize(
             self.state,
@@ -449,7 +462,9 @@ class TrainingRun:
         if self._log is None:
             path = None if self.directory is None else self.directory / "metrics.jsonl"
             if path is not None:
-                rewind(path, self.state)  # what a run that begins anew, or goes on, writes again
+                state, mark = self.state, path.with_name(TRAINED)
+                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
             if self.directory is not None:
                 own = Who(RoleName.TRAINER, self.ranks.rank)
@@ -464,6 +479,8 @@ class TrainingRun:
             if self.session is not None:
                 closing.callback(self.session.dense.close)
                 closing.callback(self.session.sparse.close)
+            if self._log is not None:
+                closing.callback(self._log.close)
             closing.callback(self.checkpoints.close)
 
     def live(self) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from girih.data import Dataset
 from girih.dense.accel.compiled import require_compiler
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
+from girih.dense.scored import ScoredSteps
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
+from girih.metrics.progressive import ProgressiveScores
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.runs.stats import Stats
@@ -93,9 +95,17 @@ def sparse_spec(
 
 
 def dense_spec(
-    model: nn.Module, options: TrainOptions, optimizer: OptimizerFactory | None, stats: Stats, rank: int = 0
+    model: nn.Module,
+    options: TrainOptions,
+    optimizer: OptimizerFactory | None,
+    stats: Stats,
+    rank: int = 0,
+    scored: ScoredSteps | None = None,
 ) -> DenseSpec:
     """The model and how it learns.
+
+    Args:
+        scored: takes the logits of training steps.
 
     Raises:
         ConfigError: a device or a compiler that torch does not find here, or a device on which linear layers have no such
@@ -125,7 +135,15 @@ def dense_spec(
         global_batch_norm=options.global_batch_norm,
         compile=options.compile,
         stats=stats,
+        scored=scored,
     )
+
+
+def scored_steps(options: TrainOptions, schema: Schema) -> ScoredSteps | None:
+    """The count of training steps' scores, where the options want progressive validation."""
+    if not options.progressive_validation:
+        return None
+    return ScoredSteps(ProgressiveScores(len(schema.labels.names)))
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:

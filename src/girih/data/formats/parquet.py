@@ -17,7 +17,7 @@ from girih.data.decode.columns import is_string, kind_of
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import Unit
+from girih.data.unit import FileSource, Unit
 from girih.errors import DataError, UserError
 
 OPEN_FILES = 16
@@ -31,7 +31,7 @@ class _RowGroup(NamedTuple):
     num_rows: int
 
 
-class ParquetSource:
+class ParquetSource(FileSource):
     """The row groups of some Parquet files, whose footers are read at once.
 
     Raises:

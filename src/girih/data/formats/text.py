@@ -20,7 +20,7 @@ from girih.config import checks
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import Unit
+from girih.data.unit import FileSource, Unit
 from girih.errors import DataError
 
 BLOCK_BYTES = 8 << 20
@@ -83,7 +83,7 @@ class Start(NamedTuple):
     names: Sequence[str]
 
 
-class TextSource(ABC):
+class TextSource(FileSource, ABC):
     """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
 
     Args:

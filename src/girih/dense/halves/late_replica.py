@@ -211,6 +211,7 @@ class LateReplica(Replica):
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
+            self._score(outputs, targets)
             mean = self._mean_loss(outputs, targets) if len(outputs) else None
         with self._phase("backward"):
             self._backward(outputs, mean, share)

@@ -93,7 +93,7 @@ class Replica:
             self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
         self._loss = loss_of(self.module)
         self._precision, self._forward = spec.precision, spec.forward
-        self._clip_norm = spec.clip_norm
+        self._clip_norm, self._scored = spec.clip_norm, spec.scored
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
@@ -109,6 +109,7 @@ class Replica:
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
+            self._score(outputs, targets)
             mean, value, refusal = self._judge(outputs, targets, embeddings)
         with self._phase("backward"):
             self._backward(outputs, mean, share)
@@ -219,6 +220,11 @@ class Replica:
             None if weights is None else moved(weights, self.device),
         )
         return targets, 1.0 if batch.share is None else batch.share.weight
+
+    def _score(self, outputs: Tensor, targets: Targets) -> None:
+        """Has the logits of a step counted, where somebody wants them."""
+        if self._scored is not None:
+            self._scored.add(outputs, targets)
 
     def _judge(
         self, outputs: Tensor, targets: Targets, embeddings: Embeddings

@@ -107,6 +107,11 @@ class SubstitutedReplica(SynchronousReplica):
         targets, share = super()._targets(share_of(none, self.ranks.rank, self.ranks.size))
         return targets, weight * share  # the batch itself may be a part of the step's
 
+    def _score(self, outputs: Tensor, targets: Targets) -> None:
+        """Each trainer counts its share; where all have all examples, the first one counts them."""
+        if self.split or self.ranks.first:
+            super()._score(outputs, targets)
+
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, train=train)
         num_examples = min(len(total) for total in totals.values())

@@ -1,0 +1,1 @@
+"""Kafka topics as a source of examples: records by partition and offset."""

@@ -1,0 +1,199 @@
+"""A Kafka topic: its address, its partitions and their offsets, and the consumer that reads them.
+
+Nothing is committed to Kafka: where reading goes on is in our own checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from girih.errors import ConfigError, DataError
+
+SCHEME = "kafka://"
+ANSWER_S = 10.0
+_LOG = logging.getLogger(__name__)
+_OURS = (
+    "bootstrap.servers", "group.id", "enable.auto.commit", "enable.partition.eof", "auto.offset.reset",
+    "enable.auto.offset.store", "error_cb",
+)  # fmt: skip
+
+
+class Span(NamedTuple):
+    """Offsets of one partition: the first record that is there, where reading begins, and the offset behind the last record."""
+
+    partition: int
+    first: int
+    begin: int
+    behind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """A topic and how to reach it.
+
+    Attributes:
+        brokers: ``host:port``, several with commas between.
+        options: librdkafka's own, by its names.
+    """
+
+    brokers: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for option, value in self.options.items():
+            if not isinstance(value, str | int | float | bool):
+                raise ConfigError(f"kafka: {option} = {value!r}: expected a string, a number, true or false")
+            if option in _OURS:
+                raise ConfigError(f"kafka: {option!r} is set by girih; drop it")
+
+    @classmethod
+    def at(cls, address: str, options: Mapping[str, Any] | None = None) -> Topic:
+        """Takes an address apart: ``kafka://host:port,host:port/topic``.
+
+        Raises:
+            ConfigError: not such an address.
+        """
+        brokers, slash, name = address.removeprefix(SCHEME).partition("/")
+        if not address.startswith(SCHEME) or not brokers or not slash or not name or "/" in name:
+            raise ConfigError(f"{address!r}: expected kafka://host:port,host:port/topic")
+        return cls(brokers=brokers, name=name, options=dict(options or {}))
+
+    @property
+    def address(self) -> str:
+        """``kafka://host:port/topic``."""
+        return f"{SCHEME}{self.brokers}/{self.name}"
+
+    def consumer(self, trouble: Trouble) -> Any:
+        """A consumer of no partition yet.
+
+        Raises:
+            ConfigError: confluent-kafka is not installed, or an option that librdkafka does not take.
+        """
+        kafka = client()
+        own = {
+            "bootstrap.servers": self.brokers,
+            "group.id": "girih",  # asked for by the client; nothing is committed under it
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "error_cb": trouble.note,
+        }
+        try:
+            return kafka.Consumer({"log_level": 0, **self.options, **own})
+        except kafka.KafkaException as error:
+            raise ConfigError(f"kafka: {_told(error)}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"kafka: {error}") from None
+
+    def spans(self, start: str) -> tuple[Span, ...]:
+        """Asks for all partitions and their offsets, in the order of partitions.
+
+        Args:
+            start: ``earliest``, ``latest``, or a moment as in ``2026-11-01T00:00:00Z``.
+
+        Raises:
+            DataError: no broker answers, there is no such topic, or it may not be read.
+        """
+        kafka, trouble = client(), Trouble(self)
+        moment = None if start in ("earliest", "latest") else _milliseconds(start)
+        consumer = self.consumer(trouble)
+        try:
+            found = consumer.list_topics(self.name, timeout=ANSWER_S).topics[self.name]
+            if found.error is not None:
+                raise DataError(f"{self.address}: {_told_of(found.error)}")
+            partitions = [kafka.TopicPartition(self.name, number) for number in sorted(found.partitions)]
+            bounds = [consumer.get_watermark_offsets(each, timeout=ANSWER_S) for each in partitions]
+            begins = [first if start == "earliest" else behind for first, behind in bounds]
+            if moment is not None:
+                asked = [kafka.TopicPartition(self.name, each.partition, moment) for each in partitions]
+                told = consumer.offsets_for_times(asked, timeout=ANSWER_S)
+                begins = [
+                    behind if each.offset < 0 else each.offset  # none that late: those to come
+                    for each, (_, behind) in zip(told, bounds, strict=True)
+                ]
+        except kafka.KafkaException as error:
+            consumer.poll(0)  # has the client tell why
+            why = trouble.last or _told(error)
+            raise DataError(
+                f"{self.address}: no answer within {ANSWER_S:g} s ({why}); are the brokers' addresses right,"
+                " and the kafka options for security?"
+            ) from None
+        finally:
+            consumer.close()
+        return tuple(
+            Span(each.partition, first, begin, behind)
+            for each, begin, (first, behind) in zip(partitions, begins, bounds, strict=True)
+        )
+
+
+class Trouble:
+    """Keeps what a client tells of its brokers; when none answers, a line says so once, until records come again."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic, self._down = topic, False
+        self.last: str | None = None
+
+    def note(self, error: Any) -> None:
+        """Takes note of an error that the client goes on after."""
+        self.last = _told_of(error)
+        if error.code() == client().KafkaError._ALL_BROKERS_DOWN and not self._down:
+            self._down = True
+            _LOG.warning("%s: no broker answers; the client keeps trying", self._topic.address)
+
+    def over(self) -> None:
+        """Records come."""
+        if self._down:
+            self._down = False
+            _LOG.warning("%s: records come again", self._topic.address)
+
+
+def client() -> ModuleType:
+    """The module ``confluent_kafka``.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise ConfigError(
+            "format 'kafka' needs a package that is not installed; pip install 'girih[kafka]'"
+        ) from None
+    return confluent_kafka
+
+
+def as_offsets(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Offsets as positions hold them: by partition, ascending."""
+    return tuple(sorted(offsets.items()))
+
+
+def total(spans: Iterable[Span]) -> int:
+    """Offsets from where reading begins."""
+    return sum(max(0, span.behind - span.begin) for span in spans)
+
+
+def _milliseconds(start: str) -> int:
+    try:
+        moment = datetime.fromisoformat(start)
+    except ValueError:
+        raise ConfigError(
+            f"start = {start!r}: expected 'earliest', 'latest', or a moment as '2026-11-01T00:00:00Z'"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _told(error: Any) -> str:
+    return _told_of(error.args[0])
+
+
+def _told_of(error: Any) -> str:
+    """The first line of the client's words."""
+    return str(error.str() if hasattr(error, "str") else error).splitlines()[0]

@@ -1,0 +1,68 @@
+"""Logits of training steps on their way to a count of scores; those on a GPU are fetched without waiting for it.
+
+Shapes: B examples, T labels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from girih.metrics.progressive import ProgressiveScores
+from girih.models.loss import Targets
+
+
+class _Fetched(NamedTuple):
+    """Tensors on the host, there once the event has passed."""
+
+    tensors: list[Tensor]
+    event: Any
+
+
+class ScoredSteps:
+    """Counts the logits of every training step.
+
+    Attributes:
+        scores: what they are counted in.
+    """
+
+    def __init__(self, scores: ProgressiveScores) -> None:
+        self.scores = scores
+        self._lock = threading.Lock()
+        self._under_way: deque[_Fetched] = deque()
+
+    def add(self, outputs: Tensor, targets: Targets) -> None:
+        """Adds B examples: logits [B, T], on any device."""
+        tensors = [outputs.detach().float(), targets.labels]
+        tensors += [] if targets.example_weights is None else [targets.example_weights]
+        if outputs.device.type == "cpu":
+            self._count(tensors)
+            return
+        with self._lock:
+            hosts = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+            for host, each in zip(hosts, tensors, strict=True):
+                host.copy_(each, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(outputs.device))
+            self._under_way.append(_Fetched(hosts, event))
+            while self._under_way[0].event.query():
+                self._count(self._under_way.popleft().tensors)
+                if not self._under_way:
+                    return
+
+    def settle(self) -> None:
+        """Returns when all are counted."""
+        with self._lock:
+            while self._under_way:
+                fetched = self._under_way.popleft()
+                fetched.event.synchronize()
+                self._count(fetched.tensors)
+
+    def _count(self, tensors: list[Tensor]) -> None:
+        logits, labels, *weights = (each.numpy() for each in tensors)
+        if len(logits):
+            self.scores.add(logits, labels, weights[0] if weights else None)

@@ -1,0 +1,117 @@
+"""Progressive validation: each batch is scored by the forward pass it is trained with, before its update.
+
+Scores are counted in bins of logits, so that memory does not grow with the stream. AUC then ranks examples of one bin as
+ties: it is off by at most half the share of pairs that meet in a bin, which is told. Logloss is exact.
+
+Shapes: B examples of a call, T labels, K bins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+NUM_BINS = 1 << 16
+MOST_LOGIT = 16.0  # in size; what is beyond lies in the outermost bins
+PERIOD_S = 300.0
+NUM_PERIODS = 12  # of the last hour, the one under way included
+_SUMS = 3  # Σ weight · loss, Σ weight, number of examples
+
+
+class ProgressiveScores:
+    """Counts of scores, of the whole run and of its last hour; may be added to by several threads.
+
+    Args:
+        num_labels: T.
+        clock: seconds; the hour is that of the wall clock.
+    """
+
+    def __init__(self, num_labels: int, clock: Callable[[], float] = time.time) -> None:
+        self._num_labels, self._clock = num_labels, clock
+        self._lock = threading.Lock()
+        self._whole = self._empty()
+        self._periods: dict[int, Floats] = {}
+
+    def add(
+        self, logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None
+    ) -> None:
+        """Adds B examples; those with a logit that is NaN or infinite are left out.
+
+        Args:
+            logits, labels: float32[B, T]. weights: float32[B], or None where all are 1.
+        """
+        good = np.isfinite(logits).all(axis=1)
+        if not good.all():
+            logits, labels = logits[good], labels[good]
+            weights = None if weights is None else weights[good]
+        added = self._counted(logits.astype(np.float64), labels.astype(np.float64), weights)
+        with self._lock:
+            period = int(self._clock() // PERIOD_S)
+            for old in [each for each in self._periods if each <= period - NUM_PERIODS]:
+                del self._periods[old]
+            self._whole += added
+            self._periods[period] = self._periods.get(period, 0.0) + added
+
+    def counts(self) -> Floats:
+        """float64[2, T, 2K + 3], which trainers add up: of the whole run, and of the last hour."""
+        with self._lock:
+            first = int(self._clock() // PERIOD_S) - NUM_PERIODS
+            hour = sum((each for period, each in self._periods.items() if period > first), self._empty())
+            return np.stack([self._whole, hour])
+
+    def restore(self, whole: Floats | None) -> None:
+        """Goes on from the counts of a run so far; None begins anew. The hour begins anew."""
+        with self._lock:
+            self._whole = self._empty() if whole is None else np.array(whole).reshape(self._empty().shape)
+            self._periods = {}
+
+    def _empty(self) -> Floats:
+        return np.zeros((self._num_labels, 2 * NUM_BINS + _SUMS))
+
+    def _counted(self, logits: Floats, labels: Floats, weights: NDArray[np.float32] | None) -> Floats:
+        found = self._empty()
+        weight = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+        bins = np.clip((logits + MOST_LOGIT) * (NUM_BINS / (2 * MOST_LOGIT)), 0, NUM_BINS - 1).astype(
+            np.int64
+        )
+        losses = np.logaddexp(0.0, logits) - labels * logits
+        for label in range(self._num_labels):
+            y = labels[:, label]
+            found[label, :NUM_BINS] = np.bincount(bins[:, label], weight * y, NUM_BINS)
+            found[label, NUM_BINS:-_SUMS] = np.bincount(bins[:, label], weight * (1.0 - y), NUM_BINS)
+            found[label, -_SUMS:] = weight @ losses[:, label], weight.sum(), len(y)
+        return found
+
+
+def progressive_metrics(counts: Floats, label_names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label → metrics of the whole run, and with ``_last_hour`` of its last hour; None where undefined.
+
+    Args:
+        counts: float64[2, T, 2K + 3], of one trainer or of all, added up.
+    """
+    found = {}
+    for label, name in enumerate(label_names):
+        whole, hour = (_metrics(each[label]) for each in counts)
+        found[name] = whole | {f"{key}_last_hour": value for key, value in hour.items()}
+    return found
+
+
+def _metrics(counts: Floats) -> dict[str, Any]:
+    positives, negatives = counts[:NUM_BINS], counts[NUM_BINS:-_SUMS]
+    loss, weight, num_examples = counts[-_SUMS:].tolist()
+    pairs = float(positives.sum() * negatives.sum())
+    below = np.cumsum(negatives) - negatives
+    ties = float(positives @ negatives)
+    return {
+        "auc": float(positives @ below + ties / 2) / pairs if pairs > 0 else None,
+        "auc_error": ties / 2 / pairs if pairs > 0 else None,
+        "logloss": loss / weight if weight > 0 else None,
+        "num_examples": int(num_examples),
+    }
