@@ -176,7 +176,7 @@ def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
 
 
 @heavy
-@pytest.mark.parametrize(("strategy", "counts"), SEVERAL)
+@pytest.mark.parametrize(("strategy", "counts"), SEVERAL[:1])
 def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
     until(running, lambda run: trained(run) >= READ and saved(20, run))
