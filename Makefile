@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROCESSES ?= 4
 INSTALLED := .venv/installed
 
-.PHONY: setup lint test test-gpu test-all gpu bench bench-peers claims demo docs clean
+.PHONY: setup lint test test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -48,6 +48,13 @@ gpu:
 	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
 	GOMP_SPINCOUNT=0 GIRIH_PATIENCE_S=900 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200; tested=$$?; \
 	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json --page docs/gpu.md && exit $$tested
+
+# On a machine with a GPU, after `make gpu`: PICASSO's tables of speeds with rows in GPU memory, one trainer.
+gpu-picasso:
+	.venv-gpu/bin/python -m girih bench picasso_table4 --gpu
+	.venv-gpu/bin/python -m girih bench picasso_table6 --gpu --data zipf
+	.venv-gpu/bin/python -m girih bench picasso_table7 --gpu
+	.venv-gpu/bin/python -m girih bench picasso_table8 --gpu
 
 bench: setup
 	$(BIN)/girih bench kernels

@@ -105,6 +105,8 @@ WORKLOADS = {workload.name: workload for workload in (WIDE_DEEP, CAN, MMOE)}
 
 INTERLEAVED = {"micro_batches": "auto", "interleaving_groups": "auto"}
 ALONE = {"micro_batches": 1, "interleaving_groups": 1}
+ON_A_GPU = {"micro_batches": 2, "interleaving_groups": 1}
+"""What "auto" is with rows in GPU memory, where groups have no order of their own and no profile is taken."""
 
 
 def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -116,12 +118,15 @@ def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     parts |= {
         name: getattr(options, name) for name in INTERLEAVED if getattr(options, name, None) is not None
     }
+    if options.gpu:
+        parts |= {name: value for name, value in ON_A_GPU.items() if parts[name] == "auto"}
+    rows = {"tiers": ["gpu"]} if options.gpu else {}
     return {
-        "all": {"schedule": parts, "store": {}},
-        "without packing": {"schedule": parts | {"packing": False}, "store": {}},
-        "without interleaving": {"schedule": parts | ALONE, "store": {}},
-        "without prefetch": {"schedule": parts | {"prefetch": False}, "store": {}},
-        "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": {}},
+        "all": {"schedule": parts, "store": rows},
+        "without packing": {"schedule": parts | {"packing": False}, "store": rows},
+        "without interleaving": {"schedule": parts | ALONE, "store": rows},
+        "without prefetch": {"schedule": parts | {"prefetch": False}, "store": rows},
+        "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": rows},
         "with caching": {"schedule": parts, "store": store(options, options.hot_rows)},
         "without caching": {"schedule": parts, "store": store(options, 0)},
     }
@@ -210,9 +215,9 @@ def _write(file: Path, workload: Workload, rows: int, seed: int) -> dict[str, in
 
 
 def parser(
-    name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = ()
+    name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = (), gpu: bool = False
 ) -> argparse.ArgumentParser:
-    """Options that the benchmarks of runs share."""
+    """Options that the benchmarks of runs share; ``gpu`` says whether this one has arms on a GPU."""
     made = harness.parser(name, doc)
     add_options(made)
     if workloads:
@@ -223,7 +228,11 @@ def parser(
     made.add_argument(
         "--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing"
     )
-    made.add_argument("--tiers", nargs="+", default=["dram", "ssd"], help="of the cache, hot to cold")
+    made.set_defaults(gpu=False)
+    if gpu:
+        words = "rows in GPU memory, one trainer; --tiers are then gpu and dram by default"
+        made.add_argument("--gpu", action="store_true", help=words)
+    made.add_argument("--tiers", nargs="+", help="of the cache, hot to cold; default: dram ssd")
     made.add_argument("--hot-rows", type=int, default=100_000)
     made.add_argument("--rounds", type=int, default=2, help="runs of each case, by turns")
     made.add_argument("--warmup", type=int, default=10, help="steps that do not count, whole windows")
@@ -237,6 +246,7 @@ def parsed(made: argparse.ArgumentParser, quick: Mapping[str, Any] | None = None
     options = made.parse_args()
     if options.quick:
         vars(options).update(QUICK | dict(quick or {}))
+    options.tiers = options.tiers or (["gpu", "dram"] if options.gpu else ["dram", "ssd"])
     if options.warmup % options.steps:
         made.error("--warmup: expected a multiple of --steps")
     return options
@@ -263,7 +273,9 @@ class Bench:
 
     @classmethod
     def of(cls, options: argparse.Namespace, name: str, **words: Any) -> Bench:
-        """Results lie below ``docs/results/NAME``."""
+        """Results lie below ``docs/results/NAME``, those of one trainer on a GPU below ``NAME-gpu``."""
+        if options.gpu:
+            name, words = f"{name}-gpu", words | {"trainers": 1}
         return cls(options, results(options, name, parts=RUNNING_PARTS), **words)
 
     def missing(self) -> str | None:

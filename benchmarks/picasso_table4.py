@@ -31,7 +31,7 @@ SAMPLE_MS = 10.0
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_table4", __doc__, batch=512, workloads=list(picasso.WORKLOADS))
+    parser = picasso.parser("picasso_table4", __doc__, batch=512, workloads=list(picasso.WORKLOADS), gpu=True)
     for name, default in picasso.INTERLEAVED.items():
         words = f"--{name.replace('_', '-')}"
         parser.add_argument(

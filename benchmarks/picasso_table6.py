@@ -40,7 +40,7 @@ QUICK = {"shares": [0.1, 1.0]}
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_table6", __doc__, batch=1024)
+    parser = picasso.parser("picasso_table6", __doc__, batch=1024, gpu=True)
     parser.set_defaults(warmup=40, steps=20, windows=5)
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
     parser.add_argument(

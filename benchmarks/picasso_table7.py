@@ -43,7 +43,7 @@ ARMS = ("all", "none")
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_table7", __doc__, batch=1024)
+    parser = picasso.parser("picasso_table7", __doc__, batch=1024, gpu=True)
     parser.set_defaults(length=LENGTH)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     for name, default in picasso.INTERLEAVED.items():

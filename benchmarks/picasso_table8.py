@@ -31,7 +31,7 @@ MOST_UNPACKED = 4
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_table8", __doc__, batch=256)
+    parser = picasso.parser("picasso_table8", __doc__, batch=256, gpu=True)
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     for name, default in picasso.ALONE.items():
@@ -44,7 +44,9 @@ def main() -> None:
     base = bench.workload(picasso.CAN)
     cases = {
         (arm, copies): bench.case(
-            f"{arm}/{copies}", replace(base, copies=copies), {"schedule": arms[arm]["schedule"]}
+            f"{arm}/{copies}",
+            replace(base, copies=copies),
+            {section: asked for section, asked in arms[arm].items() if asked},
         )
         for copies in options.copies
         for arm in options.arms

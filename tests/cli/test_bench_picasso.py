@@ -61,18 +61,21 @@ def test_all_models_of_the_tables_train_what_is_written(tmp_path, monkeypatch):
         assert np.isfinite(first.numeric).all()
 
 
-def test_arms_differ_in_one_part():
+@pytest.mark.parametrize("gpu", [False, True])
+def test_arms_differ_in_one_part(gpu):
     import picasso
 
-    options = Namespace(tiers=["dram", "ssd"], hot_rows=7, warmup=2, steps=1)
+    tiers = ["gpu", "dram"] if gpu else ["dram", "ssd"]
+    options = Namespace(tiers=tiers, gpu=gpu, hot_rows=7, warmup=2, steps=1)
     arms = picasso.arms(options)
+    assert all((own["store"].get("tiers", ["dram"])[0] == "gpu") == gpu for own in arms.values())
 
     def flat(arm):
         return {f"{section}.{key}": value for section, own in arms[arm].items() for key, value in own.items()}
 
     parts = {
         "packing": {"schedule.packing"},
-        "interleaving": {"schedule.micro_batches", "schedule.interleaving_groups"},
+        "interleaving": {f"schedule.{name}" for name in picasso.ALONE if not gpu or name == "micro_batches"},
         "caching": {"store.hot_rows"},
         "prefetch": {"schedule.prefetch"},
     }

@@ -170,6 +170,10 @@ class ShardState:
         """Counts of what each tier did; empty where there is one."""
         return {}
 
+    def peek_counters(self) -> dict[str, int]:
+        """Keys that were peeked at by others than :class:`Store`; empty where there are none."""
+        return {}
+
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
         """Bytes of memory, used and reserved, that tiers take by part; empty where there is one."""
         return {}

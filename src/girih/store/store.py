@@ -55,7 +55,7 @@ class Store:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Attributes:
-        num_peeks, num_absent: keys peeked at by this process, and those of them that had no row.
+        num_peeks, num_absent: keys that :meth:`peek` was asked for by this process, and those of them that had no row.
 
     Raises:
         ConfigError: a spec that cannot be held, or an arena of another layout.
@@ -308,6 +308,12 @@ class Store:
         (``updates``) and ``dropped``.
         """
         return self.state.memory.counters(table)
+
+    def peek_counters(self) -> dict[str, int]:
+        """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
+        others = self.state.peek_counters()
+        own = {"peeks": self.num_peeks, "absent": self.num_absent}
+        return {name: count + others.get(name, 0) for name, count in own.items()}
 
     def tier_counters(self) -> dict[str, int]:
         """Counts of what tiers did; empty where there is one.

@@ -28,7 +28,9 @@ from girih.sparse.routing.gpu_row_codec import GpuRowCodec
 from girih.sparse.routing.row_codec import RowCodec
 from girih.sparse.spec import SparseSpec
 from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu_tiers import slot_table
 from girih.store.route import shard_of
+from girih.store.tiers import slot_memory
 from girih.tables import MinCount
 from girih.testing import cases
 from girih.testing.sparse_suite import SparseHalfSuite
@@ -41,6 +43,12 @@ GPU = StoreOptions(tiers=("gpu",))
 class TestOfOne(SparseHalfSuite):
     def make(self):
         return GpuCollectiveSparse(cases.spec(store=GPU), TrainerGroup(), micro_batches=3, ahead=True)
+
+
+class TestOfOneInTiers(SparseHalfSuite):
+    def make(self):
+        store = StoreOptions(tiers=("gpu", "dram"), hot_rows=6, warm_up_steps=1, flush_every_steps=2)
+        return GpuCollectiveSparse(cases.spec(store=store), TrainerGroup(), micro_batches=3, ahead=True)
 
 
 class OfTwo(SparseHalfSuite):
@@ -221,7 +229,7 @@ def equal_to_rows_in_dram(ranks, kinds=KINDS, steps=2):
             np.testing.assert_allclose(mine, wanted, **near)
         assert_near(rows, expected, **near)
         assert dict(there.stats().rows) == dict(here.stats().rows)
-        for name in ("hits", "new", "refused", "updates", "dropped", "lookups"):
+        for name in ("hits", "new", "refused", "updates", "dropped", "lookups", "peeks", "absent"):
             assert there.stats().store[name] == here.stats().store[name], name
         for name in (ASKED_KEYS, SERVED_ROWS, PACED_KEYS):
             assert there_stats.counters[name] == stats.counters[name], name
@@ -322,6 +330,40 @@ def values_of(half):
     }
 
 
+def any_tiers(ranks):
+    """Whether rows and what is read are those of rows that are all in GPU memory, bit for bit, whatever is hot and however many tiers."""
+    slot_table._FIRST_STAGED, slot_memory._FIRST_STAGED = 4, 8  # so that rows come and go
+
+    def run_in(directory=None, **store):
+        spec = spec_of(StoreOptions(**store, ssd_dir=directory), gpu=gpu_of(ranks))
+        half = GpuCollectiveSparse(spec, ranks, ahead=True, micro_batches=2)
+        assert half.is_on_gpu_of(jit.device()) == (store["tiers"] == ("gpu",))
+        half.peek(batch_of(ranks.rank, 1)).wait()  # nobody has rows yet
+        found = run(half, ranks, steps=4, prefetch=2)
+        counters = half.stats().store
+        half.close()
+        return found, counters
+
+    (seen, rows), counters = run_in(tiers=("gpu",))
+    assert counters["absent"] > 0
+    choosing = {"warm_up_steps": 1, "flush_every_steps": 2}
+    below = []
+    with tempfile.TemporaryDirectory() as directory:
+        for store in (
+            {"tiers": ("gpu", "dram"), "hot_rows": 0},
+            {"tiers": ("gpu", "dram"), "hot_rows": 12},
+            {"tiers": ("gpu", "dram"), "hot_rows": 10_000},
+            {"tiers": ("gpu", "dram", "ssd"), "hot_rows": (6, 12), "directory": directory},
+        ):
+            (own_seen, own_rows), own = run_in(**store, **choosing)
+            for mine, expected in zip(own_seen, seen, strict=True):
+                np.testing.assert_array_equal(mine, expected)
+            assert own_rows == rows
+            assert {name: own[name] for name in counters} == counters
+            below.append(own["dram_reads"] + own.get("ssd_reads", 0))
+    return below
+
+
 def of_three(ranks):
     return equal_to_rows_in_dram(ranks, KINDS[:1], 3)
 
@@ -336,6 +378,17 @@ def test_three_trainers_of_whom_one_has_no_example_and_one_no_id():
 
 def test_rows_of_one_trainer_are_those_of_rows_in_dram():
     assert equal_to_rows_in_dram(TrainerGroup(), KINDS[:1])
+
+
+def test_any_tiers_are_one_bit_for_bit():
+    """On two trainers; counters are of both together."""
+    one, other = on_gpus(any_tiers, 2)
+    assert one == other
+    cold, some, none, three = one
+    assert cold > 0
+    assert some > 0
+    assert none == 0
+    assert three > 0
 
 
 def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywhere():

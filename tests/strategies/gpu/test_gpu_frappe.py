@@ -44,6 +44,7 @@ def trained(tier):
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(2400)  # 14 minutes with kernels interpreted
 def test_two_hundred_steps_of_deepfm_on_frappe_are_those_of_a_cpu(public_data, monkeypatch):
     monkeypatch.setenv("GIRIH_DATA", str(public_data.resolve()))
     (keys, *mine), (other_keys, *expected) = trained("gpu"), trained("dram")

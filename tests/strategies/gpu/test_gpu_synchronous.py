@@ -19,6 +19,7 @@ from runs import difference
 STEPS, SIZE = 4, 16
 ROWS, DENSE = 2e-4, 2e-4
 GPU = 'store={tiers=["gpu"]}'
+TIERED = 'store={tiers=["gpu","dram"],hot_rows=8,warm_up_steps=1,flush_every_steps=2}'
 CONFIGS = ("din", "weighted")
 """A sequence with weights of examples, and bags with weights of ids."""
 HALF = [f"train.max_steps={STEPS // 2}"]
@@ -43,6 +44,10 @@ def directory(tmp_path_factory):
         scene("gpu-din", "din", GPU, *device),
         scene("gpu-weighted", "weighted", GPU, "schedule.prefetch=true", "schedule.micro_batches=2", *device),
         scene("half-gpu", "din", GPU, *HALF, *device),
+        scene("tiered-din", "din", TIERED, *device),
+        scene("tiered-half", "din", TIERED, "schedule.prefetch=true", *HALF, *device),
+        scene("tiered-from-gpu", "din", TIERED, *device, load="half-gpu"),
+        scene("gpu-from-tiered", "din", GPU, *device, load="tiered-half"),
         scene("gpu-from-local", "din", GPU, *device, load="half-local"),
         scene("gpu-nan", "deepfm", GPU, *device, spoil=("nan", 1, 2), raises=True),
         scene("gpu-inf", "deepfm", GPU, *device, spoil=("infinite", 0, 3), raises=True),
@@ -69,6 +74,11 @@ def test_a_checkpoint_of_two_goes_on_in_dram_and_one_of_local_on_two(directory):
         rows, dense = difference(directory / "local-din", directory / name)
         assert rows < ROWS, name
         assert dense < DENSE, name
+
+
+def test_tiers_below_change_no_bit_and_checkpoints_go_either_way(directory):
+    for name in ("tiered-din", "tiered-from-gpu", "gpu-from-tiered"):
+        assert difference(directory / "gpu-din", directory / name) == (0, 0), name
 
 
 def told(directory):

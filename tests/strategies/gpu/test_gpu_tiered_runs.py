@@ -75,13 +75,6 @@ def test_a_run_goes_on_in_other_tiers(log_directory, tmp_path, first, then):
     assert list(found) == expected
 
 
-@pytest.mark.parametrize(
-    ("strategy", "told"),
-    [
-        ("asynchronous", "'asynchronous' keeps no rows in GPU memory"),
-        ("synchronous", "rows that trainers exchange from GPU to GPU have no tiers below"),
-    ],
-)
-def test_other_strategies_refuse_such_tiers(log_directory, strategy, told):
-    with pytest.raises(ConfigError, match=told):
-        trained(settings_of(log_directory, *TIERED, f"strategy.name={strategy}"))
+def test_strategies_with_embedding_servers_refuse_such_tiers(log_directory):
+    with pytest.raises(ConfigError, match="'asynchronous' keeps no rows in GPU memory"):
+        trained(settings_of(log_directory, *TIERED, "strategy.name=asynchronous"))

@@ -175,17 +175,3 @@ def on_gpu(group: Group, shards: Sequence[Store]) -> GpuState | GpuTieredState:
             f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
         )
     return state
-
-
-def wholly_on_gpu(group: Group, shards: Sequence[Store]) -> GpuState:
-    """The one shard of a group here, all of it in GPU memory.
-
-    Raises:
-        ConfigError: several shards, a store elsewhere, or tiers below.
-    """
-    state = on_gpu(group, shards)
-    if isinstance(state, GpuTieredState):
-        raise ConfigError(
-            "store: tiers: rows that trainers exchange from GPU to GPU have no tiers below; use ['gpu'], or strategy 'local'"
-        )
-    return state

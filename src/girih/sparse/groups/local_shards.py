@@ -110,7 +110,8 @@ class LocalShards:
         for _, store in self.files():
             total.update(store.counters())
             total.update(store.tier_counters())
-            total.update(rows=store.num_rows, peeks=store.num_peeks, absent=store.num_absent)
+            total.update(store.peek_counters())
+            total.update(rows=store.num_rows)
         return dict(total)
 
     def rows(self) -> dict[str, int]:

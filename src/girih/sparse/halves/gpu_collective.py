@@ -3,7 +3,7 @@
 It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A batch that is prepared has its unique keys found,
 and all ranks told how many go where, on a stream of its own, while batches before it are computed. Its keys travel with the rows of
 the batch before, while the trainer waits for these: so all trainers issue one order of messages, those of their dense halves included. What
-ids alone decide at their owners is done on that stream too.
+ids alone decide at their owners is done on that stream too, and so are rows brought in from tiers below.
 
 Shapes: R ranks, G groups, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this rank, W columns of a row.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ from girih.sparse.routing.gpu_router import GpuRouter, GpuTraffic
 from girih.sparse.routing.gpu_row_codec import GpuRowCodec
 from girih.sparse.spec import SparseSpec
 from girih.store.gpu.gpu_memory import to_device, to_host
+from girih.store.gpu.gpu_state import GpuState
 
 
 @dataclass(eq=False)
@@ -48,11 +50,13 @@ class GpuRequest:
         traffic: of each group, what this rank asks for, and how much is asked of it.
         served: of each group, the keys that are asked of this rank; None until they have come.
         ready: when all of it is there, for other streams.
+        brought: done once its rows were brought in from tiers below; None where nobody was asked to.
     """
 
     traffic: Sequence[GpuTraffic]
     served: Sequence[GpuServed] | None = None
     ready: torch.cuda.Event | None = None
+    brought: Future[None] | None = None
 
     def tensors(self) -> Iterator[Tensor | None]:
         """All tensors of this."""
@@ -64,11 +68,11 @@ class GpuRequest:
 
 @dataclass(frozen=True)
 class GpuExchanged:
-    """One group in one step: what was asked here and elsewhere, what is served here, and where these rows are, int32[K]."""
+    """One group in one step: what was asked here and elsewhere, what is served here, and where these rows are, as stores have it."""
 
     traffic: GpuTraffic
     served: GpuServed
-    rows: Tensor
+    rows: Any
 
 
 class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
@@ -120,14 +124,17 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         self._unsent: deque[GpuRequest] = deque()
         self._tables = [table.name for group in groups for table in group.spec.tables]
         self._table_ends = np.cumsum([len(group.spec.tables) for group in groups])
+        # tiers below have the host wait in every step
+        self._memories = [each.state.memory for each in self._readers if isinstance(each.state, GpuState)]
+        self._is_late = bool(groups) and len(self._memories) == len(groups)
         self._asked_of_all = 0  # as far as the host knows what came of steps
         if groups:
-            self._device = self._readers[0].state.memory.device
+            self._device = self._readers[0].state.device
             self._side = SideStream(self._device)
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
-        """Whether there are rows, in the memory of a device's kind; where kernels are interpreted, that is the CPU."""
-        return bool(self._routers) and self._device.type == device.type
+        """Whether there are rows, all in the memory of a device's kind; where kernels are interpreted, that is the CPU."""
+        return self._is_late and self._device.type == device.type
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> GpuRequest:
         """Finds the keys of a batch, and tells all ranks how many are whose; waits for the GPU to have found them."""
@@ -167,6 +174,8 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
     ) -> Iterator[Arrival[GpuExchanged]]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         request = self.find(batch, parts, train=train) if found is None else found
+        if request.brought is not None and request.brought.done():
+            request.brought.result()  # which raises what went wrong there
         all_served = self._served(request, train=train)
         if request.traffic:
             take_over(request.ready, request.tensors(), self._device)
@@ -186,7 +195,11 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             for fill in fills:
                 next(fill)
             while self._unsent and number == 0:  # before the trainer goes on, and sends messages itself
-                self._served(self._unsent.popleft(), train=True)
+                request = self._unsent.popleft()
+                self._served(request, train=True)
+                if not self._is_late:
+                    # behind this batch's rows, for which the trainer waits
+                    request.brought = self._do(partial(self._begin_read, request))
             yield reads, of_all
 
     def update(
@@ -240,9 +253,8 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         flags = (-moves.to(torch.int32)).unsqueeze(1).repeat(1, 4)
         for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
             reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
-        memories = [reader.state.memory for reader in self._readers]
         stores = [store for _, store in self._shards.files()]
-        counts = summed_over(counts_of(stores, memories), self.ranks)
+        counts = summed_over(counts_of(stores, self._memories), self.ranks)
         parts = [own_keys, told[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
         ends = np.cumsum([part.numel() for part in parts])[:-1]
 
@@ -288,6 +300,12 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
                     for reader, each, came in zip(self._readers, request.traffic, coming, strict=True)
                 ]
         return request.served
+
+    def _begin_read(self, request: GpuRequest) -> None:
+        """Brings in the rows of a batch that was served, beside whatever the GPU does."""
+        with self._side():
+            for reader, served in zip(self._readers, request.served or (), strict=True):
+                reader.begin_read(served)
 
     def _summed(self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Any]) -> list[_Summed]:
         """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU."""

@@ -91,7 +91,7 @@ def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> LateCou
     """Counters of stores in GPU memory as they are once all is done that was launched."""
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
-    # what is read for evaluation the host counts
+    # what stores themselves are asked for the host counts
     of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
     there = to_device(np.array(of_host, np.int64), memories[0].device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from girih.errors import ConfigError
 from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
-from girih.sparse.groups.gpu_group import wholly_on_gpu
+from girih.sparse.groups.gpu_group import on_gpu
 from girih.sparse.groups.pack import Group
 from girih.sparse.routing.gpu_router import Sections
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import GroupState, Keys
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class GpuReader:
     """The one shard of a group on this GPU."""
 
     def __init__(self, group: Group, shards: Sequence[Store]) -> None:
-        self.state = wholly_on_gpu(group, shards)
-        self._device = self.state.memory.device
+        self.state = on_gpu(group, shards)
+        self._device = self.state.device
         self._zeros = torch.zeros(2, dtype=torch.int32, device=self._device)
 
     def find(self, message: Tensor, sections: Sections, *, train: bool) -> GpuServed:
@@ -76,10 +77,15 @@ class GpuReader:
         terms = describe_terms(found, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
         return GpuServed(len(sections.tables), found, keys, terms, Pieces(found.counts))
 
-    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads rows: int32[K], where they are, and float32[K, W], the row of each key of the message."""
-        num_asked, own = len(served.unique.inverse), self.state.kernels.segments
-        rows, addresses = self.state.read(served.keys, step) if train else self.state.peeked(served.keys)
+    def begin_read(self, served: GpuServed) -> None:
+        """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""
+        self.state.begin_read(served.keys)
+
+    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Any, Tensor]:
+        """Reads rows: where they are, as the store has it, and float32[K, W], the row of each key of the message."""
+        state: GroupState = self.state
+        num_asked, own = len(served.unique.inverse), state.kernels.segments
+        rows, addresses = state.read(served.keys, step) if train else state.peeked(served.keys)
         values = torch.empty((num_asked, own.num_columns), dtype=torch.float32, device=self._device)
         columns = jit.columns_of(own.num_columns)
         jit.launch(
@@ -122,7 +128,8 @@ class GpuReader:
         return torch.where(refused < 0, torch.zeros_like(table), 1 + table)
 
     def apply(
-        self, served: GpuServed, rows: Tensor, totals: Tensor, refused: Tensor, step: int, lr_scale: float
+        self, served: GpuServed, rows: Any, totals: Tensor, refused: Tensor, step: int, lr_scale: float
     ) -> None:
         """Moves rows, which are where :meth:`read` said, by the sums of gradients."""
-        self.state.move(served.keys, rows, totals, refused, step, lr_scale)
+        state: GroupState = self.state
+        state.move(served.keys, rows, totals, refused, step, lr_scale)

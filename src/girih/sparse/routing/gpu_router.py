@@ -22,7 +22,7 @@ from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.gpu_state import GpuState
+from girih.store.gpu.record_kernels import GroupState
 
 KEY_WORDS = 3
 """A key takes so many words of a message: two for its id, and one for how often it occurs. Its table follows from its place."""
@@ -94,9 +94,9 @@ class GpuRouter:
         state: this rank's shard, on whose GPU all is done.
     """
 
-    def __init__(self, group: Group, state: GpuState, num_ranks: int) -> None:
+    def __init__(self, group: Group, state: GroupState, num_ranks: int) -> None:
         self.group, self._state, self._num_ranks = group, state, num_ranks
-        self.bags = GpuBags(group, state.memory.device)
+        self.bags = GpuBags(group, state.device)
 
     @property
     def width(self) -> int:

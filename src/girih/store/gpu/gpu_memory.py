@@ -47,6 +47,7 @@ class GpuMemory:
         cells: int32[·], the counting Bloom filters.
         free: int32[·], free rows; the first ``words[NUM_FREE]`` are.
         calls: how many calls have marked rows as used.
+        peeks: int64[2], keys that groups peeked at, and those of them that had no row.
         last_step: the largest step seen.
         lock: held while rows change.
         saving: what keeps records as a save needs them; None while there is no save.
@@ -65,6 +66,7 @@ class GpuMemory:
         # rows leave before others take theirs, so that tables have no more than this together
         self._bounds: list[int] = own.kernel.rules[:, at.MAX_ROWS].tolist()
         self._most_rows = sum(self._bounds)
+        self.peeks = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.lock = threading.Lock()
         self._closed = False
         self.clear()
@@ -200,14 +202,17 @@ class GpuMemory:
         return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
 
     def counts(self) -> Tensor:
-        """int64[16T + 4], a copy of all that is counted on the device, as :meth:`counters_of` takes it; waits for nothing."""
-        return torch.cat([self.tables.reshape(-1), self.words])
+        """int64[16T + 6], a copy of all that is counted on the device, as :meth:`counters_of` takes it; waits for nothing."""
+        return torch.cat([self.tables.reshape(-1), self.words, self.peeks])
 
     def counters_of(self, counts: Longs) -> dict[str, int]:
-        """:meth:`counters`, and ``rows``, at the time of a copy."""
-        tables = counts[: -len(self.words)].reshape(-1, at.TABLE_COLUMNS)
+        """:meth:`counters`, ``rows``, ``peeks`` and ``absent``, at the time of a copy."""
+        of_tables, words, (peeks, absent) = np.split(
+            counts, np.cumsum([self.tables.numel(), len(self.words)])
+        )
+        tables = of_tables.reshape(-1, at.TABLE_COLUMNS)
         found = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
-        return found | {"rows": int(counts[counting.NUM_ROWS - len(self.words)])}
+        return found | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part."""

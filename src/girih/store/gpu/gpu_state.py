@@ -64,8 +64,16 @@ class GpuState:
             return self.rows.read(keys, step)
 
     def peeked(self, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Reads rows for evaluation; see :meth:`read`."""
-        return self.rows.peek(keys)
+        """Reads rows for evaluation, and counts which there are not; see :meth:`read`. Waits for nothing."""
+        rows, addresses = self.rows.peek(keys)
+        there = torch.arange(len(rows), device=self.device) < keys.num
+        self.memory.peeks += torch.stack([there, there & (rows < 0)]).sum(dim=1)
+        return rows, addresses
+
+    def peek_counters(self) -> dict[str, int]:
+        """Keys that groups :meth:`peeked` at; waits for the GPU."""
+        peeks, absent = self.memory.peeks.tolist()
+        return {"peeks": peeks, "absent": absent}
 
     def begin_read(self, keys: Keys) -> None:
         """Begins to bring in the rows of keys; they are here already."""
@@ -116,7 +124,7 @@ class GpuState:
         """Reads rows for evaluation; see :meth:`girih.store.Store.lookup`."""
         self._refuse_addresses(addresses)
         order, keys = self._keys(ids, tables)
-        return self._brought(order, keys, *self.peeked(keys), out)
+        return self._brought(order, keys, *self.rows.peek(keys), out)
 
     def apply_gradients(
         self,

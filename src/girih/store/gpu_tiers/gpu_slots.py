@@ -42,6 +42,7 @@ class GpuSlots:
         records: the slots' memory.
         table: which rows they hold.
         num_reads: rows that training has read and that were there; ``num_cold`` of them came from the host.
+        num_peeks: keys that groups have peeked at; ``num_absent`` of them had no row.
     """
 
     def __init__(self, host: ShardState, options: GpuTier) -> None:
@@ -51,6 +52,7 @@ class GpuSlots:
         self.records = RecordChunks(num_words, options.chunk_bytes, None, jit.device(options.device))
         self.table = SlotTable(host.memory, options.hot_rows, self._claim)
         self.num_reads, self.num_cold = 0, 0
+        self.num_peeks, self.num_absent = 0, 0
         self._chosen_at: int | None = None
         on_gpu = self.records.device.type == "cuda"
         self._free = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]

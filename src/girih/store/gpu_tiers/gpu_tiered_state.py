@@ -70,12 +70,15 @@ class GpuTieredState(ShardState):
         return rows, addresses
 
     def peeked(self, keys: Keys) -> tuple[Ints, Tensor]:
-        """Reads rows for evaluation; see :meth:`read`."""
-        ids, tables, _ = brought_here(keys)
-        with self.memory.changing():
-            rows = self._find(ids, tables)
-            found, made = self.slots.bring(rows)
-            return rows, self._addresses(keys, found, made)
+        """Reads rows for evaluation, and counts which there are not; see :meth:`read`."""
+        rows, addresses = self._peeked(keys)
+        self.slots.num_peeks += len(rows)
+        self.slots.num_absent += int(np.count_nonzero(rows < 0))
+        return rows, addresses
+
+    def peek_counters(self) -> dict[str, int]:
+        """Keys that groups :meth:`peeked` at."""
+        return {"peeks": self.slots.num_peeks, "absent": self.slots.num_absent}
 
     def move(
         self,
@@ -133,7 +136,7 @@ class GpuTieredState(ShardState):
         """Reads rows for evaluation."""
         _refuse_addresses(addresses)
         keys = self._keys(ids, tables, ONCE)
-        rows, places = self.peeked(keys)
+        rows, places = self._peeked(keys)
         out[:] = self.kernels.columns(keys, places).cpu().numpy()
         return rows
 
@@ -223,6 +226,13 @@ class GpuTieredState(ShardState):
         """Lets go of memory."""
         self.slots.close()
         self.host.close()
+
+    def _peeked(self, keys: Keys) -> tuple[Ints, Tensor]:
+        ids, tables, _ = brought_here(keys)
+        with self.memory.changing():
+            rows = self._find(ids, tables)
+            found, made = self.slots.bring(rows)
+            return rows, self._addresses(keys, found, made)
 
     def _read_keys(
         self,
