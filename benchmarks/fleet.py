@@ -353,7 +353,7 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         keys = np.arange(first, min(rows, first + FILLED_AT_ONCE))
         asked = (np.array([len(keys)]), keys, np.ones(len(keys), np.int32))
         nobody = 1 << 20  # no trainer's staleness is touched
-        waiting.append(server.call(Verb.LOOKUP, (ticket, nobody, ticket, 1, 1), asked))
+        waiting.append(server.call(Verb.LOOKUP, (ticket, nobody, ticket, 1, 0, 1), asked))
         waiting.append(server.call(Verb.DROP, (ticket, nobody, ticket, NO_TURN)))
         while len(waiting) > 4:
             answer(waiting.popleft())
@@ -367,7 +367,9 @@ def _tiers(trainer: Trainer | None) -> Counter[str]:
     sparse: Any = None if trainer is None else trainer.sparse
     for _, store in sparse.stores() if hasattr(sparse, "stores") else ():
         if counters := store.tier_counters():
-            found.update({**counters, "room_rows": store.state.values.memory.num_slots})
+            state = store.state
+            slots = state.slots.table if hasattr(state, "slots") else state.values.memory
+            found.update({**counters, "room_rows": slots.num_slots})
     return found
 
 
