@@ -16,6 +16,7 @@ from girih.dense.halves.hogwild import HogwildReplica
 from girih.dense.service.dense_server import DenseServer
 from girih.errors import CheckpointError
 from girih.runs.state import RunState
+from girih.runs.stats import Stats
 from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.service.protocol import Verb
 from girih.testing.dense_suite import case, dense_spec
@@ -30,7 +31,7 @@ class Damaged:
         def load(request):
             raise CheckpointError("shard-0000: damaged")
 
-        Service({Verb.LOAD: load}).serve(
+        Service({Verb.LOAD: load}, Stats()).serve(
             SimpleNamespace(address="shm://", secret=SECRET, incarnation=0), ready, stop
         )
 

@@ -1,6 +1,7 @@
 """Every kind of endpoint in this process, with requests that it expects and a way to see whether its state is as it was."""
 
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -151,8 +152,13 @@ def registry(stack, path):
             ["compare_set", "a", "2", "1"], ["delete", "a"], ["wait", ["never"], 0.0],
         )
     ]  # fmt: skip
-    waiting = lambda: [t for t in remote.threading.enumerate() if t.name == "girih-registry"]  # noqa: E731
-    settle = lambda: [thread.join(20) for thread in waiting()]  # noqa: E731
+    others = set(threading.enumerate())  # waits of another test's registry are among them
+
+    def settle():
+        for thread in set(threading.enumerate()) - others:
+            if thread.name == "girih-registry":
+                thread.join(20)
+
     return Endpoint(partial(remote._hear, held), settle, lambda: held._values.num_changes, samples)
 
 
