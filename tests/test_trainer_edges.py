@@ -134,7 +134,7 @@ def test_a_used_run_directory_is_refused_until_it_is_loaded(log_directory, tmp_p
     settings = settings_of(log_directory, "train.max_steps=3")
     with settings.trainer(run=tmp_path / "run") as trainer:
         trainer.fit(settings.dataset("train"))
-        with pytest.raises(RunDirectoryError, match="another process"):
+        with pytest.raises(RunDirectoryError, match=r"process \d+ on \S+ is writing this run"):
             settings.trainer(run=tmp_path / "run")
     with settings.trainer(run=tmp_path / "run") as trainer:
         with pytest.raises(RunDirectoryError, match="holds an earlier run"):

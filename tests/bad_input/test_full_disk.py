@@ -52,7 +52,7 @@ def test_no_room_for_the_config_of_a_run(site, mount):
     disk = mount("size=64k")
     fill(disk)
     told = site.told("train", site.config_file, "--run", disk / "run")
-    assert told == f"{disk / 'run' / 'config.toml'}: no space left on the disk; free some and try again"
+    assert told == f"{disk / 'run'}: no space left on the disk; free some and try again"
 
 
 def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):

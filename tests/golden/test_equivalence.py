@@ -228,6 +228,8 @@ def test_every_model_with_adagrad(name):
         lambda rows: torch.optim.Adagrad(rows, lr=0.05),
         sparse=True,
         every_id=False,
+        # Adagrad's first step is the sign of a gradient, which rounding decides where terms cancel: 1.7e-4 on AMD's processors
+        tolerance=5e-4 if name == "din" else 1e-4,
     )
 
 

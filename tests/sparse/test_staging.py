@@ -8,7 +8,7 @@ import torch
 from remote_site import batch_of, give, site, spec_of
 
 import girih
-from girih.errors import RemoteError
+from girih.errors import GirihError
 from girih.sparse.halves.staging import Staging
 
 CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ def test_what_fails_on_the_way_is_raised_where_it_is_waited_for(monkeypatch):
             late.wait()
         pulled.called = (10_000, *pulled.called[1:])  # a sample that no worker has
         pending = pulled.push(1)
-        with pytest.raises(RemoteError):
+        with pytest.raises(GirihError, match="was not pulled here"):
             pending.wait()
         assert pending.done()
         trainer._pending.clear()

@@ -81,8 +81,12 @@ class RunDirectory:
                     f"{path}: not empty (it holds {taken[0]}); name another --run directory, or add --resume"
                 )
             self._lock = _locked(path)
-            self._remove_left()
-            Lease.own().write(self._lock)
+            try:
+                self._remove_left()
+                Lease.own().write(self._lock)
+            except BaseException:
+                self._lock.close()
+                raise
         except (FileExistsError, NotADirectoryError) as error:
             if isinstance(error, RunDirectoryError):
                 raise
