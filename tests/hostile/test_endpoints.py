@@ -57,7 +57,13 @@ def test_what_is_expected_is_answered(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fails_changes_nothing(kind, tmp_path):
-    @settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+    @settings(
+        deadline=None,
+        max_examples=20,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        derandomize=True,
+    )
     @given(st.randoms(use_true_random=False), st.integers(0, 4))
     def run(dice, num_expected):
         endpoint, stack = opened(kind, tmp_path)
