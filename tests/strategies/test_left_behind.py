@@ -44,6 +44,7 @@ def test_what_a_run_leaves_whose_processes_were_all_killed_goes_with_a_run_elsew
     assert not (running.run / "processes.json").exists()
 
 
+@pytest.mark.heavy
 def test_a_directory_that_a_live_run_uses_is_refused_and_its_process_named(directory, begin):
     running = begin("hybrid", *ROLES, *LONG)
     running.until_it_trains()

@@ -46,9 +46,8 @@ def by_process(run):
     }
 
 
-@pytest.mark.parametrize(
-    ("strategy", "overrides"), [SYNCHRONOUS, pytest.param(*HYBRID, marks=pytest.mark.heavy)]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize(("strategy", "overrides"), [SYNCHRONOUS, HYBRID])
 def test_a_run_on_a_cluster_equals_one_of_plain_processes_bit_for_bit(
     directory, ray_address, tmp_path, strategy, overrides
 ):

@@ -84,7 +84,7 @@ def ended(running, restarts=1):
 
 
 MOMENTS = [
-    ("synchronous", 1, "checkpoint.every_steps=20", has_saved),
+    pytest.param("synchronous", 1, "checkpoint.every_steps=20", has_saved, marks=heavy),
     pytest.param("synchronous", 0, "checkpoint.every_steps=20", has_saved, marks=heavy),
     pytest.param("synchronous", 0, "checkpoint.every_steps=1", is_saving, marks=heavy),
     pytest.param("synchronous", 1, "checkpoint.every_steps=1", is_saving, marks=heavy),
@@ -172,6 +172,7 @@ def test_trainers_of_groups_come_back_too(begin, rank):
     assert ended(running)["steps"] == STEPS
 
 
+@heavy
 def test_without_a_checkpoint_all_begins_anew_rows_too(begin, ever_new):
     running = begin("hybrid", *TWO, *ROLES, *ever_new)
     kill(running, 1, passed(running, 40))
