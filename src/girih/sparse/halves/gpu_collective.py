@@ -197,7 +197,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             while self._unsent and number == 0:  # before the trainer goes on, and sends messages itself
                 request = self._unsent.popleft()
                 self._served(request, train=True)
-                if not self._is_late:
+                if self._readers and not self._is_late:
                     # behind this batch's rows, for which the trainer waits
                     request.brought = self._do(partial(self._begin_read, request))
             yield reads, of_all
