@@ -20,7 +20,9 @@ PREFIX = f"g{os.getpid()}"
 """Of all names, so that benchmarks side by side leave each other alone."""
 BRIDGE = f"{PREFIX}-br"
 BURST_BYTES = 98_304
-QUEUE_MS = 5  # as a switch has; long queues would hold all-reduces up
+QUEUE_BYTES = 1_000_000
+"""That a link holds before it drops, at any rate: a port's share of a switch's memory. With a queue of a few milliseconds (125 kB at 200 Mbit/s)
+TCP lost so much of what several senders sent to one host that links stood idle for a third of the time."""
 ROLES = ("loader", "embedding-worker", "embedding-server")
 LETTERS = {
     "t": "trainer", "w": "embedding-worker", "s": "embedding-server", "l": "loader", "g": "group-server",
@@ -77,7 +79,7 @@ def network(names: Sequence[str], rate: str | None) -> Iterator[Hosts]:
             for link in ("lo", inner):
                 _ip("-n", host, "link", "set", link, "up")
             if rate is not None:
-                shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
+                shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
                 _call("tc", "qdisc", "add", "dev", outer, *shape)
                 _call("tc", "-n", host, "qdisc", "add", "dev", inner, *shape)
             enter = ("nsenter", f"--net=/run/netns/{host}")

@@ -64,8 +64,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "small": {"batch": 1024, "dim": 8, "hidden": [128, 64]},
     "large": {"batch": 4096, "dim": 32, "hidden": [1024, 512, 256]},
 }
-SHARES = {"small": 1.0, "large": 0.4, NO_LINK: 1.0, "1gbit": 0.7, "200mbit": 0.4}
+SHARES = {"small": 1.0, "large": 0.5, NO_LINK: 1.0, "1gbit": 0.8, "200mbit": 0.5}
 """Part of the steps that a size, and a link, are given: they take longer."""
+FEWEST = 6
+"""Steps of a window, and of those before the first: more than are under way at once, so that they are of a steady state."""
+GOODPUT = 1448 / 1514
+"""Part of a link that is left for what TCP carries: of each packet of 1,500 bytes 52 are headers, and 14 more are Ethernet's."""
 WORST = 5
 QUICK: dict[str, Any] = {
     "strategies": ["local", "hybrid, τ = 4"], "models": ["deepfm"], "sizes": ["small"], "links": [NO_LINK],
@@ -86,7 +90,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--links", nargs="+", default=["200mbit", "1gbit", NO_LINK])
     parser.add_argument("--cardinality", type=int, default=5000, help="ids that a feature may have")
-    fleet.add_windows(parser, steps=15, windows=4)
+    fleet.add_windows(parser, steps=20, windows=3)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -187,7 +191,8 @@ def _windows(options: argparse.Namespace, size: str, link: str) -> dict[str, int
     """The steps of a configuration: fewer where they take long."""
     share = SHARES[size] * SHARES.get(link, 1.0)
     asked = fleet.windows_of(vars(options))
-    return asked | {name: max(2, round(share * asked[name])) for name in ("warmup", "steps")}
+    fewest = min(FEWEST, asked["steps"])
+    return asked | {name: max(fewest, round(share * asked[name])) for name in ("warmup", "steps")}
 
 
 def missing_term(row: Found) -> dict[str, Any]:
@@ -215,7 +220,7 @@ def _measured(run: Run, options: argparse.Namespace, file: Path, directory: Path
     counts = {"trainer": chosen.trainers, **strategies.roles_of(chosen)}
     calibration = Calibration.read(file)
     if link != NO_LINK:
-        calibration = calibration.over(bytes_per_s(link))
+        calibration = calibration.over(GOODPUT * bytes_per_s(link))
     known = directory / f"calibration-{link}.json"
     write_whole(known, json.dumps(calibration.to_dict()))
     model = {**task["model"], "hidden": task["hidden"]}

@@ -97,7 +97,7 @@ def speed(name, **changed):
     return price(STRATEGIES[name], facts(STRATEGIES[name].trainers, **changed))
 
 
-def test_a_step_takes_as_long_as_its_busiest_resource():
+def test_a_step_waits_for_its_busiest_resource_and_for_the_steps_ahead_of_it_there():
     cost = StepCost(
         examples=100,
         work_s={"a": 0.2, "b": 0.4},
@@ -107,10 +107,14 @@ def test_a_step_takes_as_long_as_its_busiest_resource():
     )
     assert cost.seconds(2) == pytest.approx({CORES: 0.3, "link": 0.25, PATH: 0.3})
     assert predict(cost, 4).bound == PATH
-    assert predict(cost, 4).samples_per_s == pytest.approx(100 / 0.3)
+    assert predict(cost, 4).samples_per_s == pytest.approx(100 / ((0.6 + 0.25) / 2))
+    assert predict(replace(cost, in_flight=1), 4).samples_per_s == pytest.approx(100 / 0.6)
     assert predict(replace(cost, in_flight=3), 2).bound == CORES
     assert predict(replace(cost, in_flight=3), 4).bound == "link"
-    assert predict(replace(cost, in_flight=3), 4).samples_per_s == pytest.approx(400)
+    assert predict(replace(cost, in_flight=3), 4).samples_per_s == pytest.approx(100 / ((0.6 + 2 * 0.25) / 3))
+    assert predict(replace(cost, in_flight=1e9), 4).samples_per_s == pytest.approx(400)
+    busy = replace(cost, busy_s={"a server": 0.8})
+    assert predict(busy, 4).samples_per_s == pytest.approx(100 / 0.8)  # more than the path: others are ahead
 
 
 def test_local_by_hand():
@@ -168,7 +172,9 @@ def test_links_of_servers_by_hand():
     assert four.seconds["the dense server"] == pytest.approx(4 * (3e-4 + 1e-4 + 40_000 / 1e9))
     slow = price(STRATEGIES["hybrid"], facts(2, calibration=calibration().over(1e6)))
     assert slow.bound == "an embedding worker's link"
-    assert slow.samples_per_s == pytest.approx(BATCH / (2 * (ids + rows + pooled) / 1e6))
+    busiest, steps = 2 * (ids + rows + pooled) / 1e6, slow.cost.in_flight
+    alone = sum(slow.cost.path_s.values())
+    assert slow.samples_per_s == pytest.approx(BATCH / ((alone + (steps - 1) * busiest) / steps))
 
 
 def test_a_net_too_small_for_all_threads_leaves_the_others_cores():

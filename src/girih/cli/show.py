@@ -85,9 +85,10 @@ def calibration_tables(calibration: Calibration) -> None:
 
 def overheads_table(calibration: Calibration) -> None:
     """Prints what each way to train takes beyond the parts of its steps, for a trainer's share of a step."""
-    table = Table(
-        "beyond its parts", "ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id"
-    )
+    table = Table()
+    table.add_column("beyond its parts", no_wrap=True)
+    for title in ("ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id"):
+        table.add_column(title)
     for way, overhead in calibration.overheads.items():
         times = [f(r) for r in (overhead.work, overhead.path) for f in (_of_call, _of_id)]
         table.add_row(way, *times)

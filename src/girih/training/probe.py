@@ -30,10 +30,13 @@ from girih.strategies.strategy import Strategy, one_at_a_time, way_of
 from girih.trainer import Trainer
 
 FEATURES, IDS, DIM, HIDDEN = 8, 4000, 16, (64, 32)
-FEW, MANY = 64, 1024
-"""Examples of a trainer's share of a step, in the two observations of each strategy."""
-WINDOW, WINDOWS, EPOCHS = 8, 5, 4
-"""Steps of a window, windows of an epoch, and epochs: the first one makes rows, the others are measured."""
+LOGGED = 6
+"""Steps of a record."""
+WINDOW = {64: 4 * LOGGED, 4096: LOGGED}
+"""Examples of a trainer's share of a step, in the two observations of each strategy → steps of a window. Steps of few take
+milliseconds, so that a window has more of them; what an id takes is as good as the two are far apart."""
+WINDOWS, EPOCHS = 5, 4
+"""Windows of an epoch, and epochs: the first one makes rows, the others are measured."""
 
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
@@ -45,8 +48,8 @@ def ways(trainers: int) -> Mapping[str, Strategy]:
 def write_data(folder: Path, trainers: int) -> None:
     """Writes Parquet files for both runs, ids drawn evenly: one epoch each."""
     random = np.random.default_rng(0)
-    for examples in (FEW, MANY):
-        rows = examples * trainers * WINDOW * WINDOWS
+    for examples, window in WINDOW.items():
+        rows = examples * trainers * window * WINDOWS
         columns = {f"f{number}": random.integers(0, IDS, rows) for number in range(FEATURES)}
         labels = {"click": (random.random(rows) < 0.5).astype(np.int8)}
         pq.write_table(pa.table({**columns, **labels}), _file(folder, examples))
@@ -58,13 +61,13 @@ def observe(
     """Trains on few examples a step, then on more; called by all trainers. What was observed, on rank 0."""
     schema = Schema([Categorical(name=f"f{number}", dim=DIM) for number in range(FEATURES)], labels="click")
     meter = _Meter(cluster, {"trainer": strategy.trainers, **roles_of(strategy)})
-    options, found = TrainOptions(log_every_steps=WINDOW), []
+    options, found = TrainOptions(log_every_steps=LOGGED), []
     with Trainer(
         DNN(schema, hidden=HIDDEN), strategy=strategy, options=options, callbacks=[meter], cluster=cluster
     ) as trainer:
-        for examples in (FEW, MANY):
+        for examples, window in WINDOW.items():
             data = read_parquet(_file(folder, examples), schema, batch_size=examples * strategy.trainers)
-            meter.begin(trainer.state.step)
+            meter.begin(trainer.state.step, window)
             trainer.fit(data, epochs=EPOCHS)
             cost = trainer._run.step_cost(data, calibration)
             if cost is not None:
@@ -104,11 +107,12 @@ class _Meter:
     cluster: Cluster
     counts: Mapping[str, int]
     first_step: int = 0
+    window: int = 1
     notes: list[tuple[int, float, float]] = field(default_factory=list)
 
-    def begin(self, step: int) -> None:
-        """Drops what was noted; training goes on from this step."""
-        self.first_step = step
+    def begin(self, step: int, window: int) -> None:
+        """Drops what was noted; training goes on from this step, in windows of so many."""
+        self.first_step, self.window = step, window
         self.notes.clear()
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
@@ -116,7 +120,8 @@ class _Meter:
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
         """Notes the end of a window behind the first epoch, while all processes are there."""
-        if WINDOWS <= (record["step"] - self.first_step) // WINDOW < EPOCHS * WINDOWS:
+        windows, within = divmod(record["step"] - self.first_step, self.window)
+        if within == 0 and WINDOWS <= windows < EPOCHS * WINDOWS:
             entries = [
                 find(self.cluster.registry, role, index)
                 for role, count in self.counts.items()

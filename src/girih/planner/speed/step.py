@@ -1,9 +1,11 @@
 """A step of all trainers as resources see it, and the speed that follows.
 
-A step takes as long as the busiest resource has work with it: the cores of the host, each direction of a link, what one process does one
-step after the other, and a step's own path where few steps are under way at once. Resources that are less busy wait, and add nothing.
-This is the bound that the roofline model takes (Williams et al. 2009) for a machine with more than two resources, and the one that
-:func:`girih.planner.tagging.utilization.examples_per_s` takes for a group's devices.
+A step keeps resources busy: the cores of the host, each direction of a link, what one process does one step after the other. No step is faster
+than the busiest of them allows, as in the roofline model (Williams et al. 2009) and in
+:func:`girih.planner.tagging.utilization.examples_per_s`. With N steps under way a step also waits for others at the busiest resource:
+at worst for all of the N − 1 that are ahead of it. So N steps take its own path and N − 1 times the busiest resource, the lower bound on
+the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and Galler, "Balanced job bound analysis of queueing
+networks", CACM 25(2), 1982). For one step that is its path, for many the busiest resource.
 """
 
 from __future__ import annotations
@@ -71,14 +73,17 @@ class Prediction:
 
 
 def predict(cost: StepCost, cores: float) -> Prediction:
-    """examples / max over resources of the seconds that a step keeps each busy.
+    """examples / max(busiest, (path + (N − 1) · busiest) / N), with N steps under way.
 
     Args:
         cores: of the host that all processes share.
     """
     seconds = cost.seconds(cores)
     bound = max(seconds, key=lambda name: seconds[name])
-    return Prediction(samples_per_s=cost.examples / seconds[bound], bound=bound, seconds=seconds, cost=cost)
+    busiest_s = max(each for name, each in seconds.items() if name != PATH)
+    others = cost.in_flight - 1
+    step_s = max(busiest_s, (sum(cost.path_s.values()) + others * busiest_s) / cost.in_flight)
+    return Prediction(samples_per_s=cost.examples / step_s, bound=bound, seconds=seconds, cost=cost)
 
 
 def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
