@@ -152,6 +152,7 @@ def described(
     kinds = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.float64: "*fp64"}
     types: dict[str, str] = {}
     values: dict[str, Any] = {}
+    multiples = []
     by_name = dict(zip(kernel.arg_names, given, strict=False))
     by_name |= {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
     for name, value in by_name.items():
@@ -161,6 +162,8 @@ def described(
             types[name], values[name] = "constexpr", 1
         else:
             types[name] = "i64" if value >= 2**31 else "i32"
+            if value % 16 == 0 and name not in varying:
+                multiples.append(name)
     rows = max(1, 1024 // options["COLUMNS"]) if "COLUMNS" in options else ON_KEYS[kernel.fn.__name__]
     sizes = {"BLOCK": block if block == 1 else rows}
     if "AT_ONCE" in options:
@@ -172,6 +175,7 @@ def described(
         "module": kernel.fn.__module__,
         "name": kernel.fn.__name__,
         "types": {name: types[name] for name in kernel.arg_names},
+        "multiples": multiples,
         "values": values,
     }
 
@@ -188,7 +192,9 @@ def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
     kernel = getattr(importlib.import_module(wanted["module"]), wanted["name"])
     types = wanted["types"]
     aligned = {
-        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind[0] == "*"
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, kind) in enumerate(types.items())
+        if kind[0] == "*" or name in wanted["multiples"]
     }
     source = ASTSource(fn=kernel, signature=types, constexprs=wanted["values"], attrs=aligned)
     made = triton.compile(

@@ -45,10 +45,10 @@ def test_bags_are_pooled(kernel, weighted):
         there(offsets),
         there(weights) if weighted else out,
         bounds,
-        there(modes),
+        there(pool.short_factors(modes) if kernel is pool.pool_short else modes),
         out,
     )
-    shared = {"WEIGHTED": weighted, "DTYPE": at.FLOAT32, "COLUMNS": 4}
+    shared = {"WEIGHTED": weighted, "DTYPE": at.FLOAT32, "ALIGNED": False, "COLUMNS": 4}
     first, bags = 3, 3 * (SIZE - 1)  # all but those of the first example
     if kernel is pool.pool_short:
         jit.launch(kernel, bags, 4, *given, first, bags, 3, 4 * FIRST, DIM, **shared)
@@ -70,7 +70,8 @@ def test_weights_get_their_gradients(kernel):
     gradients = rng.normal(size=(SIZE, 3, DIM)).astype(np.float32)
     out = torch.full((offsets[-1],), 7.0, device=jit.device())
     given = there(rows), there(inverse), there(offsets), there(gradients)
-    given += there((features * SIZE).astype(np.int32)), there(modes), out
+    poolings = pool.short_factors(modes) if kernel is pool.weigh_short else modes
+    given += there((features * SIZE).astype(np.int32)), there(poolings), out
     if kernel is pool.weigh_short:
         jit.launch(kernel, 3 * SIZE, 4, *given, 3 * SIZE, 3, WIDTH, FIRST, DIM, COLUMNS=4)
     else:
@@ -102,7 +103,7 @@ def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     nonfinite = there(np.array([-1], np.int32))
     terms = Terms(*(there(each) for each in (starts, features, examples, positions, factors)))
     num_keys = there(np.array([len(counts)], np.int32))
-    sources, pieces = Sources(there(described), pooled=True, whole=True), Pieces(there(padded))
+    sources, pieces = Sources(there(described), pooled=True, whole=True, aligned=False), Pieces(there(padded))
     sums = sum_pieces(sources, terms, pieces, num_keys, DIM)
     sum_terms(sources, terms, pieces, sums, num_keys, totals, FIRST, DIM, nonfinite)
     each = np.where(

@@ -101,6 +101,18 @@ def launches(optimizer, dtype, eviction=None, admission=None):
             store.lookup(many + 600 * (step % 2), of, None, step, np.empty((600, 4), np.float32))
 
 
+def compiled(folder):
+    """Compiles the launches that a file of the folder lists, for a GPU that need not be here."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "compiling.py", folder / "launches"],
+        env={**environment, "TRITON_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
 CASES = [
     (girih.optim.SGD(lr=0.1, momentum=0.9), "float32"),
     (girih.optim.RowwiseAdagrad(lr=0.1), "bfloat16"),
@@ -116,17 +128,26 @@ def test_all_that_is_launched_compiles(recorder, monkeypatch, tmp_path):
     for optimizer, dtype in CASES:
         launches(optimizer, dtype, LRU(max_rows=9), MinCount(count=2, cells=100))
     (tmp_path / "launches").write_text("".join(line + "\n" for line in recorder.found))
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).parent / "compiling.py", tmp_path / "launches"],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    compiled(tmp_path)
     modules = (counting, dedup, gradients, index, lookup, pool, records, routing, update)
     known = {
         name: each for module in modules for name, each in vars(module).items() if hasattr(each, "arg_names")
     }
     kernels = {name for name, each in known.items() if "BLOCK" in each.arg_names}
     assert {wanted["name"] for wanted in recorder.found.values()} == kernels
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_thread_reads_16_bytes_of_rows_that_are_aligned(aligned, tmp_path):
+    """What lies at an address that was read from memory is read number by number, unless a kernel says otherwise."""
+    types = dict.fromkeys(pool.pool_short.arg_names, "i32")
+    types |= {"addresses": "*i64", "weights": "*fp32", "factors": "*fp32", "out": "*fp32"}
+    types |= dict.fromkeys(("inverse", "offsets", "bags"), "*i32")
+    values = {"WEIGHTED": False, "DTYPE": 0, "ALIGNED": aligned, "COLUMNS": 64, "BLOCK": 16}
+    types |= dict.fromkeys(values, "constexpr")
+    launch = {
+        "module": pool.__name__, "name": "pool_short", "types": types, "values": values, "multiples": ["dim"], "ptx": str(tmp_path / "ptx"),
+    }  # fmt: skip
+    (tmp_path / "launches").write_text(json.dumps(launch))
+    compiled(tmp_path)
+    assert ("ld.global.v4" in (tmp_path / "ptx").read_text()) == aligned

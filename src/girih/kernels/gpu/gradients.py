@@ -24,7 +24,7 @@ from torch import Tensor
 
 from girih.kernels.gpu.dedup import Terms, last_not_above
 from girih.kernels.gpu.jit import INTERPRETED, block_of, columns_of, kernel, launch, rows_at_once
-from girih.kernels.gpu.layout import floats_at
+from girih.kernels.gpu.layout import FLOAT32, columns_at
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
@@ -55,10 +55,11 @@ class Sources:
             the next, the address of the gradient of position 0 where ids are not pooled, and the bytes from one position to
             the next. Addresses are 0 where there is no such gradient.
         pooled, whole: whether there are gradients of either kind.
+        aligned: whether each begins at a multiple of 16 bytes.
     """
 
-    def __init__(self, described: Tensor, *, pooled: bool, whole: bool) -> None:
-        self.described, self.pooled, self.whole = described, pooled, whole
+    def __init__(self, described: Tensor, *, pooled: bool, whole: bool, aligned: bool) -> None:
+        self.described, self.pooled, self.whole, self.aligned = described, pooled, whole, aligned
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Direct:
 def load_terms(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
     factors: tl.tensor, term: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> Any:  # fmt: skip
     """The gradients that terms are, float32[K, C], times their factors."""
     source = sources + tl.load(features + term, mask=mask, other=0)
@@ -102,22 +103,22 @@ def load_terms(
         step = tl.load(source + num_features, mask=mask, other=0)
         address = start + step * tl.load(examples + term, mask=mask, other=0)
         present = (mask & (start != 0))[:, None] & inside
-        gradient = tl.load(floats_at(address[:, None] + 4 * column), mask=present, other=0.0)
+        gradient = tl.load(columns_at(address, column, FLOAT32, ALIGNED), mask=present, other=0.0)
         gradient = gradient * tl.load(factors + term, mask=mask, other=0.0)[:, None]
     if WHOLE:
         start = tl.load(source + 2 * num_features, mask=mask, other=0)
         step = tl.load(source + 3 * num_features, mask=mask, other=0)
         address = start + step * tl.load(positions + term, mask=mask, other=0)
         present = (mask & (start != 0))[:, None] & inside
-        gradient += tl.load(floats_at(address[:, None] + 4 * column), mask=present, other=0.0)
+        gradient += tl.load(columns_at(address, column, FLOAT32, ALIGNED), mask=present, other=0.0)
     return gradient
 
 
 @kernel
 def _sum_pieces(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
-    pieces: tl.tensor, num_keys: tl.tensor, most_keys: tl.tensor, out: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+    pieces: tl.tensor, num_keys: tl.tensor, most_keys: tl.tensor, out: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr, ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     piece = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -135,7 +136,7 @@ def _sum_pieces(
             term = first + tl.arange(0, AT_ONCE)
             total += load_terms(
                 sources, num_features, features, examples, positions, factors, term, term < end, column, dim,
-                POOLED, WHOLE,
+                POOLED, WHOLE, ALIGNED,
             )  # fmt: skip
         tl.store(out + piece * dim + column, tl.sum(total, axis=0)[None, :], mask=column < dim)
 
@@ -144,7 +145,7 @@ def _sum_pieces(
 def summed(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
     pieces: tl.tensor, sums: tl.tensor, key: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr,
-    COLUMNS: tl.constexpr, KEYS: tl.constexpr,
+    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ) -> Any:  # fmt: skip
     """The gradients of keys, float32[KEYS, COLUMNS]; 0 where ``mask`` is false."""
     start = tl.load(starts + key, mask=mask, other=0)
@@ -156,7 +157,7 @@ def summed(
     for j in range(tl.max(count)):
         gradient += load_terms(
             sources, num_features, features, examples, positions, factors, start + j, j < count, column, dim,
-            POOLED, WHOLE,
+            POOLED, WHOLE, ALIGNED,
         )  # fmt: skip
     for j in range(tl.max(num_pieces)):
         present = (j < num_pieces)[:, None] & (column < dim)
@@ -170,7 +171,7 @@ def _sum_terms(
     sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
     factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, num_keys: tl.tensor, totals: tl.tensor,
     num_columns: tl.tensor, first_column: tl.tensor, nonfinite: tl.tensor, largest: tl.tensor, limit: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
-    WHOLE: tl.constexpr, DIRECT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, ALIGNED: tl.constexpr, DIRECT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = key < tl.load(num_keys)
@@ -179,7 +180,7 @@ def _sum_terms(
     column = tl.arange(0, COLUMNS)[None, :]
     gradient = summed(
         sources, num_features, features, examples, positions, factors, starts, pieces, sums, key, mask, column, dim,
-        POOLED, WHOLE, COLUMNS, BLOCK,
+        POOLED, WHOLE, ALIGNED, COLUMNS, BLOCK,
     )  # fmt: skip
     wrong = (gradient != gradient) | (tl.abs(gradient) == float("inf"))
     found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
@@ -227,7 +228,7 @@ def sum_pieces(sources: Sources, terms: Terms, pieces: Pieces, num_keys: Tensor,
     sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
     launch(
         _sum_pieces, pieces.most, 1, *described_terms(sources, terms), pieces.starts, num_keys, len(terms.starts) - 1, sums,
-        dim, POOLED=sources.pooled, WHOLE=sources.whole, COLUMNS=columns, AT_ONCE=min(LONG, rows_at_once(columns)),
+        dim, POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned, COLUMNS=columns, AT_ONCE=min(LONG, rows_at_once(columns)),
     )  # fmt: skip
     return sums
 
@@ -256,5 +257,5 @@ def sum_terms(
     launch(
         _sum_terms, len(terms.starts) - 1, rows_at_once(columns), *described_terms(sources, terms), pieces.starts, sums,
         num_keys, totals, totals.shape[1], first_column, nonfinite, nonfinite if largest is None else largest, limit, dim,
-        POOLED=sources.pooled, WHOLE=sources.whole, DIRECT=largest is not None, COLUMNS=columns,
+        POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned, DIRECT=largest is not None, COLUMNS=columns,
     )  # fmt: skip

@@ -73,6 +73,11 @@ def block_of(compiled: int, interpreted: int = 1024) -> int:
     return interpreted if INTERPRETED else compiled
 
 
+def aligned(*num_bytes: int) -> bool:
+    """Whether all are multiples of 16 bytes, see :func:`girih.kernels.gpu.layout.columns_at`."""
+    return not any(each % 16 for each in num_bytes)
+
+
 def columns_of(width: int) -> int:
     """Columns of a tile that holds rows of ``width``: the next power of two, as Triton wants it."""
     return 1 << (width - 1).bit_length()

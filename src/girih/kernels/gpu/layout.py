@@ -71,6 +71,24 @@ def halves_at(address: tl.tensor) -> Any:
 
 
 @triton.jit
+def columns_at(address: tl.tensor, column: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
+    """Pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
+
+    Args:
+        ALIGNED: addresses and widths of rows are multiples of 16 bytes, which a thread then moves at once. The compiler cannot know it of addresses
+            that were read from memory, and would move one column at a time.
+    """
+    if DTYPE == FLOAT32:
+        place = floats_at(address)[:, None] + column
+    else:
+        place = halves_at(address)[:, None] + column
+    if ALIGNED:
+        tl.device_assert(address % 16 == 0)
+        place = tl.multiple_of(place, [1, 16])
+    return place
+
+
+@triton.jit
 def holds_key(address: tl.tensor, key_id: tl.tensor, table: tl.tensor, mask: tl.tensor) -> Any:
     """Whether the record at each address belongs to the key."""
     found_id = tl.load(longs_at(address), mask=mask, other=0)

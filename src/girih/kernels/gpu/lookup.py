@@ -31,8 +31,8 @@ from girih.kernels.gpu.layout import (
     TABLE,
     VALUES,
     VERSION,
+    columns_at,
     floats_at,
-    halves_at,
     longs_at,
     record,
     words_at,
@@ -199,7 +199,7 @@ def write_initial(
     chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, takes: tl.tensor, scratch: tl.tensor,
     addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
     num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, num_columns: tl.tensor,
-    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, CHUNK_BITS: tl.constexpr,
+    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr,
     STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes one segment's initial values: to the records of new rows, with their state, and to ``scratch`` for keys without one.
@@ -236,12 +236,12 @@ def write_initial(
             key_id[:, None], seed[:, None], kind[:, None], first[:, None], second[:, None], column
         )
         inside = wanted[:, None] & (column < dim)
-        place = start[:, None] + (first_column + column) * SIZE
+        place = columns_at(start + first_column * SIZE, column, DTYPE, ALIGNED)
         if DTYPE == FLOAT32:
-            tl.store(floats_at(place), values, mask=inside)
+            tl.store(place, values, mask=inside)
         else:
             halves = narrow(values, 0, DTYPE, True)
-            tl.store(halves_at(place), halves, mask=inside)
+            tl.store(place, halves, mask=inside)
             values = widen(halves, DTYPE)  # the state begins with what the row keeps
         if STATE_WIDTH > 0:
             state = floats_at(own + 4 * (state_start - VALUES))[:, None]
@@ -250,8 +250,8 @@ def write_initial(
 
 @kernel
 def gather(
-    addresses: tl.tensor, num_keys: tl.tensor, out: tl.tensor, num_columns: tl.tensor, DTYPE: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    addresses: tl.tensor, num_keys: tl.tensor, out: tl.tensor, num_columns: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copies columns at ``addresses`` to ``out``, float32[U, W]."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -259,14 +259,17 @@ def gather(
     mask = i < tl.load(num_keys)
     address = tl.load(addresses + i, mask=mask, other=0)
     inside = mask[:, None] & (column < num_columns)
-    values = load_columns(address, column, inside, DTYPE)
+    values = load_columns(address, column, inside, DTYPE, ALIGNED)
     tl.store(out + i.to(tl.int64)[:, None] * num_columns + column, values, mask=inside)
 
 
 @triton.jit
-def load_columns(address: tl.tensor, column: tl.tensor, mask: tl.tensor, DTYPE: tl.constexpr) -> Any:
-    """float32[·, C] at addresses, int64[·], of columns, int32[1, C]."""
+def load_columns(
+    address: tl.tensor, column: tl.tensor, mask: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr
+) -> Any:
+    """float32[·, C] at addresses, int64[·], of columns, int32[1, C]; see :func:`girih.kernels.gpu.layout.columns_at`."""
+    place = columns_at(address, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
-        return tl.load(floats_at(address[:, None] + 4 * column), mask=mask, other=0.0)
-    halves = tl.load(halves_at(address[:, None] + 2 * column), mask=mask, other=0)
-    return widen(halves, DTYPE)
+        return tl.load(place, mask=mask, other=0.0)
+    else:
+        return widen(tl.load(place, mask=mask, other=0), DTYPE)

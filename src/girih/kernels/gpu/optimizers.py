@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from girih.kernels.cpu import optimizers as cpu
+from girih.kernels.gpu.layout import FLOAT32, columns_at, floats_at
 
 SGD: tl.constexpr = tl.constexpr(cpu.SGD)
 ADAGRAD: tl.constexpr = tl.constexpr(cpu.ADAGRAD)
@@ -34,24 +35,25 @@ def _number(hyper: tl.tensor, place: tl.constexpr) -> Any:
 @triton.jit
 def updated(
     row: tl.tensor, gradient: tl.tensor, own: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
-    STATE_WIDTH: tl.constexpr,
+    STATE_WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> Any:  # fmt: skip
     """Columns of rows after one step, float32[K, C]; their state is moved where it lies.
 
     Args:
         row, gradient: float32[K, C]; columns from ``dim`` on are 0 and stay unused.
-        own: pointers to float32[K, 1], where the state of each row begins.
+        own: int64[K], the address at which the state of each row begins. ALIGNED: as of :func:`girih.kernels.gpu.layout.columns_at`.
         hyper: float64[8] of the segment: see each optimizer's ``hyper``.
         column: int32[1, C]; rows: bool[K, 1], which rows there are.
     """
     mask = rows & (column < dim)
-    state = own + column
+    WIDE: tl.constexpr = ALIGNED and STATE_WIDTH > 1
+    state = columns_at(own, column, FLOAT32, WIDE)
     if OPTIMIZER == SGD:
         return _sgd(row, gradient, state, hyper, mask, STATE_WIDTH > 0)
     elif OPTIMIZER == ADAGRAD:
         return _adagrad(row, gradient, state, hyper, mask)
     elif OPTIMIZER == ROWWISE_ADAGRAD:
-        return _rowwise_adagrad(row, gradient, own, hyper, dim, rows, mask)
+        return _rowwise_adagrad(row, gradient, floats_at(own)[:, None], hyper, dim, rows, mask)
     elif OPTIMIZER == ADAM:
         return _adam(row, gradient, state, hyper, dim, mask)
     else:

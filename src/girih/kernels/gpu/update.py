@@ -17,8 +17,8 @@ from girih.kernels.gpu.layout import (
     NO_ROW,
     VALUES,
     VERSION,
+    columns_at,
     floats_at,
-    halves_at,
     holds_key,
     record,
     words_at,
@@ -63,7 +63,7 @@ def move_rows(
     chunks: tl.tensor, rows: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, hyper: tl.tensor,
     seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
     dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr,
-    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One optimizer step on one segment of the rows of keys.
 
@@ -82,7 +82,7 @@ def move_rows(
     gradient = tl.load(gradients + place, mask=mask[:, None] & (column < dim), other=0.0)
     _move(
         chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
-        OPTIMIZER, STATE_WIDTH, DTYPE, CHUNK_BITS, STRIDE,
+        OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def sum_and_move_rows(
     seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
     dim: tl.tensor, state_start: tl.tensor, sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
     factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, largest: tl.tensor, limit: tl.tensor, OPTIMIZER: tl.constexpr,
-    STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.Direct`."""
@@ -104,14 +104,14 @@ def sum_and_move_rows(
     here = mask & (tl.load(largest) <= limit)
     gradient = summed(
         sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
-        WHOLE, COLUMNS, BLOCK,
+        WHOLE, ALIGNED, COLUMNS, BLOCK,
     )  # fmt: skip
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
     written = (mask & (here == 0))[:, None] & (column < dim)
     gradient += tl.load(gradients + place, mask=written, other=0.0)
     _move(
         chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
-        OPTIMIZER, STATE_WIDTH, DTYPE, CHUNK_BITS, STRIDE,
+        OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
     )  # fmt: skip
 
 
@@ -119,32 +119,35 @@ def sum_and_move_rows(
 def _move(
     chunks: tl.tensor, row: tl.tensor, keys: tl.tensor, tables: tl.tensor, hyper: tl.tensor, seeds: tl.tensor, step: tl.tensor,
     first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, i: tl.tensor, mask: tl.tensor, column: tl.tensor, gradient: tl.tensor,
-    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The step on rows, int32[K], of the keys i, where ``mask``, by gradients, float32[K, C]."""
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
     start = address + 4 * VALUES + first_column * SIZE
     inside = mask[:, None] & (column < dim)
-    values = load_columns(start, column, inside, DTYPE)
-    state = floats_at(address + 4 * state_start)[:, None]
-    values = updated(values, gradient, state, hyper, dim, column, mask[:, None], OPTIMIZER, STATE_WIDTH)
+    values = load_columns(start, column, inside, DTYPE, ALIGNED)
+    state = address + 4 * state_start
+    values = updated(
+        values, gradient, state, hyper, dim, column, mask[:, None], OPTIMIZER, STATE_WIDTH, ALIGNED
+    )
+    place = columns_at(start, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
-        tl.store(floats_at(start[:, None] + 4 * column), values, mask=inside)
+        tl.store(place, values, mask=inside)
     else:
         key_id = tl.load(keys + i, mask=mask, other=0)[:, None]
         table = tl.load(tables + i, mask=mask, other=0)
         seed = tl.load(seeds + table, mask=mask, other=0).to(tl.uint64, bitcast=True)[:, None]
         noise = row_noise(seed, key_id, tl.zeros_like(key_id) + step, first_column + column)
         halves = narrow(values, noise, DTYPE, False)
-        tl.store(halves_at(start[:, None] + 2 * column), halves, mask=inside)
+        tl.store(place, halves, mask=inside)
 
 
 @kernel
 def assign_rows(
     chunks: tl.tensor, rows: tl.tensor, num_keys: tl.tensor, given: tl.tensor, num_columns: tl.tensor, hyper: tl.tensor, step: tl.tensor,
     first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, DTYPE: tl.constexpr,
-    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sets one segment of rows to columns of ``given``, float32[U, W]; optimizer state stays, and is made to agree."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -160,10 +163,10 @@ def assign_rows(
     version = tl.load(words + VERSION, mask=mask, other=0)
     tl.store(words + VERSION, tl.maximum(version, step), mask=mask)
     SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
-    start = address[:, None] + 4 * VALUES + (first_column + column) * SIZE
+    start = columns_at(address + 4 * VALUES + first_column * SIZE, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
-        tl.store(floats_at(start), values, mask=inside)
+        tl.store(start, values, mask=inside)
     else:
-        tl.store(halves_at(start), narrow(values, 0, DTYPE, True), mask=inside)
+        tl.store(start, narrow(values, 0, DTYPE, True), mask=inside)
     if OPTIMIZER == FTRL:
         settle(values, floats_at(address + 4 * state_start)[:, None] + column, hyper, dim, inside)

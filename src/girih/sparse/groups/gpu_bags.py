@@ -22,6 +22,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
+from girih.kernels.gpu.pool import SHORT_BAG
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.pack import Group, Output
 from girih.sparse.groups.side_stream import take_over
@@ -29,7 +30,6 @@ from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.record_kernels import Keys
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
-SHORT_BAG = 16  # ids of the longest bag up to which a program has several
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class GpuBags:
         self._modes = to_device(modes, device)
         self._first_bags: dict[tuple[int, int], Tensor] = {}
         self._output_modes = [to_device(output.modes.astype(np.int32), device) for output in group.outputs]
+        self._factors = [to_device(pool.short_factors(output.modes), device) for output in group.outputs]
 
     def find(self, given: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
         """The unique keys of a batch, and for training the ids of each; waits for nothing.
@@ -175,10 +176,12 @@ class GpuBags:
                 continue
             dim, num_features = output.segment.dim, len(output.features)
             columns, num_bags = jit.columns_of(dim), batch.num_examples * num_features
-            bags, modes = self._bags(number, batch.num_examples), self._output_modes[number]
-            own = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, modes, out)
+            short = self._are_short(output, keys)
+            poolings = (self._factors if short else self._output_modes)[number]
+            bags = self._bags(number, batch.num_examples)
+            own = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, poolings, out)
             width = (values.shape[1], output.first_column, dim)
-            if self._are_short(output, keys):
+            if short:
                 jit.launch(
                     pool.weigh_short, num_bags, jit.rows_at_once(columns), *own, num_bags, num_features, *width,
                     COLUMNS=columns,
@@ -212,7 +215,9 @@ class GpuBags:
         size = 4 if dtype == at.FLOAT32 else 2
         dim = output.segment.dim
         columns = jit.columns_of(dim)
-        shared = {"DTYPE": dtype, "COLUMNS": columns}
+        row_bytes = sum(segment.dim for segment in self.group.spec.segments) * size
+        first_byte = output.first_column * size
+        shared = {"DTYPE": dtype, "ALIGNED": jit.aligned(row_bytes, first_byte), "COLUMNS": columns}
         if output.whole:
             own_ids = output.ids_in(batch)
             first, last = own_ids.start, own_ids.stop
@@ -224,7 +229,7 @@ class GpuBags:
             part = out[first - own_ids.start :]
             jit.launch(
                 pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
-                last - first, output.first_column * size, dim, **shared,
+                last - first, first_byte, dim, **shared,
             )  # fmt: skip
             return
         num_features = len(output.features)
@@ -233,24 +238,25 @@ class GpuBags:
         bags = self._bags(number, batch.num_examples)
         weights = keys.weights if keys.weights is not None else out  # unread where there are none
         shared["WEIGHTED"] = keys.weights is not None
+        short = self._are_short(output, keys)
         given = (
             addresses,
             keys.unique.inverse,
             keys.offsets,
             weights,
             bags,
-            self._output_modes[number],
+            (self._factors if short else self._output_modes)[number],
             out,
             first_bag,
         )
-        if self._are_short(output, keys):
+        if short:
             jit.launch(
                 pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
-                output.first_column * size, dim, **shared,
+                first_byte, dim, **shared,
             )  # fmt: skip
         else:
             jit.launch(
-                pool.pool_long, num_bags, 1, *given, num_features, output.first_column * size, dim,
+                pool.pool_long, num_bags, 1, *given, num_features, first_byte, dim,
                 AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
             )  # fmt: skip
 
@@ -281,7 +287,8 @@ class GpuBags:
             for place, feature in enumerate(output.features):
                 described[:2, self._slot_of[int(feature)]] = start + row * place, row * len(output.features)
         pooled, whole = bool(described[0].any()), bool(described[2].any())
-        return Sources(to_device(described, self.device), pooled=pooled, whole=whole)
+        aligned = not (described % 16).any()
+        return Sources(to_device(described, self.device), pooled=pooled, whole=whole, aligned=aligned)
 
 
 def places_and_positions(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:

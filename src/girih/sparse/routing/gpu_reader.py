@@ -90,7 +90,7 @@ class GpuReader:
         columns = jit.columns_of(own.num_columns)
         jit.launch(
             pool.spread, num_asked, jit.rows_at_once(columns), addresses, served.unique.inverse, values, 0, num_asked, 0,
-            own.num_columns, DTYPE=own.dtype, COLUMNS=columns,
+            own.num_columns, DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes), COLUMNS=columns,
         )  # fmt: skip
         return rows, values
 
@@ -117,7 +117,9 @@ class GpuReader:
         for first, *_ in self.state.kernels.segments.described:
             described = np.zeros((4, served.num_sections), np.int64)
             described[2:] = [[gradients.data_ptr() + 4 * first], [row]]
-            sources.append(Sources(to_device(described, self._device), pooled=False, whole=True))
+            aligned = not (described % 16).any()
+            there = to_device(described, self._device)
+            sources.append(Sources(there, pooled=False, whole=True, aligned=aligned))
         return self.state.kernels.sums(served.keys, served.terms, served.pieces, sources)
 
     def bad_table(self, served: GpuServed, refused: Tensor) -> Tensor:

@@ -108,6 +108,16 @@ class Segments:
         """W."""
         return sum(segment[at.DIM] for segment in self.described)
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a column."""
+        return 4 if self.dtype == at.FLOAT32 else 2
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all columns of a row."""
+        return self.num_columns * self.value_bytes
+
 
 class GroupState(Protocol):
     """A shard whose embeddings a group reads in GPU memory."""
@@ -175,8 +185,7 @@ class RecordKernels:
             all_there: no key has none, which saves memory for initial values.
         """
         own, n = self.segments, len(keys)
-        size = 4 if own.dtype == at.FLOAT32 else 2
-        num_bytes = 0 if all_there else n * own.num_columns * size
+        num_bytes = 0 if all_there else n * own.row_bytes
         scratch = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         addresses = torch.empty(n, dtype=torch.int64, device=self._device)
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
@@ -185,7 +194,7 @@ class RecordKernels:
                 lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
                 rows, takes, scratch.data_ptr(), addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
                 len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=own.dtype, CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes, first * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
         self._scratch = scratch  # lives as long as addresses may be followed
         return addresses
@@ -197,7 +206,7 @@ class RecordKernels:
         columns = jit.columns_of(own.num_columns)
         jit.launch(
             lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
-            DTYPE=own.dtype, COLUMNS=columns,
+            DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes), COLUMNS=columns,
         )  # fmt: skip
         return values
 
@@ -259,10 +268,18 @@ class RecordKernels:
             columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
-            kinds: dict[str, bool] = {}
+            kinds = {"ALIGNED": jit.aligned(first * own.value_bytes, 4 * state if width > 1 else 0)}
             if direct is not None:
-                kernel, more = update.sum_and_move_rows, direct.arguments(number)
-                kinds = {"POOLED": direct.sources[number].pooled, "WHOLE": direct.sources[number].whole}
+                kernel, more, source = (
+                    update.sum_and_move_rows,
+                    direct.arguments(number),
+                    direct.sources[number],
+                )
+                kinds = {
+                    "ALIGNED": kinds["ALIGNED"] and source.aligned,
+                    "POOLED": source.pooled,
+                    "WHOLE": source.whole,
+                }
             jit.launch(
                 kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
                 keys.num, there[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state, *more,
@@ -283,5 +300,5 @@ class RecordKernels:
             jit.launch(
                 update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
                 own.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
-                CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                ALIGNED=jit.aligned(first * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
