@@ -292,7 +292,8 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
     for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (2, 2, [(0,), (1,)])):
         processes = Processes()
         plan = SimpleNamespace(feed={"loaders": num_loaders}, wire={"transport": "shared"})
-        context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size))
+        sparse = SimpleNamespace(store=StoreOptions())
+        context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size), sparse=sparse)
         girih.Hybrid(loaders=num_loaders)._start_loaders(plan, context, PACKETS, ("a", "b"), data)
         assert [role.trainers for role in processes.roles] == expected
         assert {role.num_trainers for role in processes.roles} == {size}
