@@ -114,9 +114,7 @@ class Site:
         self.servers = tuple(
             stack.enter_context(
                 running(
-                    EmbeddingServer(
-                        spec, i, num_servers, together, "shm://", SECRET, num_senders=num_senders
-                    )
+                    EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET, num_senders=num_senders)
                 )
             )
             for i in range(num_servers)

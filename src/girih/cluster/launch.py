@@ -222,7 +222,9 @@ class _Run:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        count = f"restart {self._deaths[killed.name, killed.index]} of at most {self._what.options.max_restarts}"
+        count = (
+            f"restart {self._deaths[killed.name, killed.index]} of at most {self._what.options.max_restarts}"
+        )
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
             file=sys.stderr,

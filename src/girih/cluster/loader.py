@@ -41,8 +41,8 @@ from girih.sparse.service.protocol import Verb
 
 LOOK_BACK = 4
 """Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""
-LET_GO = 4
-"""What is read again is behind what a trainer asks for by a few times ``read_ahead``; a reader that is further behind is let go."""
+FAR = 4
+"""Trainers in step are apart, and what is read again for one is behind what it asks for, by less than so many times ``read_ahead``, as a rule."""
 Answer = Callable[[Request], None]
 OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
@@ -221,9 +221,12 @@ class _Work(Service):
         }, role.stats)  # fmt: skip
         self.role = role
         size, rows = role.data.batch_size, role.data.shuffle_rows
-        # one that came back reads for each trainer by itself
-        is_one_pass = role.in_step and not role.incarnation
-        self.readings = Readings(role.data, 1 if is_one_pass else max(1, rows // LOOK_BACK // size))
+        kept = max(1, rows // LOOK_BACK // size)
+        if (
+            role.in_step
+        ):  # one that came back reads for each trainer by itself, and none is far ahead of the others
+            kept = 1 + bool(role.incarnation) * FAR * role.data.read_ahead
+        self.readings = Readings(role.data, kept)
         self._rereading = Rereading(self.readings)
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
@@ -284,7 +287,7 @@ class _Work(Service):
         if (number, trainer) not in self._passes:
             error = Lost if self.role.incarnation else ValueError  # the life before may have known it
             raise error(f"pass {number} is over")
-        self._rereading.pass_by(trainer, share - LET_GO * self.role.data.read_ahead)
+        self._rereading.pass_by(trainer, share - FAR * self.role.data.read_ahead)
         self._passes[number, trainer].next(trainer, share, request)
 
     def _end(self, request: Request) -> None:

@@ -313,7 +313,5 @@ def _batch_of(frame: Frame, again: Callable[[], tuple[int, int]]) -> Batch:
         numeric=numeric,
         labels=labels,
         example_weights=example_weights[0] if example_weights else None,
-        share=Share(
-            num_examples=num_examples, weight=float(weight[0]), sample=(worker, sample), again=again
-        ),
+        share=Share(num_examples=num_examples, weight=float(weight[0]), sample=(worker, sample), again=again),
     )
