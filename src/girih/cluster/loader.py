@@ -222,9 +222,8 @@ class _Work(Service):
         self.role = role
         size, rows = role.data.batch_size, role.data.shuffle_rows
         kept = max(1, rows // LOOK_BACK // size)
-        if (
-            role.in_step
-        ):  # one that came back reads for each trainer by itself, and none is far ahead of the others
+        if role.in_step:
+            # one that came back reads for each trainer by itself, and none is far ahead of the others
             kept = 1 + bool(role.incarnation) * FAR * role.data.read_ahead
         self.readings = Readings(role.data, kept)
         self._rereading = Rereading(self.readings)
