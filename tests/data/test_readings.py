@@ -93,14 +93,14 @@ def test_one_behind_takes_what_is_decoded_while_another_waits_for_more(data, mon
 
     monkeypatch.setattr(Dataset, "ahead", ahead)
     readings = Readings(data, 9)
-    with ThreadPoolExecutor(2) as pool, closing(readings.reader(0, None)) as slow:
-        with closing(readings.reader(0, None)) as fast:
-            assert plain([next(fast), next(fast)]) == expected[:2]
-            third = pool.submit(next, fast)
-            assert plain([pool.submit(next, slow).result(10) for _ in range(2)]) == expected[:2]
-            assert not third.done()
-            come.set()
-            assert plain([third.result(10)]) == expected[2:3]
+    slow, fast = readings.reader(0, None), readings.reader(0, None)
+    with ThreadPoolExecutor(2) as pool, closing(slow), closing(fast):
+        assert plain([next(fast), next(fast)]) == expected[:2]
+        third = pool.submit(next, fast)
+        assert plain([pool.submit(next, slow).result(10) for _ in range(2)]) == expected[:2]
+        assert not third.done()
+        come.set()
+        assert plain([third.result(10)]) == expected[2:3]
 
 
 def test_each_hears_of_a_bad_row_when_it_comes_to_it(tmp_path):
