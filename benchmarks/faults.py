@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each role")
     parser.add_argument("--config", type=Path, default=RECIPE)
     parser.add_argument(
-        "--save-every-steps", type=int, default=50, help="steps from checkpoint to checkpoint"
+        "--save-every-steps", type=int, default=10, help="steps from checkpoint to checkpoint"
     )
     parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
