@@ -205,7 +205,7 @@ def test_a_trainer_comes_back_as_often_as_it_may(begin, strategy):
 
 GROUPS = ["strategy.groups=2", "strategy.average_every_steps=2", "checkpoint.every_steps=40"]
 LOST_TO_ALL = [
-    ("group-server", ["strategy.servers_per_group=2", "checkpoint.every_steps=40"]),
+    pytest.param("group-server", ["strategy.servers_per_group=2", "checkpoint.every_steps=40"], marks=heavy),
     pytest.param("group-server", [*GROUPS, "strategy.servers_per_group=1"], marks=heavy),
     pytest.param("dense-server", GROUPS, marks=heavy),
     pytest.param("embedding-server", GROUPS, marks=heavy),
@@ -245,7 +245,9 @@ def test_loaders_of_groups_come_back_alone(begin):
 @heavy
 def test_a_group_server_that_dies_too_often_ends_the_run(begin):
     endless = ["train.max_steps=1000000", "cluster.max_restarts=1"]
-    running = begin("hierarchical", *SHORT, *LOST_TO_ALL[0][1], *endless)
+    running = begin(
+        "hierarchical", *SHORT, "strategy.servers_per_group=2", "checkpoint.every_steps=40", *endless
+    )
     first = kill(running, 1, has_saved(running), role="group-server")
     kill(running, 1, has_saved(running), role="group-server", but=first)
     told = running.ends(1)
