@@ -18,7 +18,7 @@ from girih.cluster.loader import Loader
 from girih.comm.endpoints import connect, listen
 from girih.comm.messages import answer, as_text
 from girih.data import NormalizationStats, epoch
-from girih.errors import DataError, RemoteError
+from girih.errors import DataError, Lost, RemoteError, WireError
 from girih.models import needs_of
 from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import BatchCodec
@@ -64,13 +64,24 @@ class Site:
     """One loader for some trainers, two workers."""
 
     def __init__(
-        self, stack, path, num_trainers=2, trainers=None, num_workers=2, in_step=True, codec=PACKETS
+        self, stack, path, num_trainers=2, trainers=None, num_workers=2, in_step=True, codec=PACKETS, life=0
     ):
         self.data = replace(girih.read_parquet(path, SCHEMA, batch_size=SIZE), read_ahead=AHEAD)
         self.workers = [Keeping(stack, number) for number in range(num_workers)]
         hosts = tuple(worker.server.address for worker in self.workers)
         served = tuple(range(num_trainers)) if trainers is None else trainers
-        loader = Loader(self.data, codec, 0, served, num_trainers, hosts, "shm://", SECRET, in_step=in_step)
+        loader = Loader(
+            self.data,
+            codec,
+            0,
+            served,
+            num_trainers,
+            hosts,
+            "shm://",
+            SECRET,
+            in_step=in_step,
+            incarnation=life,
+        )
         stop, told, address = threading.Event(), threading.Event(), []
         thread = threading.Thread(target=loader.run, args=(lambda a: (address.append(a), told.set()), stop))
         thread.start()
@@ -292,11 +303,55 @@ def test_each_loader_serves_its_part_of_the_trainers(path):
     for num_loaders, size, expected in ((1, 3, [(0, 1, 2)]), (2, 3, [(0, 2), (1,)]), (2, 2, [(0,), (1,)])):
         processes = Processes()
         plan = SimpleNamespace(feed={"loaders": num_loaders}, wire={"transport": "shared"})
-        context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size))
+        sparse = SimpleNamespace(store=StoreOptions())
+        context = SimpleNamespace(processes=processes, ranks=SimpleNamespace(size=size), sparse=sparse)
         girih.Hybrid(loaders=num_loaders)._start_loaders(plan, context, PACKETS, ("a", "b"), data)
         assert [role.trainers for role in processes.roles] == expected
         assert {role.num_trainers for role in processes.roles} == {size}
         assert {role.workers for role in processes.roles} == {("a", "b")}
+
+
+def begins_of(data):
+    """Where each batch of the first epoch begins, as trainers tell loaders."""
+    ends = [position.to_dict() for _, position in data.batches(0)]
+    return [as_text({"epoch": 0, "position": position}) for position in (None, *ends[:-1])]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_loader_that_came_back_goes_on_behind_the_last_share_of_each_trainer(path, in_step):
+    with site(path, in_step=in_step, life=1) as here:
+        begins, whole = begins_of(here.data), [batch for batch, _ in here.data.batches(0)]
+        with pytest.raises(Lost, match="pass 1 is over"):
+            answer(here.ask(1, 0, 4))
+        for trainer, taken in ((0, 4), (1, 1)):
+            answer(here.client.call(Verb.GO_ON, (1, trainer, taken), (begins[taken],)))
+            parts = [answer(here.ask(1, trainer, share)) for share in range(taken, 6)]
+            assert answer(here.ask(1, trainer, 6)).fields[0] == 0
+            for number, part in enumerate(parts, taken):
+                middle = whole[number].num_examples // 2
+                own = whole[number].numeric[middle:] if trainer else whole[number].numeric[:middle]
+                np.testing.assert_array_equal(part.arrays[0], own)
+                assert part.fields[1] == (number + trainer) % 2  # the worker that it was with before
+        for worker in here.workers:  # what the life before sent, and nobody was told of
+            assert worker.forgotten == [(1, 0, 4), (1, 1, 1)]
+
+
+def test_ids_are_read_again_for_a_worker_that_came_back(path, monkeypatch):
+    decode, units = epoch.decode, []
+    monkeypatch.setattr(epoch, "decode", lambda unit, *rest: units.append(unit) or decode(unit, *rest))
+    with site(path, num_trainers=1) as here:
+        begins, feed = begins_of(here.data), here.feed(here.stack, 0)
+        stream = feed.stream(0, None)
+        taken = [next(stream)[0] for _ in range(5)]
+        sent = [here.workers[part.share.sample[0]].kept[part.share.sample[1] % 1000 - 1] for part in taken]
+        before = len(units)
+        for number in (1, 3, 0, 4):  # one worker's in turn, then the other one's
+            worker, sample = taken[number].share.again()
+            assert worker == taken[number].share.sample[0]
+            assert here.workers[worker].kept[sample % 1000 - 1] == sent[number]
+        assert len(units) - before == 3  # there is one unit: two were skipped to reach the fourth
+        with pytest.raises(WireError, match="trainer 2; expected 0 or more, and one of 0"):
+            answer(here.client.call(Verb.STORE_AGAIN, (1, 2, 0), (begins[0],)))
 
 
 def test_the_end_of_a_pass_says_how_many_shares_were_taken(path):

@@ -1,6 +1,7 @@
 """Readings that are shared: everybody gets what ``Dataset.batches`` gives, and what is read together is decoded once."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.data import epoch, read_csv, read_parquet
+from girih.data import Dataset, epoch, read_csv, read_parquet
 from girih.data.readings import Readings
 from girih.errors import DataError
 from girih.schema import Categorical, Numeric, Schema
@@ -80,6 +81,26 @@ def test_one_far_behind_has_a_reading_of_its_own_from_where_it_is(data, num_deco
         assert plain(fast) == plain(slow) == expected[10:]
     assert UNITS < num_decoded() - before < 2 * UNITS
     assert num_threads() == 0
+
+
+def test_one_behind_takes_what_is_decoded_while_another_waits_for_more(data, monkeypatch):
+    come, expected = threading.Event(), plain(data.batches(0))
+
+    def ahead(self, epoch, position):
+        for number, taken in enumerate(self.batches(epoch, position)):
+            assert number < 2 or come.wait(20)
+            yield taken
+
+    monkeypatch.setattr(Dataset, "ahead", ahead)
+    readings = Readings(data, 9)
+    slow, fast = readings.reader(0, None), readings.reader(0, None)
+    with ThreadPoolExecutor(2) as pool, closing(slow), closing(fast):
+        assert plain([next(fast), next(fast)]) == expected[:2]
+        third = pool.submit(next, fast)
+        assert plain([pool.submit(next, slow).result(10) for _ in range(2)]) == expected[:2]
+        assert not third.done()
+        come.set()
+        assert plain([third.result(10)]) == expected[2:3]
 
 
 def test_each_hears_of_a_bad_row_when_it_comes_to_it(tmp_path):

@@ -253,9 +253,13 @@ def a_loader(stack, path):
     log = {"user": range(8), "item": range(8), "x": [0.5] * 8, "click": [0, 1] * 4}
     pq.write_table(pa.table(log), path / "log.parquet")
     data = replace(girih.read_parquet(path / "log.parquet", SCHEMA, batch_size=4), read_ahead=2)
-    keeping = SimpleNamespace(
-        call=lambda *words: SimpleNamespace(wait=lambda: Frame(0, (1,))), close=lambda: None
-    )
+
+    def call(kind, *words):
+        reply = Reply("in this process", kind)
+        reply.finish(Frame(kind, (1,)))
+        return reply
+
+    keeping = SimpleNamespace(call=call, close=lambda: None)
     role = loader.Loader(data, CODEC, 0, (0, 1), 2, ("shm://",), "shm://", b"")
     work = loader._Work(role, [keeping])
     stack.callback(work._pool.shutdown)
@@ -263,6 +267,7 @@ def a_loader(stack, path):
     begin = as_text({"epoch": 0, "position": None})
     samples = [
         Frame(Verb.BEGIN, (1, 0), (begin,)), Frame(Verb.NEXT, (1, 0, 0)), Frame(Verb.NEXT, (1, 1, 0)),
+        Frame(Verb.STORE_AGAIN, (1, 0, 0), (begin,)), Frame(Verb.GO_ON, (1, 0, 0), (begin,)),
         Frame(Verb.END, (1, 0, 1)), Frame(Verb.END, (1, 1, 1)), Frame(Verb.STATS, (0,)),
     ]  # fmt: skip
     return Endpoint(work.handle, partial(settled, work._pool), lambda: sorted(work._passes), samples)

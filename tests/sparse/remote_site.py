@@ -1,4 +1,7 @@
-"""Embedding servers and a worker as threads, and trainers' ways to them; loaders are played by hand."""
+"""Embedding servers and a worker as threads, and trainers' ways to them; loaders are played by hand.
+
+The worker may end and come back, as one that was killed: with nothing.
+"""
 
 import threading
 from contextlib import ExitStack, contextmanager
@@ -9,7 +12,8 @@ import numpy as np
 import girih
 from girih import models
 from girih.comm.endpoints import connect
-from girih.comm.messages import answer
+from girih.comm.messages import answers
+from girih.comm.registry import Entry, LocalRegistry, register, resolver
 from girih.data import Batch
 from girih.data.batch import Share
 from girih.models import needs_of
@@ -95,19 +99,35 @@ class Site:
     """One worker, some servers, some trainers (by ``together`` in step)."""
 
     def __init__(
-        self, stack, spec, num_servers=1, together=1, num_trainers=1, prefetch=False, staging=None, **packets
+        self,
+        stack,
+        spec,
+        num_servers=1,
+        together=1,
+        num_trainers=1,
+        prefetch=False,
+        staging=None,
+        num_senders=None,
+        **packets,
     ):
         self.spec, self.packets = spec, BatchCodec.of(spec.schema, spec.needs, **packets)
         self.servers = tuple(
-            stack.enter_context(running(EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET)))
+            stack.enter_context(
+                running(
+                    EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET, num_senders=num_senders)
+                )
+            )
             for i in range(num_servers)
         )
-        shards = spec.store.num_shards([])
-        worker = EmbeddingWorker(
-            spec, self.packets, 0, self.servers, shards, "shm://", SECRET, prefetch=prefetch
-        )
-        self.worker = stack.enter_context(running(worker))
-        self.loader = connect(self.worker, secret=SECRET)
+        self._role = EmbeddingWorker(
+            spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET,
+            prefetch=prefetch, resends=num_senders is not None,
+        )  # fmt: skip
+        self._registry = LocalRegistry()
+        self._life = stack.enter_context(ExitStack())
+        self.begin_worker(0)
+        find_worker = resolver(self._registry, self._role.name, 0)
+        self.loader = connect(self.worker, secret=SECRET, resolve=find_worker)
         stack.callback(self.loader.close)
         self.stats = [Stats() for _ in range(num_trainers)]
         self.trainers = [
@@ -118,6 +138,7 @@ class Site:
                 workers=(self.worker,),
                 servers=self.servers,
                 secret=SECRET,
+                registry=self._registry,
                 stats=stats,
                 staging=None if staging is None else staging(),
             )
@@ -126,11 +147,22 @@ class Site:
         for trainer in self.trainers:
             stack.callback(trainer.close)
 
+    def begin_worker(self, life):
+        """Begins the worker, or its next life once the one before is gone."""
+        self._life.close()
+        self._role.incarnation = life
+        self.worker = self._life.enter_context(running(self._role))
+        register(self._registry, self._role.name, 0, Entry(self.worker, life, 0, ""))
+
     def keep(self, batch, trainer=0, number=0):
         """Dispatches a batch, as a loader does."""
-        source = (1, trainer, number, batch.num_examples)
-        kept = answer(self.loader.call(Verb.STORE_IDS, source, self.packets.pack_ids(batch)))
-        share = Share(num_examples=batch.num_examples, weight=1.0, sample=(0, kept.fields[0]))
+        source, ids = (1, trainer, number, batch.num_examples), self.packets.pack_ids(batch)
+
+        def store():
+            (kept,) = answers([self.loader], Verb.STORE_IDS, source, ids, again=True)
+            return 0, kept.fields[0]
+
+        share = Share(num_examples=batch.num_examples, weight=1.0, sample=store(), again=store)
         return replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), share=share)
 
     def peek(self, batch):

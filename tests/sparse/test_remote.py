@@ -5,25 +5,21 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from remote_site import SECRET, batch_of, give, site, spec_of
+from remote_site import batch_of, give, site, spec_of
 
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
-from girih.comm.endpoints import connect
 from girih.comm.messages import answer, as_text, from_text
-from girih.comm.rpc import Reply
-from girih.errors import GirihError, Lost, NonFiniteError, WireError
-from girih.runs.stats import Stats, wire_bytes
+from girih.errors import GirihError, NonFiniteError, WireError
+from girih.runs.stats import wire_bytes
 from girih.sparse.groups.bags import Bags
 from girih.sparse.groups.shards import as_rows
-from girih.sparse.halves.remote import RemotePending
+from girih.sparse.halves.staging import Staging
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.embedding_server import _Work
 from girih.sparse.service.protocol import Verb
 from girih.tables import LRU, MinCount
-from girih.testing.transport_ends import until
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -43,18 +39,59 @@ def test_a_batch_is_read_and_moved_on_any_number_of_servers():
     np.testing.assert_allclose(moved[0][:, :, 0], [[5, 3], [2, 3], [5, 4]], rtol=1e-6)
 
 
-def test_a_server_frees_what_a_worker_that_left_has_read(monkeypatch):
-    made, init = [], _Work.__init__
-    monkeypatch.setattr(_Work, "__init__", lambda work, *words: (made.append(work), init(work, *words))[1])
-    lengths, key, count = np.array([1, 0], np.int64), np.array([1], np.int64), np.ones(1, np.int32)
-    with site() as here:
-        (work,) = made
-        for sample in range(2):
-            client = connect(here.servers[0], secret=SECRET)
-            answer(client.call(Verb.LOOKUP, (sample, 0, 0, 1, 0, 1), (lengths, key, count)))
-            assert len(work._reads) == 1
-            client.close()
-            until(lambda: not work._reads)
+@pytest.mark.parametrize("moment", ["before it is read", "before it is pushed", "before it is dropped"])
+@pytest.mark.parametrize("staging", [None, lambda: Staging(torch.device("cpu"))])
+def test_a_batch_whose_worker_came_back_is_trained_on_once(moment, staging):
+    batch, other = batch_of([1, 2, 1], [7, 7, 8]), batch_of([1], [7])
+    with site(num_senders=1, staging=staging, num_servers=2) as here:
+        (trainer,) = here.trainers
+        kept = here.keep(batch)
+        here.keep(other, number=1)
+        before = here.peek(batch)
+        if moment == "before it is read":
+            here.begin_worker(1)
+        pulled = trainer.pull(kept)
+        give(pulled, [1, 2, 4])
+        if moment != "before it is read":
+            here.begin_worker(1)
+        pending = pulled.discard() if moment == "before it is dropped" else pulled.push(1)
+        pending.wait()
+        trainer.sync()
+        expected = [[5, 3], [2, 3], [5, 4]] if moment != "before it is dropped" else np.zeros((3, 2))
+        np.testing.assert_allclose((before - here.peek(batch))[:, :, 0], expected, rtol=1e-6)
+        last = trainer.pull(here.keep(batch, number=2))
+        last.wait()
+        assert last.staleness == 0
+        told = trainer.stats()
+        assert told.processes["embedding-worker 0"]["gauges"]["kept_samples"] == 1  # the last one
+        assert told.store["updates"] == (0 if moment == "before it is dropped" else 4)
+
+
+def test_what_is_let_go_of_before_it_came_is_read_and_dropped_by_the_worker_that_came_back():
+    with site(num_senders=1) as here:
+        (trainer,) = here.trainers
+        kept = [here.keep(batch_of([n], [n]), number=n) for n in range(3)]
+        here.begin_worker(1)
+        for each in kept:
+            trainer.pull(each).discard(refused=False)
+        trainer.sync()
+        told = trainer.stats().processes["embedding-worker 0"]
+        assert told["gauges"]["kept_samples"] == 0
+
+
+def test_a_push_whose_worker_is_gone_before_the_others_have_pushed_is_applied_with_theirs():
+    """A server has one trainer's part of the step already, from the life before."""
+    with site(num_senders=1, together=2, num_trainers=2) as here:
+        batch = batch_of([1], [5])
+        pulled = [t.pull(here.keep(batch, trainer=n)) for n, t in enumerate(here.trainers)]
+        for each in pulled:
+            give(each, 1)
+        before, pushed = here.peek(batch), pulled[0].push(1)
+        answer(here.loader.call(Verb.STATS, (0,)))  # by then the worker has sent it on
+        here.begin_worker(1)
+        pulled[1].push(1).wait()
+        pushed.wait()
+        np.testing.assert_allclose(before - here.peek(batch), 2)
 
 
 def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied():
@@ -376,13 +413,3 @@ def test_halves_on_the_wire_lose_little():
             found.append((embeddings.stacked(("user", "item")).detach(), torch.from_numpy(each.peek(batch))))
         for close, true in zip(*found, strict=True):
             assert 0 < (close - true).abs().max() <= true.abs().max() * 2**-11
-
-
-def test_a_lost_update_is_counted_once_however_many_wait_for_it():
-    stats, reply = Stats(), Reply("worker", Verb.PUSH)
-    reply.finish(Lost("the worker was restarted"))
-    pending = RemotePending(reply, stats, 0)
-    for _ in range(2):
-        with pytest.raises(Lost, match="restarted"):
-            pending.wait()
-    assert stats.counters["lost_updates"] == 1

@@ -65,9 +65,9 @@ def test_a_push_that_is_sent_again_is_applied_once(asker):
 def test_gradients_of_rows_that_another_life_read_come_with_their_keys(asker):
     own = asker()
     _, before = own.look(1)
-    assert answer(own.push(9, 0)).fields == (KEYS_MISSING,)
-    assert answer(own.push(9, 0, with_keys=True)).fields == ()
-    np.testing.assert_array_equal(own.look(2)[1], before - 1)
+    assert answer(own.push(9, 1)).fields == (KEYS_MISSING,)
+    assert answer(own.push(9, 1, with_keys=True)).fields == ()
+    np.testing.assert_array_equal(own.look(2, number=2)[1], before - 1)
 
 
 def test_a_part_of_a_turn_that_is_over_waits_for_nobody(asker):

@@ -143,9 +143,9 @@ def test_what_fails_on_the_way_is_raised_where_it_is_waited_for(monkeypatch):
         late = trainer.pull(here.keep(batch_of([2], [2])))
         with pytest.raises(ZeroDivisionError):
             late.wait()
-        pulled.called = (10_000, *pulled.called[1:])  # a sample that no worker has
+        pulled._worker._sample = (0, 10_000)  # which no worker has
         pending = pulled.push(1)
-        with pytest.raises(GirihError, match="was not pulled here"):
+        with pytest.raises(GirihError, match="sample 10000 is not kept here"):
             pending.wait()
         assert pending.done()
         trainer._pending.clear()

@@ -1,4 +1,4 @@
-"""Embedding servers that are killed come back to their rows, and training goes on as if nothing had been."""
+"""Processes beside the trainers that are killed come back, and training goes on as if nothing had been."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SERVERS = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
 STEPS = 300
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", *SERVERS]
 TWO = ["strategy.trainers=2", *SHORT]
-ROLE = "embedding-server"
+ROLE, WORKER = "embedding-server", "embedding-worker"
 heavy = pytest.mark.heavy
 
 
@@ -36,36 +36,37 @@ def undisturbed(directory):
     return directory / "undisturbed"
 
 
-def life_of(running, index):
-    """A server's entry of ``processes.json``; None while there is none."""
+def life_of(running, index, role=ROLE):
+    """A process's entry of ``processes.json``; None while there is none."""
     file = running.run / "processes.json"
     processes = json.loads(file.read_text()) if file.exists() else []
-    return next((each for each in processes if (each["role"], each["index"]) == (ROLE, index)), None)
+    return next((each for each in processes if (each["role"], each["index"]) == (role, index)), None)
 
 
-def kill(running, index, life=0, after_s=0.0):
-    """Kills a server in a life of it, so long after it began to listen, or training to go on."""
+def kill(running, index, life=0, after_s=0.0, role=ROLE):
+    """Kills a process in a life of it, so long after it began to listen, or training to go on."""
     if life == 0:
         running.until_it_trains()
-    while (found := life_of(running, index)) is None or found["incarnation"] < life:
+    while (found := life_of(running, index, role)) is None or found["incarnation"] < life:
         assert running.process.poll() is None, running.process.communicate()
         time.sleep(0.01)
     time.sleep(after_s)
     os.kill(found["pid"], signal.SIGKILL)
 
 
-def ended(running, restarts):
+def ended(running, restarts, role=ROLE):
     """The summary, and (table, id) of torn rows."""
     told = running.ends(0)
     assert told.count("it came back") == restarts, told
     assert "Traceback" not in told
     summary = json.loads((running.run / "summary.json").read_text())
-    assert summary["restarts"] == ({ROLE: restarts} if restarts else {})
+    assert summary["restarts"] == ({role: restarts} if restarts else {})
     assert summary["steps"] == STEPS
     assert summary["lost_updates"] == 0
     return summary, re.findall(r"id (-?\d+) of '(\w+)'", told)
 
 
+@heavy
 def test_a_server_that_is_killed_comes_back_bit_for_bit(begin, undisturbed):
     running = begin("hybrid", *TWO, "strategy.staleness=0")
     kill(running, 0, after_s=random.Random(7).random() / 4)
@@ -169,12 +170,92 @@ def test_what_a_run_can_bear():
     kept, own = StoreOptions(), StoreOptions(arena="heap")
     assert girih.Hybrid(staleness=87).bearing(ROLE, kept, 1000).policy is RestartPolicy.COME_BACK
     assert girih.Asynchronous(staleness=43).bearing(ROLE, kept, 2).policy is RestartPolicy.COME_BACK
+    tiered = StoreOptions(tiers=("dram", "ssd"), hot_rows=100)
+    assert girih.Hybrid().bearing(WORKER, own, 1).policy is RestartPolicy.COME_BACK
     refused = [
-        girih.Hybrid(staleness=88).bearing(ROLE, kept, 1),
-        girih.Asynchronous(staleness=44).bearing(ROLE, kept, 2),
-        girih.Asynchronous(staleness=0).bearing(ROLE, kept, 89),
+        *(girih.Hybrid(staleness=88).bearing(role, kept, 1) for role in (ROLE, WORKER)),
+        *(girih.Asynchronous(staleness=44).bearing(role, kept, 2) for role in (ROLE, WORKER)),
+        *(girih.Asynchronous(staleness=0).bearing(role, kept, 89) for role in (ROLE, WORKER)),
         girih.Hybrid().bearing(ROLE, own, 1),
+        girih.Hybrid().bearing(WORKER, tiered, 1),
     ]
     assert all(each.policy is RestartPolicy.END_RUN and each.why for each in refused)
-    for other in ("loader", "embedding-worker"):
-        assert girih.Hybrid().bearing(other, kept, 1).policy is RestartPolicy.END_RUN
+    for strategy in (girih.Hybrid(staleness=88), girih.Asynchronous(), girih.Hierarchical()):
+        assert strategy.bearing("loader", own, 89).policy is RestartPolicy.COME_BACK
+
+
+ONE_LOADER = [*TWO]
+TWO_LOADERS = [*ONE_LOADER, "strategy.loaders=2"]
+
+
+@heavy
+def test_a_loader_that_is_killed_goes_on_behind_the_last_share_of_each_trainer(begin, undisturbed):
+    running = begin("hybrid", *ONE_LOADER, "strategy.staleness=0")
+    kill(running, 0, role="loader", after_s=random.Random(3).random() / 4)
+    ended(running, 1, "loader")
+    assert difference(running.run, undisturbed) == (0, 0)
+
+
+@heavy
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loader_at_any_moment(begin, undisturbed, seed):
+    """Loaders of trainers in step, one of which may be killed again as it comes back; epochs end between."""
+    moments = random.Random(seed)
+    counts = TWO_LOADERS if seed % 2 else ONE_LOADER
+    running = begin("hybrid", *counts, "strategy.staleness=0")
+    kill(running, 0, role="loader", after_s=moments.random())
+    if seed % 3 == 0:
+        kill(running, 0, role="loader", life=1, after_s=moments.random() / 10)
+    ended(running, 1 + (seed % 3 == 0), "loader")
+    assert difference(running.run, undisturbed) == (0, 0)
+
+
+@heavy
+def test_a_worker_that_is_killed_comes_back_bit_for_bit(begin, undisturbed):
+    running = begin("hybrid", *TWO, "strategy.staleness=0")
+    kill(running, 0, role=WORKER, after_s=random.Random(5).random() / 4)
+    ended(running, 1, WORKER)
+    assert difference(running.run, undisturbed) == (0, 0)
+
+
+@heavy
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_at_any_moment(begin, undisturbed, seed):
+    """Amid steps, evaluations and checkpoints; one of them may be killed again as it comes back, or the only one there is."""
+    moments = random.Random(seed)
+    often = ["checkpoint.every_steps=10"] if seed % 2 else ["train.evaluate_every_steps=20"]
+    alone = ["strategy.embedding_workers=1"] if seed % 4 > 1 else []
+    running = begin("hybrid", *TWO, *often, *alone, "strategy.staleness=0")
+    kill(running, 0, role=WORKER, after_s=moments.random())
+    if seed % 3 == 0:
+        kill(running, 0, role=WORKER, life=1, after_s=moments.random() / 10)
+    ended(running, 1 + (seed % 3 == 0), WORKER)
+    assert difference(running.run, undisturbed) == (0, 0)
+
+
+@heavy
+@pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
+@pytest.mark.parametrize("role", ["loader", WORKER])
+@pytest.mark.parametrize("seed", range(3))
+def test_others_with_batches_read_ahead(begin, strategy, role, seed):
+    running = begin(strategy, *TWO, "strategy.staleness=3", "strategy.transport=tcp")
+    kill(running, 0, role=role, after_s=random.Random(seed).random())
+    summary, _ = ended(running, 1, role)
+    assert summary["staleness_max"] <= 3
+
+
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=heavy) for seed in range(6))])
+def test_all_roles_at_once(begin, undisturbed, seed):
+    running = begin("hybrid", *TWO, "strategy.staleness=0")
+    running.until_it_trains()
+    roles = [(ROLE, seed % 2), (WORKER, seed // 2 % 2), ("loader", 0)]
+    time.sleep(random.Random(seed).random())
+    for pid in [life_of(running, index, role)["pid"] for role, index in roles]:
+        os.kill(pid, signal.SIGKILL)
+    told = running.ends(0)
+    assert told.count("it came back") == 3
+    summary = json.loads((running.run / "summary.json").read_text())
+    assert summary["restarts"] == {role: 1 for role, _ in roles}
+    assert (summary["steps"], summary["lost_updates"]) == (STEPS, 0)
+    if " of '" not in told:
+        assert difference(running.run, undisturbed) == (0, 0)

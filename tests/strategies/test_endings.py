@@ -63,12 +63,12 @@ def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
 NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
 KILLED = [
     ("hybrid", [*TWO, *ROLES, NEVER], "embedding-server"),
-    pytest.param("hybrid", [*TWO, *ROLES], "embedding-worker", marks=heavy),
-    pytest.param("hybrid", [*TWO, *ROLES, "strategy.transport=tcp"], "loader", marks=heavy),
+    pytest.param("hybrid", [*TWO, *ROLES, NEVER], "embedding-worker", marks=heavy),
+    pytest.param("hybrid", [*TWO, *ROLES, NEVER, "strategy.transport=tcp"], "loader", marks=heavy),
     pytest.param("synchronous", [*TWO, NEVER], "trainer", marks=heavy),
     pytest.param("asynchronous", [*TWO, NEVER], "trainer 0", marks=heavy),  # which writes the run's files
     pytest.param("asynchronous", [NEVER], "embedding-server", marks=heavy),
-    pytest.param("hierarchical", ["strategy.servers_per_group=2"], "group-server", marks=heavy),
+    pytest.param("hierarchical", ["strategy.servers_per_group=2", NEVER], "group-server", marks=heavy),
 ]
 
 

@@ -188,8 +188,8 @@ LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
 
 @heavy
-def test_a_dense_server_that_is_killed_ends_the_run_and_is_named(begin):
-    running = begin("hierarchical", *TWO, *LONG, "checkpoint.every_steps=2")
+def test_a_dense_server_that_is_killed_and_may_not_come_back_ends_the_run_and_is_named(begin):
+    running = begin("hierarchical", *TWO, *LONG, "checkpoint.every_steps=2", "cluster.max_restarts=0")
     processes = running.until_it_trains()
     roles = [each["role"] for each in processes]
     assert sorted(roles) == sorted(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import time
@@ -9,6 +10,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from running import END_S
 from scenes import SIZE, write
 
 from runs import difference, train
@@ -40,18 +42,18 @@ def undisturbed(directory):
     return run_of
 
 
-def kill(running, rank, happened, life=0):
-    """Kills a trainer once something happened, in this life of the trainers."""
+def kill(running, rank, happened, life=0, role="trainer", but=None):
+    """Kills a trainer once something happened, in this life of the trainers, or another role ``but`` the process that was killed before."""
     file = running.run / "processes.json"
     while True:
         if running.process.poll() is not None:
             pytest.fail(running.process.communicate()[1])
         processes = json.loads(file.read_text()) if file.exists() else []
-        sought = {"role": "trainer", "index": rank, "incarnation": life}
-        found = [each["pid"] for each in processes if sought.items() <= each.items()]
+        sought = {"role": role, "index": rank, "incarnation": life}
+        found = [each["pid"] for each in processes if sought.items() <= each.items() and each["pid"] != but]
         if found and happened():
             os.kill(found[0], signal.SIGKILL)
-            return
+            return found[0]
         time.sleep(0.01)
 
 
@@ -69,9 +71,9 @@ def is_saving(running):
     return lambda: checkpoints_of(running) and list((running.run / "checkpoints").glob(".writing-*"))
 
 
-def ended(running, restarts=1):
+def ended(running, restarts=1, role="trainer", within_s=END_S):
     """The summary, once the run came to its end."""
-    told = running.error = running.ends(0)
+    told = running.error = running.ends(0, within_s)
     assert told.count("all trainers go on from") == restarts, told
     assert "Traceback" not in told
     assert not (running.run / "processes.json").exists()
@@ -79,7 +81,7 @@ def ended(running, restarts=1):
     assert steps == sorted(steps)
     assert steps[-1] == STEPS
     summary = json.loads((running.run / "summary.json").read_text())
-    assert summary["restarts"] == {"trainer": restarts}
+    assert summary["restarts"] == {role: restarts}
     return summary
 
 
@@ -200,3 +202,56 @@ def test_a_trainer_comes_back_as_often_as_it_may(begin, strategy):
     told = running.ends(1)
     assert told.count("all trainers go on from") == 2
     assert "trainer 1 was killed by signal 9; go on from step-" in told
+
+
+GROUPS = ["strategy.groups=2", "strategy.average_every_steps=2", "checkpoint.every_steps=40"]
+LOST_TO_ALL = [
+    pytest.param("group-server", ["strategy.servers_per_group=2", "checkpoint.every_steps=40"], marks=heavy),
+    pytest.param("group-server", [*GROUPS, "strategy.servers_per_group=1"], marks=heavy),
+    pytest.param("dense-server", GROUPS, marks=heavy),
+    pytest.param("embedding-server", GROUPS, marks=heavy),
+    pytest.param("embedding-worker", GROUPS, marks=heavy),
+]
+
+
+@pytest.mark.parametrize(("role", "options"), LOST_TO_ALL)
+def test_all_trainers_begin_anew_for_a_role_of_groups(begin, role, options):
+    running = begin("hierarchical", *SHORT, *options)
+    kill(running, 0, has_saved(running), role=role)
+    assert ended(running, role=role, within_s=5 * END_S)["steps"] == STEPS
+
+
+@heavy
+@pytest.mark.parametrize("seed", range(20))
+def test_a_role_of_groups_at_any_moment(begin, seed):
+    moments = random.Random(seed)
+    role = ("group-server", "dense-server")[seed % 2]
+    running = begin("hierarchical", *SHORT, *GROUPS, "strategy.servers_per_group=1")
+    running.until_it_trains()
+    time.sleep(moments.random())
+    kill(running, moments.randrange(2) if role == "group-server" else 0, lambda: True, role=role)
+    assert ended(running, role=role, within_s=5 * END_S)["steps"] == STEPS
+
+
+@heavy
+def test_loaders_of_groups_come_back_alone(begin):
+    running = begin("hierarchical", *SHORT, *GROUPS, "strategy.nets=2")
+    kill(running, 0, has_saved(running), role="loader")
+    told = running.ends(0)
+    assert told.count("it came back") == 1, told
+    summary = json.loads((running.run / "summary.json").read_text())
+    assert (summary["steps"], summary["restarts"]) == (STEPS, {"loader": 1})
+
+
+@heavy
+def test_a_group_server_that_dies_too_often_ends_the_run(begin):
+    endless = ["train.max_steps=1000000", "cluster.max_restarts=1"]
+    running = begin(
+        "hierarchical", *SHORT, "strategy.servers_per_group=2", "checkpoint.every_steps=40", *endless
+    )
+    first = kill(running, 1, has_saved(running), role="group-server")
+    kill(running, 1, has_saved(running), role="group-server", but=first)
+    told = running.ends(1)
+    assert told.count("all trainers go on from") == 1
+    assert "group-server 1 was killed by signal 9" in told
+    assert "at most cluster.max_restarts = 1 times" in told

@@ -195,6 +195,27 @@ def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begi
 
 
 @heavy
+@pytest.mark.parametrize("role", ["loader", "embedding-worker"])
+@pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
+def test_a_loader_or_worker_that_comes_back_skips_no_record_and_reads_none_twice(
+    directory, broker, begin, strategy, role
+):
+    counts = SEVERAL[0][1]
+    running = begin(strategy, *counts)
+    until(running, all_read(READ))
+    processes = json.loads((running.run / "processes.json").read_text())
+    os.kill(next(each["pid"] for each in processes if each["role"] == role), signal.SIGKILL)
+    broker.add(3 * ROUND - FIRST)
+    until(running, all_read(3 * ROUND - 4 * SIZE))
+    running.process.send_signal(signal.SIGTERM)
+    broker.add(ROUND)
+    assert "it came back" in running.ends(130)
+    summary = train(directory, strategy, running.run, *counts, TO_THE_END, resume=True)
+    whole(summary, 4 * ROUND)
+    assert summary["repeated_examples"] == 0
+
+
+@heavy
 def test_a_crash_before_the_first_checkpoint_counts_what_is_read_again(directory, broker, begin):
     running = begin("local", "checkpoint.every_steps=1000")
     until(running, all_read(READ))

@@ -2,8 +2,8 @@
 
 Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
 
-Where a trainer is killed, all trainers begin anew, as ``--resume`` would: they go on from the last checkpoint. One that comes
-back takes so long to load what it needs that the others lose nothing by doing so too (decision 0051). Embedding servers
+Where a trainer is killed, or a role without which they cannot go on, all trainers begin anew, as ``--resume`` would: they go on from the
+last checkpoint. One that comes back takes so long to load what it needs that the others lose nothing by doing so too (decision 0051). Embedding servers
 outlive trainers, with their rows, which are newer than the checkpoint by the steps since.
 
 Neither torch nor numba is imported here.
@@ -139,13 +139,13 @@ class _Run:
             self._fail,
             num_trainers=self._num_trainers,
             max_restarts=what.options.max_restarts,
-            reloads=self._loses_trainer,
+            reloads=self._begins_anew,
         )
         self._error: Exception | None = None
         self._stoppable, self._is_stopping = False, False
         self._order_s = 0.5
         self._life = 0
-        self._deaths: Counter[int] = Counter()
+        self._deaths: Counter[tuple[str, int]] = Counter()
         self._begin()
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
@@ -162,7 +162,7 @@ class _Run:
                 self._is_stopping = True
                 self._first.pipe.send({"stop": True})
             is_over = status in (0, USERS_MISTAKE, STOPPED)
-            if self._error is None and not is_over and self._loses_trainer():
+            if self._error is None and not is_over and self._begins_anew():
                 self._begin_anew()
                 status = None
             if self._error is not None:
@@ -206,8 +206,8 @@ class _Run:
     def _begin_anew(self) -> None:
         """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
         killed = self._killed()[0]
-        self._deaths[killed.index] += 1
-        self._supervisor.restarts[RoleName.TRAINER] += 1
+        self._deaths[killed.name, killed.index] += 1
+        self._supervisor.restarts[killed.name] += 1
         self._life += 1
         self._first.kill()
         self._first.wait()
@@ -222,7 +222,9 @@ class _Run:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        count = f"restart {self._deaths[killed.index]} of at most {self._what.options.max_restarts}"
+        count = (
+            f"restart {self._deaths[killed.name, killed.index]} of at most {self._what.options.max_restarts}"
+        )
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
             file=sys.stderr,
@@ -232,15 +234,17 @@ class _Run:
         self._begin(kept)
 
     def _killed(self) -> list[Handle]:
-        """Trainers that a signal ended, the one that came back least first: others may have crashed because it was gone."""
-        trainers = [self._first, *(h for h in list(self._supervisor.handles) if h.name == RoleName.TRAINER)]
-        killed = [handle for handle in trainers if (handle.status() or 0) < 0]
-        return sorted(killed, key=lambda handle: self._deaths[handle.index])
+        """Processes whose death is all trainers' that a signal ended, the one that came back least first: others may have crashed because it was gone."""
+        first = [self._first] if (self._first.status() or 0) < 0 else []
+        killed = [*first, *self._supervisor.killed_for_all()]
+        return sorted(killed, key=lambda handle: self._deaths[handle.name, handle.index])
 
-    def _loses_trainer(self) -> bool:
-        """Whether a trainer was killed that may come back: one that raised an error would do so again."""
+    def _begins_anew(self) -> bool:
+        """Whether a process was killed for which all trainers may begin anew: one that raised an error would do so again."""
         killed, most = self._killed(), self._what.options.max_restarts
-        return bool(killed) and not self._is_stopping and self._deaths[killed[0].index] < most
+        if not killed or self._is_stopping:
+            return False
+        return self._deaths[killed[0].name, killed[0].index] < most
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag

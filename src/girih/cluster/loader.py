@@ -4,6 +4,9 @@
 Several loaders read the same batches; each serves its part of the trainers: those in step by one pass, those that go at
 their own pace by a pass each, so that none waits for another; passes close to each other share what is decoded (decision 0021).
 
+One that was killed comes back with nothing, and needs nothing: shares are a function of the position. Each trainer has it go on behind
+its own last share. Where an embedding worker came back without the ids that it kept, it reads those batches again.
+
 Shapes: B examples of a share.
 """
 
@@ -20,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from girih.cluster.rereading import Rereading
 from girih.cluster.roles import RoleName
-from girih.comm.messages import as_text, from_text
-from girih.comm.peers import calls_of, connect_all
+from girih.comm.messages import answers, as_text, from_text
+from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Request
 from girih.comm.serving import Service
@@ -30,13 +34,15 @@ from girih.data import Batch, Dataset, Position
 from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
 from girih.data.shares import share_of
-from girih.errors import WireError
+from girih.errors import Lost, WireError
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import Verb
 
 LOOK_BACK = 4
 """Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""
+FAR = 4
+"""Trainers in step are apart, and what is read again for one is behind what it asks for, by less than so many times ``read_ahead``, as a rule."""
 Answer = Callable[[Request], None]
 OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
@@ -50,6 +56,7 @@ class Loader:
         workers: where the embedding workers listen; registry: where one that came back is found.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
         in_step: whether all trainers do a step together.
+        workers_return: whether workers that are killed come back.
     """
 
     data: Dataset
@@ -62,6 +69,7 @@ class Loader:
     secret: bytes
     registry: Registry | None = None
     in_step: bool = True
+    workers_return: bool = False
     incarnation: int = 0
     name: str = RoleName.LOADER
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
@@ -69,7 +77,11 @@ class Loader:
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         clients = connect_all(
-            RoleName.EMBEDDING_WORKER, self.workers, secret=self.secret, registry=self.registry
+            RoleName.EMBEDDING_WORKER,
+            self.workers,
+            secret=self.secret,
+            registry=self.registry,
+            timeout_s=RETURN_S if self.workers_return else CONNECTED_S,
         )
         work = _Work(self, clients)
         try:
@@ -106,14 +118,24 @@ class _Lane:
 
 
 class _Pass:
-    """One pass over an epoch, or the rest of it, for some trainers."""
+    """One pass over an epoch, or the rest of it, for some trainers.
+
+    Args:
+        first: the number of the share at ``start``.
+    """
 
     def __init__(
-        self, work: _Work, number: int, trainers: tuple[int, ...], epoch: int, start: Position | None
+        self,
+        work: _Work,
+        number: int,
+        trainers: tuple[int, ...],
+        epoch: int,
+        start: Position | None,
+        first: int = 0,
     ) -> None:
-        self._number, self._epoch, self._start = number, epoch, start
+        self._number, self._epoch, self._start, self._first = number, epoch, start, first
         self._work = work
-        self._lanes = {trainer: _Lane() for trainer in trainers}
+        self._lanes = {trainer: _Lane(next_number=first) for trainer in trainers}
         self._changed = threading.Condition()
         self._begun_s, self._waited_s = time.perf_counter(), 0.0
         self._waiting_since_s: float | None = None
@@ -158,7 +180,7 @@ class _Pass:
         role = self._work.role
         try:
             with closing(self._work.readings.reader(self._epoch, self._start)) as reader:
-                for number, (batch, after) in enumerate(reader):
+                for number, (batch, after) in enumerate(reader, self._first):
                     for trainer, lane in self._lanes.items():
                         with lane.dispatching:
                             if not self._has_room(trainer):
@@ -194,11 +216,17 @@ class _Work(Service):
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
-            Verb.BEGIN: self._begin, Verb.NEXT: self._next, Verb.END: self._end, Verb.STATS: self._read_stats,
+            Verb.BEGIN: self._begin, Verb.GO_ON: self._go_on, Verb.NEXT: self._next, Verb.END: self._end,
+            Verb.STORE_AGAIN: self._store_again, Verb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self.role = role
         size, rows = role.data.batch_size, role.data.shuffle_rows
-        self.readings = Readings(role.data, 1 if role.in_step else max(1, rows // LOOK_BACK // size))
+        kept = max(1, rows // LOOK_BACK // size)
+        if role.in_step:
+            # one that came back reads for each trainer by itself, and none is far ahead of the others
+            kept = 1 + bool(role.incarnation) * FAR * role.data.read_ahead
+        self.readings = Readings(role.data, kept)
+        self._rereading = Rereading(self.readings)
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = role.stats
@@ -211,14 +239,11 @@ class _Work(Service):
         """Stops reading."""
         for (_, trainer), begun in self._passes.items():
             begun.end(trainer)
+        self._rereading.close()
 
     def dispatch(self, share: Batch, after: Position, batch: int, number: int, trainer: int) -> Answer:
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
-        worker = (batch + trainer) % len(self._workers)
-        with self._dispatching, self._stats.spans("dispatch"):
-            ids = self.role.codec.pack_ids(share)
-            source = (number, trainer, batch, share.num_examples)
-            kept = self._workers[worker].call(Verb.STORE_IDS, source, ids).wait()
+        worker, sample = self._store(share, batch, number, trainer)
         # the step's loss is the mean over the whole batch; of a trainer alone with its step, over its share
         weight = share.share.weight if share.share is not None and self.role.in_step else 1.0
         whole = share.num_examples if share.share is None else share.share.num_examples
@@ -226,36 +251,72 @@ class _Work(Service):
         if share.example_weights is not None:
             arrays.append(share.example_weights)
         arrays = [np.ascontiguousarray(array) for array in arrays]
-        self._stats.sent("ids", sum(array.nbytes for array in ids))
         self._stats.sent("dense", sum(array.nbytes for array in arrays))
-        return partial(Request.reply, fields=(1, worker, kept.fields[0], whole), arrays=arrays)
+        return partial(Request.reply, fields=(1, worker, sample, whole), arrays=arrays)
+
+    def _store(self, share: Batch, batch: int, number: int, trainer: int) -> tuple[int, int]:
+        """Gives the ids to a worker; returns which, and the number under which it keeps them."""
+        worker = (batch + trainer) % len(self._workers)
+        with self._dispatching, self._stats.spans("dispatch"):
+            ids = self.role.codec.pack_ids(share)
+            source = (number, trainer, batch, share.num_examples)
+            (kept,) = answers([self._workers[worker]], Verb.STORE_IDS, source, ids, again=True)
+        self._stats.sent("ids", sum(array.nbytes for array in ids))
+        return worker, kept.fields[0]
 
     def _begin(self, request: Request) -> None:
         number, trainer = request.frame.fields
-        if trainer not in self.role.trainers:
-            raise WireError(f"trainer {trainer}; expected one of {', '.join(map(str, self.role.trainers))}")
+        self._check(trainer)
         if (number, trainer) not in self._passes:
-            trainers = self.role.trainers if self.role.in_step else (trainer,)
+            trainers = self.role.trainers if self.role.in_step and not self.role.incarnation else (trainer,)
             begun = _Pass(self, number, trainers, *_where(from_text(request.frame.arrays[0])))
             self._passes |= {(number, each): begun for each in trainers}
+        request.reply()
+
+    def _go_on(self, request: Request) -> None:
+        number, trainer, share = request.frame.fields
+        self._check(trainer, share)
+        where = _where(from_text(request.frame.arrays[0]))
+        self._leave(number, trainer, share)
+        self._passes[number, trainer] = _Pass(self, number, (trainer,), *where, share)
         request.reply()
 
     def _next(self, request: Request) -> None:
         number, trainer, share = request.frame.fields
         if (number, trainer) not in self._passes:
-            raise ValueError(f"pass {number} is over")
+            error = Lost if self.role.incarnation else ValueError  # the life before may have known it
+            raise error(f"pass {number} is over")
+        self._rereading.pass_by(trainer, share - FAR * self.role.data.read_ahead)
         self._passes[number, trainer].next(trainer, share, request)
 
     def _end(self, request: Request) -> None:
-        number, trainer, taken = request.frame.fields
+        self._leave(*request.frame.fields)
+        request.reply()
+
+    def _leave(self, number: int, trainer: int, taken: int) -> None:
+        """Ends a trainer's part of a pass, if it was begun here; ids of shares from ``taken`` on are forgotten."""
+        self._rereading.end(trainer)
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
             if ended not in self._passes.values():
                 self._passed_s += ended.live()[1]
-            for worker in self._workers:
-                worker.call(Verb.DROP_IDS, (number, trainer, taken)).wait()
-        request.reply()
+        answers(self._workers, Verb.DROP_IDS, (number, trainer, taken), again=True)
+
+    def _store_again(self, request: Request) -> None:
+        number, trainer, share = request.frame.fields
+        self._check(trainer, share)
+        where = _where(from_text(request.frame.arrays[0]))
+        batch = self._rereading.batch(trainer, number, share, *where, most_skipped=len(self._workers))
+        own = share_of(batch, trainer, self.role.num_trainers)
+        request.reply(self._store(own, share, number, trainer))
+
+    def _check(self, trainer: int, share: int = 0) -> None:
+        if trainer not in self.role.trainers or share < 0:
+            raise WireError(
+                f"share {share} of trainer {trainer}; expected 0 or more, and one of"
+                f" {', '.join(map(str, self.role.trainers))}"
+            )
 
     def _live(self) -> dict[str, Any]:
         passes = set(self._passes.copy().values())

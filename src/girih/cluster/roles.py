@@ -35,6 +35,7 @@ class RestartPolicy(Enum):
 
     END_RUN = "ends the run"
     COME_BACK = "comes back alone"
+    RELOAD = "has all trainers begin anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,11 @@ class Bearing:
     why: str = ""
 
 
-ENDS_RUN = Bearing()
+ENDS_RUN, COMES_BACK, RELOADS = (
+    Bearing(),
+    Bearing(RestartPolicy.COME_BACK),
+    Bearing(RestartPolicy.RELOAD),
+)
 
 
 class Role(Protocol):

@@ -129,6 +129,17 @@ class Supervisor:
         found = [handle for handle in self.handles if handle.name == name]
         return bool(found) and all(handle.address and handle.status() is None for handle in found)
 
+    def killed_for_all(self) -> list[Handle]:
+        """Processes whose death has all trainers begin anew, that a signal ended: trainers beside the first one, and roles that bear it so."""
+        return [handle for handle in list(self.handles) if self._is_for_all(handle)]
+
+    def _is_for_all(self, handle: Handle) -> bool:
+        if (handle.status() or 0) >= 0 or handle in self._ending:
+            return False
+        bearing = self._bearings.get(handle.name, ENDS_RUN)
+        has_begun = (handle.name, handle.index) in self._begun
+        return handle.name == RoleName.TRAINER or (bearing.policy is RestartPolicy.RELOAD and has_begun)
+
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
         self._closing.set()
@@ -259,6 +270,8 @@ class Supervisor:
         if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
             times = f"{deaths} time" + "s" * (deaths != 1)
             return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"
+        if bearing.policy is RestartPolicy.RELOAD:
+            return f"all trainers begin anew at most cluster.max_restarts = {self._max_restarts} times for it, and only under girih train"
         return bearing.why
 
     def _end_run(self, handle: Handle) -> None:

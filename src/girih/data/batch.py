@@ -5,6 +5,7 @@ Shapes: B examples, F categorical and sequence features, N ids in the batch, X n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,14 @@ class Share:
         weight: the weight of this part's mean loss in that of the whole.
         sample: for ids that are not here, the number of the embedding worker that has them, and the number under
             which it keeps them (Persia §4.1, steps 1 and 3).
+        again: has them kept once more, where that worker came back without them; returns what ``sample`` is from then on. None
+            where nobody can.
     """
 
     num_examples: int
     weight: float
     sample: tuple[int, int] | None = None
+    again: Callable[[], tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,9 @@ class _Reading:
 
     def take(self, at: Position) -> tuple[Batch, Position] | None:
         """The batch at a position, decoded where it is the head; None where it is kept no more."""
+        kept = self.kept.get(at)
+        if kept is not None:  # no wait for who decodes, who may wait for a stream
+            return kept
         with self._lock:
             if at == self.head:
                 self._decode()

@@ -106,6 +106,13 @@ class StoreOptions(Options):
             return f"its rows ended with it, as store.arena = {self.arena!r}: only arena = 'shared' is kept"
         return ""
 
+    @property
+    def why_not_numbered(self) -> str:
+        """Why rows cannot tell a push that comes again, and which option would change that; "" where they can."""
+        if self.is_tiered or self.on_gpu:
+            return f"pushes that come again are told apart by rows in one memory of the host, not with store.tiers = {list(self.tiers or ())}"
+        return ""
+
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
         """The same, with rows in the memory of a device."""
         return replace(self, tiers=(device,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from girih.cluster.roles import RoleName
+from girih.cluster.roles import Bearing, RoleName
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -31,11 +31,14 @@ AUTO, AGAIN = (
 )
 
 
-def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> GroupedReplica:
+def grouped(
+    plan: Plan, context: RunContext, dense_servers: Sequence[str], bearing: Bearing
+) -> GroupedReplica:
     """Starts the group servers; returns the way of this trainer to those of its group. All trainers call it together.
 
     Args:
         dense_servers: where those listen that average the groups; none where there is one group.
+        bearing: what becomes of the run when a group server is killed.
 
     Raises:
         ConfigError: an operator with parameters cannot be moved, the optimizer cannot be had there, or the plan has no tagging.
@@ -52,7 +55,7 @@ def grouped(plan: Plan, context: RunContext, dense_servers: Sequence[str]) -> Gr
     partitioned = _cut(plan, context, whole)
     check_moved(partitioned.trainer(_no_exchange))
     wire = Wire(activations=plan.wire["activations"], gradients=plan.wire["dense_gradients"])
-    addresses = _start(plan, context, whole, partitioned, wire, dense_servers)
+    addresses = _start(plan, context, whole, partitioned, wire, dense_servers, bearing)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
     servers = GroupClient(
@@ -114,6 +117,7 @@ def _start(
     partitioned: Partitioned,
     wire: Wire,
     dense_servers: Sequence[str],
+    bearing: Bearing,
 ) -> tuple[str, ...]:
     from girih.dense.halves.grouped import parts_on, recipe_of
     from girih.dense.service.group_server import AveragedWith, GroupServer
@@ -154,7 +158,7 @@ def _start(
             for index in range(plan.roles[GROUP])
         ]
 
-    return processes.start(GROUP, servers)
+    return processes.start(GROUP, servers, bearing)
 
 
 def _no_exchange(stage: list[tuple[str, list[Tensor]]]) -> list[list[Tensor]]:

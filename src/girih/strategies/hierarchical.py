@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from girih.cluster.roles import RoleName
+from girih.cluster.roles import ENDS_RUN, RELOADS, Bearing, RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import memory
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from girih.dense.graph import TracedNet
     from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.service.dense_server import DenseServer
+    from girih.sparse.options import StoreOptions
     from girih.training.context import RunContext
     from girih.training.session import Session
 
@@ -132,6 +133,15 @@ class Hierarchical(RemoteStrategy):
         if self.servers_per_group:
             grouped = {RoleName.GROUP_SERVER: self.groups * self.servers_per_group}
         return {**self.sparse_roles, **averaging, **grouped}
+
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+        """Says what becomes of a run when a process of a role is killed: loaders come back; for others all trainers begin anew.
+
+        A group server has parameters that nobody else has as they are, a dense server the centre of all copies; and nets overtake each
+        other without a bound, so that servers could not tell a push that comes again.
+        """
+        own = RemoteStrategy.bearing(self, name, store, num_trainers)
+        return RELOADS if own is ENDS_RUN else own
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
@@ -232,7 +242,7 @@ class Hierarchical(RemoteStrategy):
         addresses = self._start_dense_servers(plan, context)
         dense: GroupedReplica | HogwildReplica
         if self.servers_per_group:
-            dense = grouped(plan, context, addresses)
+            dense = grouped(plan, context, addresses, self._bearing(RoleName.GROUP_SERVER, context))
         else:
             dense = HogwildReplica(
                 context.dense,

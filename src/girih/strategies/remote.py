@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy, Role, RoleName
+from girih.cluster.roles import COMES_BACK, ENDS_RUN, Bearing, RestartPolicy, Role, RoleName
 from girih.comm.peers import CONNECTED_S, RETURN_S
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
@@ -81,8 +81,8 @@ class RemoteStrategy(StrategyOptions):
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
-        """Says what becomes of a run when a process of a role is killed: it ends."""
-        return ENDS_RUN
+        """Says what becomes of a run when a process of a role is killed: loaders come back, since shares are a function of the position."""
+        return COMES_BACK if name == LOADER else ENDS_RUN
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data.
@@ -179,7 +179,6 @@ class RemoteStrategy(StrategyOptions):
             float16_gradients=plan.wire["gradients"] == "float16",
         )
         servers = self._start_servers(plan, context)
-        returns = self._bearing_of_servers(context).policy is RestartPolicy.COME_BACK
         workers = self._start_workers(plan, context, codec, servers)
         sparse = RemoteSparse(
             context.sparse,
@@ -191,7 +190,8 @@ class RemoteStrategy(StrategyOptions):
             registry=processes.registry,
             stats=context.stats,
             staging=Staging(device) if staged or device.type != "cpu" else None,
-            return_s=RETURN_S if returns else CONNECTED_S,
+            servers_return_s=RETURN_S if self._returns(SERVER, context) else CONNECTED_S,
+            workers_return_s=RETURN_S if self._returns(WORKER, context) else CONNECTED_S,
         )
         if processes.rows_stayed:
             sparse.begin_anew()
@@ -201,6 +201,7 @@ class RemoteStrategy(StrategyOptions):
             lambda: processes.end(LOADER),
             processes.secret,
             processes.registry,
+            return_s=RETURN_S,
         )
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
@@ -223,18 +224,21 @@ class RemoteStrategy(StrategyOptions):
         name: str,
         count: int,
         role: Callable[[int, str], Role],
-        bearing: Bearing = ENDS_RUN,
     ) -> tuple[str, ...]:
         """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
         processes = context.processes
         return processes.start(
             name,
             lambda: [role(index, address_of(plan, processes, name, index)) for index in range(count)],
-            bearing,
+            self._bearing(name, context),
         )
 
-    def _bearing_of_servers(self, context: RunContext) -> Bearing:
-        return self.bearing(SERVER, context.sparse.store, context.ranks.size)
+    def _bearing(self, name: str, context: RunContext) -> Bearing:
+        return self.bearing(name, context.sparse.store, context.ranks.size)
+
+    def _returns(self, name: str, context: RunContext) -> bool:
+        """Whether processes of a role come back."""
+        return self._bearing(name, context).policy is RestartPolicy.COME_BACK
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         from girih.sparse.service.embedding_server import EmbeddingServer
@@ -242,16 +246,14 @@ class RemoteStrategy(StrategyOptions):
         secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
         spec = _spec_of_servers(context.sparse, count)
         num_contributors = context.ranks.size if self.in_step else 1
-        bearing = self._bearing_of_servers(context)
-        returns = bearing.policy is RestartPolicy.COME_BACK
-        num_senders = self._num_senders(context.ranks.size) if returns else None
+        num_senders = self._num_senders(context.ranks.size) if self._returns(WORKER, context) else None
 
         def server(index: int, address: str) -> EmbeddingServer:
             return EmbeddingServer(
                 spec, index, count, num_contributors, address, secret, segment, num_senders=num_senders
             )
 
-        return self._start(plan, context, SERVER, count, server, bearing)
+        return self._start(plan, context, SERVER, count, server)
 
     def _start_workers(
         self, plan: Plan, context: RunContext, codec: BatchCodec, servers: tuple[str, ...]
@@ -261,7 +263,7 @@ class RemoteStrategy(StrategyOptions):
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
         shards = spec.store.shards or 1
-        resends = self._bearing_of_servers(context).policy is RestartPolicy.COME_BACK
+        resends = self._returns(WORKER, context)
 
         def worker(index: int, address: str) -> EmbeddingWorker:
             secret, registry = processes.secret, processes.registry  # known once roles are started
@@ -279,12 +281,14 @@ class RemoteStrategy(StrategyOptions):
         from girih.cluster.loader import Loader
 
         processes, size, count = context.processes, context.ranks.size, plan.feed["loaders"]
+        returns = self._returns(WORKER, context)
 
         def loader(index: int, address: str) -> Loader:
             served, secret, registry = range(index, size, count), processes.secret, processes.registry
             return Loader(
-                data, codec, index, tuple(served), size, workers, address, secret, registry, self.in_step
-            )
+                data, codec, index, tuple(served), size, workers, address, secret, registry, self.in_step,
+                workers_return=returns,
+            )  # fmt: skip
 
         return self._start(plan, context, LOADER, count, loader)
 
@@ -306,16 +310,19 @@ class PipelinedStrategy(RemoteStrategy):
         return replace(self, staleness=0)
 
     def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
-        """Says what becomes of a run when a process of a role is killed: embedding servers come back to rows that outlive them.
+        """Says what becomes of a run when a process of a role is killed.
 
-        Servers can tell a push that comes again as long as pushes that may overtake each other are in lanes of their own.
+        Embedding workers come back where servers can tell a push that comes again, as they can as long as pushes that may overtake each
+        other are in lanes of their own; embedding servers where their rows outlive them too; loaders always.
         """
         from girih.sparse.service.lanes import why_not_told_apart
 
-        if name != SERVER:
-            return ENDS_RUN
-        why = why_not_told_apart(self._num_senders(num_trainers), self.staleness) or store.why_not_kept
-        return Bearing(why=why) if why else Bearing(RestartPolicy.COME_BACK)
+        if name not in (SERVER, WORKER):
+            return RemoteStrategy.bearing(self, name, store, num_trainers)
+        kept = store.why_not_kept if name == SERVER else ""
+        told_apart = why_not_told_apart(self._num_senders(num_trainers), self.staleness)
+        why = told_apart or kept or store.why_not_numbered
+        return Bearing(why=why) if why else COMES_BACK
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
         """A session by this schedule; see :meth:`RemoteStrategy.session`.

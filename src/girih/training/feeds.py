@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 from girih.cluster.roles import RoleName
 from girih.comm.endpoints import connect
 from girih.comm.group import TrainerGroup
-from girih.comm.messages import answer, as_text, from_text
+from girih.comm.messages import answer, answers, as_text, from_text
+from girih.comm.peers import CONNECTED_S
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client, Frame, Reply
 from girih.data import Batch, Dataset, NormalizationStats, Position, read_ahead
 from girih.data.batch import Share
 from girih.data.shares import share_of
-from girih.errors import ConfigError, GirihError
+from girih.errors import ConfigError, GirihError, Lost
 from girih.schema import Schema
 from girih.sparse.service.protocol import Verb
 
@@ -183,12 +185,14 @@ class LoaderFeed(ExampleFeed):
     Attributes:
         start: starts loaders for some data; returns where they listen. end: ends them.
         secret: proves that a peer belongs to the run. registry: where a loader that came back is found.
+        return_s: a loader may take so long to come back.
     """
 
     start: Callable[[Dataset], Sequence[str]]
     end: Callable[[], None]
     secret: bytes
     registry: Registry | None = None
+    return_s: float = CONNECTED_S
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
         """Has the loaders started; each trainer is served by one of them."""
@@ -196,7 +200,7 @@ class LoaderFeed(ExampleFeed):
         loaders, rank = self.start(data), self.ranks.rank
         index = rank % len(loaders)
         resolve = None if self.registry is None else resolver(self.registry, LOADER, index)
-        loader = connect(loaders[index], secret=self.secret, resolve=resolve)
+        loader = connect(loaders[index], secret=self.secret, timeout_s=self.return_s, resolve=resolve)
         return Loaded(data, normalization.apply, rank, loader, first=rank < len(loaders))
 
     def end_training(self) -> None:
@@ -208,7 +212,7 @@ class LoaderFeed(ExampleFeed):
 class Loaded(TrainingFeed):
     """Training data that a loader sends.
 
-    Up to ``read_ahead`` shares are on their way here.
+    Up to ``read_ahead`` shares are on their way here. A loader that came back is told to go on behind the last one that is here.
 
     Attributes:
         rank: this trainer's. first: whether it is the first one that the loader serves.
@@ -222,34 +226,47 @@ class Loaded(TrainingFeed):
     def stream(self, epoch: int, position: Position | None) -> Stream:
         """This trainer's share of every batch of an epoch, asked for once it is iterated."""
         self.num_passes += 1
-        begin = {"epoch": epoch, "position": None if position is None else position.to_dict()}
-        return self._arriving(self.num_passes, as_text(begin))
+        return self._arriving(self.num_passes, epoch, position)
 
     def stats(self) -> Mapping[str, Mapping[str, Any]]:
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}
-        return {f"{LOADER} {self.rank}": from_text(answer(self.loader.call(Verb.STATS)).arrays[0])}
+        (frame,) = answers([self.loader], Verb.STATS, again=True)
+        return {f"{LOADER} {self.rank}": from_text(frame.arrays[0])}
 
     def close(self) -> None:
         """Lets the loader go."""
         self.loader.close()
 
     def _arriving(
-        self, number: int, begin: NDArray[np.uint8]
+        self, number: int, epoch: int, position: Position | None
     ) -> Generator[tuple[Batch, Position], None, None]:
-        shares, taken = itertools.count(), 0
+        asked, taken = deque[Reply](), 0
 
-        def ask() -> Reply:
-            return self.loader.call(Verb.NEXT, (number, self.rank, next(shares)))
+        def ask() -> None:
+            while len(asked) < max(1, self.data.read_ahead):
+                asked.append(self.loader.call(Verb.NEXT, (number, self.rank, taken + len(asked))))
 
         try:
-            answer(self.loader.call(Verb.BEGIN, (number, self.rank), (begin,)))
-            asked = deque(ask() for _ in range(max(1, self.data.read_ahead)))
-            while (frame := answer(asked.popleft())).fields[0]:
-                asked.append(ask())
-                taken += 1
-                yield self.prepare(_batch_of(frame)), Position.from_dict(from_text(frame.arrays[3]))
+            answers([self.loader], Verb.BEGIN, (number, self.rank), (_where(epoch, position),), again=True)
+            while True:
+                ask()
+                try:
+                    frame = answer(asked.popleft())
+                except Lost:
+                    if position is not None and position.epoch > epoch:  # only its end was to come
+                        return
+                    asked.clear()
+                    called = (number, self.rank, taken)
+                    answers([self.loader], Verb.GO_ON, called, (_where(epoch, position),), again=True)
+                    continue
+                if not frame.fields[0]:
+                    break
+                again = partial(self._stored_again, (number, self.rank, taken), _where(epoch, position))
+                taken, position = taken + 1, Position.from_dict(from_text(frame.arrays[3]))
+                ask()
+                yield self.prepare(_batch_of(frame, again)), position
             for name, value in from_text(frame.arrays[0]).items():
                 setattr(self.data.skipped, name, value)
         except GirihError:
@@ -257,7 +274,21 @@ class Loaded(TrainingFeed):
             raise
         finally:
             with contextlib.suppress(GirihError):  # where it is gone, that has been told already
-                self.loader.call(Verb.END, (number, self.rank, taken)).wait(END_S)
+                self._end(number, taken)
+
+    def _end(self, number: int, taken: int) -> None:
+        """Tells the loader that no more is wanted; one that came back too, since workers keep what the life before sent."""
+        until_s = time.monotonic() + END_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            with contextlib.suppress(Lost):
+                self.loader.call(Verb.END, (number, self.rank, taken)).wait(left_s)
+                return
+
+    def _stored_again(self, called: tuple[int, ...], where: NDArray[np.uint8]) -> tuple[int, int]:
+        """Has the loader give the ids of a share to their worker once more; returns where they are kept now. From any thread."""
+        (frame,) = answers([self.loader], Verb.STORE_AGAIN, called, (where,), again=True)
+        worker, sample = frame.fields
+        return worker, sample
 
 
 def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
@@ -267,8 +298,13 @@ def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
     return data.within(ranks.broadcast(data.source.bounds))
 
 
-def _batch_of(frame: Frame) -> Batch:
-    """A share without its ids."""
+def _where(epoch: int, position: Position | None) -> NDArray[np.uint8]:
+    """The beginning of a batch, as loaders are told."""
+    return as_text({"epoch": epoch, "position": None if position is None else position.to_dict()})
+
+
+def _batch_of(frame: Frame, again: Callable[[], tuple[int, int]]) -> Batch:
+    """A share without its ids; see :class:`Share` for ``again``."""
     _, worker, sample, num_examples = frame.fields
     numeric, labels, weight, _, *example_weights = (np.array(array) for array in frame.arrays)
     return Batch(
@@ -277,5 +313,5 @@ def _batch_of(frame: Frame) -> Batch:
         numeric=numeric,
         labels=labels,
         example_weights=example_weights[0] if example_weights else None,
-        share=Share(num_examples=num_examples, weight=float(weight[0]), sample=(worker, sample)),
+        share=Share(num_examples=num_examples, weight=float(weight[0]), sample=(worker, sample), again=again),
     )

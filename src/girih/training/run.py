@@ -254,6 +254,7 @@ class TrainingRun:
         try:
             loop.run(self.ranks.broadcast(self.state.epoch + epochs))
             session.leave()
+            session.sparse.sync()  # what is sent again may need this trainer's loader
             self.ranks.finish()  # others may need the loaders still
             self._loaders = feed.stats()
             loop.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,13 +25,14 @@ from girih.comm.group import TrainerGroup
 from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
 from girih.comm.peers import CONNECTED_S, calls_of, connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Reply
+from girih.comm.rpc import Client, Frame
 from girih.data.batch import Batch
-from girih.errors import ConfigError, GirihError, Lost, NonFiniteError, RemoteError, named
+from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, named
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
+from girih.sparse.halves.asking import Asking
 from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import BatchCodec
@@ -44,11 +45,19 @@ class RemotePulled:
     """Embeddings on their way from a worker, and the way back.
 
     Args:
-        called: sample, trainer and number under which the worker and the servers know the batch.
+        worker: the way to the worker that has the batch's ids.
+        reply: to the request for them.
+        called: trainer and number under which the worker and the servers know the batch.
     """
 
     def __init__(
-        self, half: RemoteSparse, worker: Client, reply: Reply, called: tuple[int, ...], *, train: bool
+        self,
+        half: RemoteSparse,
+        worker: Asking,
+        reply: Future[Frame],
+        called: tuple[int, ...],
+        *,
+        train: bool,
     ) -> None:
         self.staleness = 0
         self.called = called
@@ -68,7 +77,7 @@ class RemotePulled:
         half.last_step = step
         call = partial(self._push, next(half.turns), step, lr_scale)
         asked = call(gradients) if half.staging is None else half.staging.send(gradients, call)
-        return half.sent(asked, self.called[2])
+        return half.sent(asked, self.called[1])
 
     def push_unless(self, agree: Agree, step: int, lr_scale: float = 1.0) -> LateUpdate:
         """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
@@ -84,7 +93,7 @@ class RemotePulled:
         turn, before = next(half.turns), half.last_step
         half.last_step = step
 
-        def call(arrays: Sequence[Any]) -> Reply:
+        def call(arrays: Sequence[Any]) -> Future[Frame]:
             *own, is_refused = arrays
             return self._drop(turn) if is_refused[0] else self._push(turn, step, lr_scale, own)
 
@@ -98,7 +107,7 @@ class RemotePulled:
             explain,
             take_back=partial(setattr, half, "last_step", before),
             pending=half.sent(
-                half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[2]
+                half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[1]
             ),
         )
 
@@ -106,15 +115,15 @@ class RemotePulled:
         """Tells the worker, and the servers, that this batch moves nothing."""
         half = self._half
         call = partial(self._drop, next(half.turns) if refused else NO_TURN)
-        return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[2])
+        return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[1])
 
-    def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Reply:
+    def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Future[Frame]:
         packed = self._half.codec.pack_gradients(arrays)
         self._half.count_sent("gradients", packed)
-        return self._worker.call(Verb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
+        return self._worker.ask(Verb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
 
-    def _drop(self, turn: int) -> Reply:
-        return self._worker.call(Verb.DROP, (*self.called, turn))
+    def _drop(self, turn: int) -> Future[Frame]:
+        return self._worker.ask(Verb.DROP, (*self.called, turn), ids=False)
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
@@ -124,7 +133,7 @@ class RemotePulled:
 
     def _receive(self) -> Received:
         """Blocks until they are here, in arrays."""
-        frame, groups = answer(self._reply), self._half.groups
+        frame, groups = self._reply.result(), self._half.groups
         num_whole = sum(output.whole for group in groups for output in group.outputs)
         end = len(frame.arrays) - num_whole
         outputs = [writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
@@ -135,34 +144,26 @@ class RemotePending:
     """An update, or a drop, on its way.
 
     Args:
-        asked: the reply, or what gives it once the update was sent.
+        asked: the answer, or what gives it once the update was sent.
         number: of this trainer's batch.
     """
 
-    def __init__(self, asked: Reply | Future[Reply], stats: Stats, number: int) -> None:
-        self._asked, self._stats, self.number = asked, stats, number
-        self._is_counted = False
+    def __init__(self, asked: Future[Frame] | Future[Future[Frame]], number: int) -> None:
+        self._asked, self.number = asked, number
 
     def done(self) -> bool:
         """Whether an answer is here, or none will come."""
         asked = self._asked
-        if isinstance(asked, Reply) or not asked.done() or asked.exception() is not None:
+        if not asked.done() or asked.exception() is not None:
             return asked.done()
-        return asked.result().done()
+        told = asked.result()
+        return not isinstance(told, Future) or told.done()
 
     def wait(self) -> None:
-        """Blocks until it is applied.
-
-        Raises:
-            Lost: a process on the way came back without it; it is counted in ``lost_updates``.
-        """
-        try:
-            answer(self._asked if isinstance(self._asked, Reply) else self._asked.result())
-        except Lost:
-            if not self._is_counted:  # the schedule and ``sync`` both wait
-                self._stats.counters["lost_updates"] += 1
-            self._is_counted = True
-            raise
+        """Blocks until it is applied."""
+        told = self._asked.result()
+        if isinstance(told, Future):
+            told.result()
 
 
 class RemoteSave:
@@ -200,7 +201,7 @@ class RemoteSparse:
 
     Args:
         workers, servers: where they listen; registry: where one that came back is found.
-        return_s: servers may take so long to come back.
+        servers_return_s, workers_return_s: these may take so long to come back.
         staging: brings rows to the GPU of the dense half, and is closed with this; None where that is on the CPU.
 
     Attributes:
@@ -219,7 +220,8 @@ class RemoteSparse:
         registry: Registry | None = None,
         stats: Stats | None = None,
         staging: Staging | None = None,
-        return_s: float = CONNECTED_S,
+        servers_return_s: float = CONNECTED_S,
+        workers_return_s: float = CONNECTED_S,
     ) -> None:
         self.groups = spec.groups()
         self.codec, self.staging = codec, staging
@@ -232,9 +234,10 @@ class RemoteSparse:
         self._pending: deque[RemotePending] = deque()
         self._done = DoneBatches()  # of this trainer, as servers have answered
         to = partial(connect_all, secret=secret, registry=registry)
-        self._workers = to(RoleName.EMBEDDING_WORKER, workers)
+        self._workers = to(RoleName.EMBEDDING_WORKER, workers, timeout_s=workers_return_s)
         servers = servers if ranks.first else ()
-        self._servers = to(RoleName.EMBEDDING_SERVER, servers, timeout_s=return_s)
+        self._servers = to(RoleName.EMBEDDING_SERVER, servers, timeout_s=servers_return_s)
+        self._again = ThreadPoolExecutor(1, "girih-again")
 
     @property
     def way_back(self) -> Staging:
@@ -267,26 +270,26 @@ class RemoteSparse:
         """
         if batch.share is None or batch.share.sample is None:
             raise ConfigError("this batch has its ids with it; expected one that a loader dispatched")
-        place, sample = batch.share.sample
-        called = (sample, self._ranks.rank, next(self._numbers))
-        worker = self._workers[place]
+        called = (self._ranks.rank, next(self._numbers))
+        worker = Asking(self._workers, batch.share.sample, batch.share.again, self._again)
         for pending in self._pending:
             if pending.done():
                 self._done.add(pending.number)
-        reply = worker.call(Verb.PULL, (*called, self.last_step + 1, self._done.all_before))
+        reply = worker.ask(Verb.PULL, (*called, self.last_step + 1, self._done.all_before))
         return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
         """Reads for evaluation; keys without a row give their initial value."""
-        worker = self._workers[self._ranks.rank % len(self._workers)]
+        place = self._ranks.rank % len(self._workers)
+        worker = Asking(self._workers, (place, batch.num_examples), None, self._again)
         arrays = self.codec.pack_ids(batch)
         self.count_sent("ids", arrays)
-        reply = worker.call(Verb.PEEK, (batch.num_examples,), arrays)
+        reply = worker.ask(Verb.PEEK, (), arrays)
         return RemotePulled(self, worker, reply, (), train=False)
 
-    def sent(self, asked: Reply | Future[Reply], number: int) -> RemotePending:
+    def sent(self, asked: Future[Frame] | Future[Future[Frame]], number: int) -> RemotePending:
         """Notes an update of a batch that was sent, or is to be, or word that there is none."""
-        pending = RemotePending(asked, self._stats, number)
+        pending = RemotePending(asked, number)
         self._pending.append(pending)
         return pending
 
@@ -356,5 +359,6 @@ class RemoteSparse:
         """Lets workers and servers go."""
         for client in (*self._workers, *self._servers):
             client.close()
+        self._again.shutdown(wait=False)
         if self.staging is not None:
             self.staging.close()

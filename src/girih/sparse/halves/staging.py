@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.pinned import FromDevice, Sent, ToDevice
-from girih.comm.rpc import Reply
+from girih.comm.rpc import Frame
 
 
 class Received(NamedTuple):
@@ -61,8 +61,8 @@ class Staging:
         return taken_over
 
     def send(
-        self, gradients: Sequence[Tensor | None], call: Callable[[Sequence[Any]], Reply]
-    ) -> Future[Reply]:
+        self, gradients: Sequence[Tensor | None], call: Callable[[Sequence[Any]], Future[Frame]]
+    ) -> Future[Future[Frame]]:
         """Has gradients sent once they have come from the device, behind what was computed so far; waits for nothing.
 
         Args:
@@ -70,14 +70,14 @@ class Staging:
         """
         coming = self.back.begin(gradients)
 
-        def depart() -> Reply:
+        def depart() -> Future[Frame]:
             with coming.arrived() as arrays:
                 own = [None if array is None else array.copy() for array in arrays]
             return call(own)
 
         return self._departures.submit(depart)
 
-    def drop(self, call: Callable[[], Reply]) -> Future[Reply]:
+    def drop(self, call: Callable[[], Future[Frame]]) -> Future[Future[Frame]]:
         """Has word sent, behind the gradients before, that there are none."""
         return self._departures.submit(call)
 

@@ -5,7 +5,8 @@ gradients come, so that they need no keys.
 
 One that was killed comes back with its shards, in shared memory, and without what it remembered: reads that were not
 answered are asked for again, and gradients of such as were come again with their keys. In each shard a push has a lane and a
-number, by which it is applied once (Persia §4.2.4; :mod:`girih.store.memory.pushes`).
+number, by which it is applied once (Persia §4.2.4; :mod:`girih.store.memory.pushes`). What was read is remembered by trainer and batch, not
+by who asked: a worker that was killed comes back as another client.
 
 Of trainers in step, the gradients of one step are collected from all of them and their sum is applied once, as in one
 process: what is read ahead is older, but every step moves each row once.
@@ -69,8 +70,8 @@ class EmbeddingServer:
     """One server of several, with as many shards of every table as each other.
 
     Attributes:
-        num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where this
-            server does not come back.
+        num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
+            is sent again.
         found: see :class:`girih.cluster.roles.Role`.
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
@@ -132,7 +133,7 @@ class _Work(Service):
         self._shards, self._writing = shards, writing
         self._num_contributors, self._num_senders = num_contributors, num_senders
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
-        self._reads: dict[tuple[int, int], _Reads] = {}  # by client and sample
+        self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
         self._num_updates = 0  # of all trainers
         self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
         self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
@@ -148,22 +149,10 @@ class _Work(Service):
         else:
             super().handle(request)
 
-    def forget(self, client: int) -> None:
-        """Frees what an embedding worker that is gone has read."""
-        self.afterwards(partial(self._drop_reads, client))
-
-    def _drop_reads(self, client: int) -> None:
-        for key in [key for key in self._reads if key[0] == client]:
-            del self._reads[key]
-
     def _lookup(self, request: Request) -> None:
-        sample, trainer, number, step, answered, train = request.frame.fields
+        _, trainer, number, step, answered, train = request.frame.fields
         self._check_keys(request, number)
-        staleness = 0
-        if train:
-            self._done[trainer].reach(answered)
-            staleness = number - self._done[trainer].count
-        reads, values = [], []
+        reads, values, staleness = [], [], 0
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
@@ -175,8 +164,10 @@ class _Work(Service):
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
         if train:
+            self._done[trainer].reach(answered)
+            staleness = number - self._done[trainer].count
             self._last_step = max(self._last_step, step)
-            self._reads[request.client, sample] = reads, self._num_updates
+            self._reads[trainer, number] = reads, self._num_updates
         request.reply((staleness,), values)
 
     def _check_keys(self, request: Request, number: int) -> None:
@@ -196,7 +187,7 @@ class _Work(Service):
     def _take_part(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
-        key = request.client, sample
+        key = trainer, number
         nothing: _Reads = ([], None)  # as is read for a batch that is dropped
         reads = self._reads.get(key, nothing)
         if turn == NO_TURN or self._was_applied(trainer, turn):

@@ -1,6 +1,9 @@
 """An embedding worker: keeps ids until a trainer asks for them, gets rows from the servers and makes bags of them;
 turns gradients of bags into gradients of rows and puts them to the servers (Persia §4.1 steps 1, 4 and 7, §4.2.1).
 
+One that was killed comes back with nothing: ids that it kept are sent by their loader again when a trainer finds them missing, and gradients
+by the trainer, under the same number. Servers that have applied them skip them.
+
 Shapes: B examples, G groups, U unique keys of a group, S servers, W columns of a row.
 """
 
@@ -35,6 +38,9 @@ from girih.sparse.service.protocol import KEYS_MISSING, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 from girih.store.state import LAST_STEP
 
+LIFE_BITS = 40
+"""Samples are numbered by life, so that those of an earlier one are known."""
+
 
 @dataclass
 class _Sample:
@@ -63,7 +69,7 @@ class EmbeddingWorker:
         shards_each: shards of one server.
         registry: where a server that came back is found.
         address: where to listen; see :func:`girih.comm.endpoints.listen`.
-        resends: whether servers come back, so that what one did not answer is sent again.
+        resends: whether what one did not answer, or another life of this worker had read, is sent again.
         prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
     """
 
@@ -110,7 +116,8 @@ class _Work(Service):
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
         self._prefetch, self._resends = role.prefetch, role.resends
-        self._numbers = count(1)
+        self._life = role.incarnation
+        self._numbers = count((self._life << LIFE_BITS) + 1)
         self._stats = role.stats
         self._stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(clients)})
 
@@ -144,9 +151,7 @@ class _Work(Service):
             raise WireError(
                 f"batch {batch}, step {step}, {answered} answered; expected 0 or more, 1 to {LAST_STEP}, 0 or more"
             )
-        sample = self._samples.get(number)
-        if sample is None:
-            raise GirihError(f"sample {number} is not kept here; it was forgotten, or is another worker's")
+        sample = self._kept(number)
         sample.source = None
         self._ask(request, sample, (*request.frame.fields, 1))
 
@@ -186,7 +191,8 @@ class _Work(Service):
 
     def _push(self, request: Request) -> None:
         number, *_ = _fields(request, 6)
-        sample = self._pulled(number)
+        sample = self._kept(number)
+        self._find_keys(sample)  # its rows were read in an earlier life, if not in this one
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
@@ -205,16 +211,29 @@ class _Work(Service):
 
     def _drop(self, request: Request) -> None:
         fields, nothing = _fields(request, 4), [()] * len(self._clients)
-        self._pulled(fields[0])
-        del self._samples[fields[0]]
+        if not self._was_lost(fields[0]):
+            self._kept(fields[0])
+            del self._samples[fields[0]]
         self._call_all(Verb.DROP, fields, nothing, request, lambda _: request.reply())
 
-    def _pulled(self, number: int) -> _Sample:
-        """A sample whose rows were asked for."""
+    def _kept(self, number: int) -> _Sample:
+        """A sample that is here.
+
+        Raises:
+            Lost: an earlier life of this worker had it.
+        """
         sample = self._samples.get(number)
-        if sample is None or sample.source is not None:
-            raise GirihError(f"sample {number} was not pulled here, or is pushed already")
+        if sample is None and self._was_lost(number):
+            raise Lost(f"sample {number} was kept by an earlier life of this worker")
+        if sample is None:
+            raise GirihError(
+                f"sample {number} is not kept here; it was forgotten, is pushed already, or is another worker's"
+            )
         return sample
+
+    def _was_lost(self, number: int) -> bool:
+        """Whether a number was given by an earlier life of this worker."""
+        return 0 < number < self._life << LIFE_BITS
 
     def _read_stats(self, request: Request) -> None:
         self._stats.gauges["kept_samples"] = len(self._samples)

@@ -8,6 +8,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
     trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
     trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
     trainer ─BEGIN, NEXT, END──► loader       a pass over the data; a share of it without its ids
+    trainer ─GO_ON, STORE_AGAIN──► loader     the same, where a loader or a worker came back
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Verb(IntEnum):
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
     labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
     END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
+    GO_ON: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
+    STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
     ANEW: trainers begin anew; what others began is dropped → (updates lost by this, or by an earlier one; the last step).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
     """
@@ -59,3 +62,5 @@ class Verb(IntEnum):
     NEXT = 14
     END = 15
     ANEW = 16
+    GO_ON = 17
+    STORE_AGAIN = 18
