@@ -19,9 +19,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from girih.cluster.control import serve, text_of
+from girih.cluster.elastic import requests
+from girih.cluster.elastic.stage import Stage
 from girih.cluster.launchers.launcher import Handle, Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.launchers.machines import Launch, Machines
@@ -30,6 +33,7 @@ from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import END_S, STOPPED, Supervisor, error_of, rows_kept_in
 from girih.comm.registry import LocalRegistry, RegistryServer
+from girih.errors import GirihError
 
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
@@ -46,10 +50,25 @@ def launch(what: Launch) -> int:
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
         run = _Run(what)
-        try:
-            return run.until_trainer_0_ends(signals)
-        finally:
-            run.close()
+        while True:
+            try:
+                status = run.until_trainer_0_ends(signals)
+            finally:
+                run.close()
+            if run.following is None or status != STOPPED:
+                return status
+            run = _scaled(run, run.following)
+
+
+def _scaled(ended: _Run, following: Launch) -> _Run:
+    """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
+    try:
+        return _Run(following, ended.restarts)
+    except GirihError as error:
+        request = requests.pending(following.run)
+        if request is not None:
+            requests.refuse(following.run, request, str(error))
+        return _Run(replace(ended.what, command=ended.what.again), ended.restarts)
 
 
 @contextmanager
@@ -112,8 +131,17 @@ def machines_of(what: Launch) -> Machines:
 
 
 class _Run:
-    def __init__(self, what: Launch) -> None:
-        self._what = what
+    """Processes from when they begin until trainer 0 ends.
+
+    Attributes:
+        what: the run to launch, with the words and counts of now.
+        following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
+    """
+
+    def __init__(self, what: Launch, restarts: Mapping[str, int] | None = None) -> None:
+        self.what = what
+        self.following: Launch | None = None
+        self._rows_move = False
         self._machines = machines_of(what)
         self._segments, secret = self._machines.segments, secrets.token_hex(16)
         self._server = RegistryServer(
@@ -141,12 +169,18 @@ class _Run:
             max_restarts=what.options.max_restarts,
             reloads=self._loses_trainer,
         )
+        self._supervisor.restarts.update(restarts or {})
         self._error: Exception | None = None
         self._stoppable, self._is_stopping = False, False
         self._order_s = 0.5
         self._life = 0
         self._deaths: Counter[int] = Counter()
         self._begin()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """See :class:`Supervisor`."""
+        return self._supervisor.restarts
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
         """The status of the run.
@@ -171,7 +205,7 @@ class _Run:
                     raise self._error
         if status < 0:
             raise self._error or error_of(self._first)
-        if status == 0 or self._is_stopping:
+        if status == 0 or self._is_stopping or self.following is not None:
             self._order_s = 10.0
         return status
 
@@ -191,13 +225,13 @@ class _Run:
         """Starts all trainers, and has all roles prepared that are not there yet."""
         self._stoppable = False
         self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, Resources(threads=None))
-        served = (self._first.pipe, self._supervisor, self._set_stoppable)
+        served = (self._first.pipe, self._supervisor, self._set_stoppable, self._scale)
         self._serving = threading.Thread(target=serve, args=served, name="girih-serve", daemon=True)
         self._serving.start()
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            beside = {name: count for name, count in self._what.counts.items() if name != RoleName.TRAINER}
+            beside = {name: count for name, count in self.what.counts.items() if name != RoleName.TRAINER}
             self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
         except BaseException:
             self.close()
@@ -211,9 +245,11 @@ class _Run:
         self._life += 1
         self._first.kill()
         self._first.wait()
-        newest = self._what.newest()  # none is completed any more
-        are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
-        kept = self._what.outliving if are_kept else ()
+        newest = self.what.newest()  # none is completed any more
+        listen = all(map(self._supervisor.has_all, self.what.outliving))
+        are_kept = newest is not None and listen and not self._rows_move
+        self.following, self._rows_move = None, False
+        kept = self.what.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -222,7 +258,7 @@ class _Run:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        count = f"restart {self._deaths[killed.index]} of at most {self._what.options.max_restarts}"
+        count = f"restart {self._deaths[killed.index]} of at most {self.what.options.max_restarts}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
             file=sys.stderr,
@@ -239,8 +275,21 @@ class _Run:
 
     def _loses_trainer(self) -> bool:
         """Whether a trainer was killed that may come back: one that raised an error would do so again."""
-        killed, most = self._killed(), self._what.options.max_restarts
+        killed, most = self._killed(), self.what.options.max_restarts
         return bool(killed) and not self._is_stopping and self._deaths[killed[0].index] < most
+
+    def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
+        """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
+        words = [word for override in overrides for word in ("--set", override)]
+        counts = {RoleName(name): count for name, count in counts.items()}
+        scaled = replace(self.what, counts={**self.what.counts, **counts}, again=[*self.what.again, *words])
+        if stage == Stage.ANEW:
+            self.following = replace(scaled, command=scaled.again)
+            return
+        if scaled.counts != self.what.counts:
+            self.what = scaled
+            self._launcher.again_with(words)
+        self._rows_move = stage == Stage.MOVING
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag
