@@ -19,7 +19,7 @@ from girih.runs.directory import LOCK
 from girih.runs.lease import Lease
 
 LOOK_S = 0.1
-BEGINS_S = 30.0
+BEGINS_S = 120.0
 """Processes that begin anew may take so long to show themselves, where nothing else tells that their run is on."""
 
 
@@ -76,9 +76,9 @@ def _outcome(run: Path, request: Request) -> dict[str, Any]:
 def _is_on(run: Path) -> bool:
     """Whether a process has the run, as far as this machine can tell."""
     lease = _lease(run)
+    request = requests.pending(run)
+    keeper = None if request is None else request.keeper
     if lease is None or lease.is_of_this_machine:
-        request = requests.pending(run)
-        keeper = None if request is None else request.keeper
         return any(each is not None and each.lives for each in (lease, keeper))
     return status_of(run)["state"] in ("running", "silent")
 
@@ -86,8 +86,9 @@ def _is_on(run: Path) -> bool:
 def _is_told_over(run: Path) -> bool:
     """Whether this machine knows that no process has the run, nor will have."""
     lease, request = _lease(run), requests.pending(run)
-    keeper = None if request is None else request.keeper
-    return all(each is None or each.is_of_this_machine for each in (lease, keeper))
+    if lease is None and request is not None and request.begun:
+        return request.keeper is not None and request.keeper.is_of_this_machine
+    return lease is None or lease.is_of_this_machine
 
 
 def _lease(run: Path) -> Lease | None:

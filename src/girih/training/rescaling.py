@@ -26,6 +26,7 @@ from girih.config.sections import read_toml, write_toml
 from girih.errors import ConfigError, UserError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.runs.lease import Lease
 from girih.strategies.strategy import Strategy, scaled, scales
 from girih.training.context import RunContext
 from girih.training.session import Session
@@ -114,7 +115,9 @@ class Rescaling:
         if self._run is None or self._wanted is None:
             return
         request = self._wanted[0]
-        requests.begin(self._run, request, step, {role: plan.roles[role] for role in request.counts})
+        keeper = Lease.own() if self._processes.may_grow else None
+        before = {role: plan.roles[role] for role in request.counts}
+        requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
         stage = Stage.ANEW if scaling.anew else Stage.MOVING if scaling.rows_move else Stage.DONE
         self._processes.scale(stage, scaling.counts, overrides)

@@ -33,7 +33,7 @@ class Request:
         counts: role → processes that are wanted.
         asked_s: when it was asked for, in seconds since 1970.
         begun: what was known when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
-            (role → processes) and ``lease``: the process that has the run.
+            (role → processes) and ``lease``: the process that has the run, where it can be told from here.
     """
 
     name: str
@@ -43,8 +43,9 @@ class Request:
 
     @property
     def keeper(self) -> Lease | None:
-        """The process that has the run while trainers begin anew, when nobody else does."""
-        return None if self.begun is None else Lease(**self.begun["lease"])
+        """The process that has the run while trainers begin anew, when nobody else does; None where it is not known."""
+        lease = (self.begun or {}).get("lease")
+        return None if lease is None else Lease(**lease)
 
 
 def ask(run: Path, counts: Mapping[str, int]) -> Request:
@@ -75,9 +76,12 @@ def pending(run: Path) -> Request | None:
         raise RunDirectoryError(f"{run / REQUEST}: damaged ({error}); delete it, and ask again") from None
 
 
-def begin(run: Path, request: Request, step: int, before: Mapping[str, int]) -> Request:
+def begin(
+    run: Path, request: Request, step: int, before: Mapping[str, int], keeper: Lease | None = None
+) -> Request:
     """Notes that training has paused for a request."""
-    facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": asdict(Lease.own())}
+    lease = None if keeper is None else asdict(keeper)
+    facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": lease}
     begun = Request(name=request.name, counts=request.counts, asked_s=request.asked_s, begun=facts)
     write_whole(run / REQUEST, json.dumps(asdict(begun)))
     return begun
@@ -111,7 +115,7 @@ def withdraw_stale(run: Path) -> None:
     """Takes back what was asked of a run that is over, unless its processes are only beginning anew."""
     with contextlib.suppress(RunDirectoryError):
         request = pending(run)
-        if request is not None and request.keeper is not None and request.keeper.lives:
+        if request is not None and request.begun and (request.keeper is None or request.keeper.lives):
             return
     withdraw(run)
 
