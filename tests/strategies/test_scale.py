@@ -1,14 +1,18 @@
 """Roles that are added and removed while a run trains: it ends as one that was stopped, and went on with as many."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import environment
+from running import environment, processes_of
 from scenes import SIZE, write
 
 from runs import difference, train
@@ -51,9 +55,10 @@ def start_scaling(running, *wanted):
 
 def scale(running, *wanted, status=0):
     """What ``girih scale`` tells."""
-    told, error = start_scaling(running, *wanted).communicate(timeout=120)
+    asking = start_scaling(running, *wanted)
+    told, error = asking.communicate(timeout=120)
     assert "Traceback" not in error
-    assert (running.process.poll(), status) == (None, status), running.process.communicate()
+    assert asking.returncode == status, told + error
     return told if status == 0 else error
 
 
@@ -164,3 +169,86 @@ def test_trainers(begin, directory, tmp_path, strategy, first, wanted):
     assert [each["step"] for each in summary_of(running)["scalings"]] == [step]
     lives = [(step, [*own, *options(**first)]), (STEPS, [*own, *options(**wanted)])]
     assert difference(running.run, went_on(directory, tmp_path / "whole", strategy, *lives)) == (0, 0)
+
+
+def begun(running):
+    """Waits until training has paused for the scaling."""
+    file = running.run / "scale.json"
+    while not file.exists() or json.loads(file.read_text())["begun"] is None:
+        assert running.process.poll() is None, running.process.communicate()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 2.0, 4.0])
+@pytest.mark.parametrize(("role", "index"), [("trainer", 0), ("trainer", 1), ("embedding-server", 0)])
+def test_a_kill_meanwhile(begin, directory, role, index, after_s):
+    """The run goes on with the old numbers or the new ones, or ends with a line, and a checkpoint to go on from."""
+    before = options(trainers=2, embedding_servers=2)
+    running = begin("hybrid", *SHORT, *before)
+    running.until_it_trains()
+    processes = json.loads((running.run / "processes.json").read_text())
+    asking = start_scaling(running, "embedding-server=3")
+    begun(running)
+    time.sleep(after_s)
+    now = json.loads((running.run / "processes.json").read_text()) or processes
+    killed = [each["pid"] for each in now if (each["role"], each["index"]) == (role, index)]
+    for pid in killed:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    told, error = asking.communicate(timeout=120)
+    try:
+        error = running.ends(0)
+        assert summary_of(running)["steps"] == STEPS
+        assert asking.returncode == 0 or "not scaled: a process was killed meanwhile" in error, told + error
+    except AssertionError:
+        assert running.process.returncode == 1, error
+        last = running.process.communicate()[1].strip().splitlines()[-1]
+        assert re.match(r"girih: .*was killed by signal 9.*; go on from step-\d+ with", last)
+    before = options(trainers=2, embedding_servers=1)
+    last = train(directory, "hybrid", running.run, *SHORT, *before, f"train.max_steps={STEPS + 20}", resume=True)
+    assert last["steps"] == STEPS + 20
+
+
+def test_all_killed_meanwhile(begin, directory):
+    before = options(trainers=2, embedding_servers=2)
+    running = begin("hybrid", *SHORT, *before)
+    running.until_it_trains()
+    asking = start_scaling(running, "embedding-server=3")
+    begun(running)
+    for process in processes_of(running.mark):
+        if b"scale" not in (process / "cmdline").read_bytes().split(b"\0"):
+            os.kill(int(process.name), signal.SIGKILL)
+    _, error = asking.communicate(timeout=60)
+    assert asking.returncode == 2
+    assert "the run ended before it was scaled; its last checkpoint is whole" in error
+    running.process.communicate()
+    time.sleep(10.0)  # until processes have noticed that nobody keeps them
+    last = train(directory, "hybrid", running.run, *SHORT, *before, resume=True)
+    assert (last["steps"], last["scalings"]) == (STEPS, [])
+
+
+def test_what_is_refused(begin):
+    running = begin("hybrid", *IN_STEP[1:], *options(trainers=2))
+    running.until_it_trains()
+    for wanted, why in (
+        ("embedding-sever=2", "unknown role 'embedding-sever'; did you mean 'embedding-server'?"),
+        ("embedding-server=0", "expected ROLE=COUNT with at least one process, as embedding-server=4"),
+        ("group-server=2", "strategy 'hybrid' has no group-server whose number could change; expected one of"),
+        ("loader=3", "loaders = 3: expected at most one per trainer, 2 in all"),
+        ("embedding-server=4096", "expected 1 to 1024"),
+    ):
+        told = scale(running, wanted, status=2)
+        assert why in told
+        assert told.count("\n") == 1
+    assert scale(running, "loader=1") == "nothing to do: loader is 1\n"
+    first = start_scaling(running, "embedding-worker=2")
+    while not (running.run / "scale.json").exists():
+        time.sleep(0.001)
+    assert "another scaling is under way" in scale(running, "embedding-worker=3", status=2)
+    assert first.communicate(timeout=60)[0].startswith("scaled at step")
+    running.process.send_signal(signal.SIGINT)
+    running.ends(130)
+    words = [sys.executable, "-m", "girih", "scale", str(running.run), "loader=2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "this run is not on; train it with --resume, with other counts by --set" in done.stderr

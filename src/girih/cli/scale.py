@@ -75,7 +75,7 @@ def _outcome(run: Path, request: Request) -> dict[str, Any]:
 
 def _is_on(run: Path) -> bool:
     """Whether a process has the run, as far as this machine can tell."""
-    lease = _lease(run)
+    lease = Lease.of_run(run / LOCK)
     request = requests.pending(run)
     keeper = None if request is None else request.keeper
     if lease is None or lease.is_of_this_machine:
@@ -85,18 +85,10 @@ def _is_on(run: Path) -> bool:
 
 def _is_told_over(run: Path) -> bool:
     """Whether this machine knows that no process has the run, nor will have."""
-    lease, request = _lease(run), requests.pending(run)
+    lease, request = Lease.of_run(run / LOCK), requests.pending(run)
     if lease is None and request is not None and request.begun:
         return request.keeper is not None and request.keeper.is_of_this_machine
     return lease is None or lease.is_of_this_machine
-
-
-def _lease(run: Path) -> Lease | None:
-    try:
-        with (run / LOCK).open() as file:
-            return Lease.read(file)
-    except OSError:
-        return None
 
 
 def _told(found: dict[str, Any]) -> str:

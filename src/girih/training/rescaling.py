@@ -26,6 +26,7 @@ from girih.config.sections import read_toml, write_toml
 from girih.errors import ConfigError, UserError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.runs.directory import LOCK
 from girih.runs.lease import Lease
 from girih.strategies.strategy import Strategy, scaled, scales
 from girih.training.context import RunContext
@@ -115,7 +116,7 @@ class Rescaling:
         if self._run is None or self._wanted is None:
             return
         request = self._wanted[0]
-        keeper = Lease.own() if self._processes.may_grow else None
+        keeper = Lease.of_run(self._run / LOCK) if self._processes.may_grow else None
         before = {role: plan.roles[role] for role in request.counts}
         requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
