@@ -205,7 +205,9 @@ def test_a_kill_meanwhile(begin, directory, role, index, after_s):
         last = running.process.communicate()[1].strip().splitlines()[-1]
         assert re.match(r"girih: .*was killed by signal 9.*; go on from step-\d+ with", last)
     before = options(trainers=2, embedding_servers=1)
-    last = train(directory, "hybrid", running.run, *SHORT, *before, f"train.max_steps={STEPS + 20}", resume=True)
+    last = train(
+        directory, "hybrid", running.run, *SHORT, *before, f"train.max_steps={STEPS + 20}", resume=True
+    )
     assert last["steps"] == STEPS + 20
 
 
@@ -233,7 +235,10 @@ def test_what_is_refused(begin):
     for wanted, why in (
         ("embedding-sever=2", "unknown role 'embedding-sever'; did you mean 'embedding-server'?"),
         ("embedding-server=0", "expected ROLE=COUNT with at least one process, as embedding-server=4"),
-        ("group-server=2", "strategy 'hybrid' has no group-server whose number could change; expected one of"),
+        (
+            "group-server=2",
+            "strategy 'hybrid' has no group-server whose number could change; expected one of",
+        ),
         ("loader=3", "loaders = 3: expected at most one per trainer, 2 in all"),
         ("embedding-server=4096", "expected 1 to 1024"),
     ):
