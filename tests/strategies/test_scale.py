@@ -9,13 +9,14 @@ import sys
 import time
 from contextlib import suppress
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import environment, processes_of
+from running import Running, environment, processes_of
 from scenes import SIZE, write
 
-from runs import difference, train
+from runs import command, difference, train
 
 pytestmark = pytest.mark.heavy
 STEPS = 400
@@ -220,10 +221,10 @@ def test_all_killed_meanwhile(begin, directory):
     for process in processes_of(running.mark):
         if b"scale" not in (process / "cmdline").read_bytes().split(b"\0"):
             os.kill(int(process.name), signal.SIGKILL)
+    running.process.communicate()
     _, error = asking.communicate(timeout=60)
     assert asking.returncode == 2
     assert "the run ended before it was scaled; its last checkpoint is whole" in error
-    running.process.communicate()
     time.sleep(10.0)  # until processes have noticed that nobody keeps them
     last = train(directory, "hybrid", running.run, *SHORT, *before, resume=True)
     assert (last["steps"], last["scalings"]) == (STEPS, [])
@@ -257,3 +258,60 @@ def test_what_is_refused(begin):
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "this run is not on; train it with --resume, with other counts by --set" in done.stderr
+
+
+HEAVY, LIGHT, MANY = 400, 12_000, 300
+BUSY = """
+[data]
+train = ["heavy.parquet", "light.parquet"]
+batch_size = 32
+shuffle = false
+[[features]]
+name = "tags"
+kind = "categorical"
+dim = 8
+pooling = "mean"
+[labels]
+names = ["click"]
+[model]
+name = "deepfm"
+hidden = [4]
+[train]
+seed = 3
+log_every_steps = 50
+[cluster]
+autoscale_every_s = 3.0
+[cluster.autoscale.embedding-worker]
+ceiling = 2
+"""
+
+
+def write_load(directory):
+    """Data with hundreds of ids in an example, and then one: embedding workers are the bottleneck, and then not."""
+    rng = np.random.default_rng(5)
+    for name, rows, length in (("heavy", HEAVY * SIZE, MANY), ("light", LIGHT * SIZE, 1)):
+        bounds = np.arange(rows + 1, dtype=np.int32) * length
+        tags = pa.ListArray.from_arrays(bounds, rng.integers(0, 20_000, rows * length))
+        clicks = (rng.random(rows) < 0.3).astype(np.int8)
+        table = pa.table({"tags": tags, "click": clicks})
+        pq.write_table(table, directory / f"{name}.parquet", row_group_size=3200)
+    (directory / "config.toml").write_text(BUSY)
+    return directory
+
+
+def test_numbers_follow_the_load(tmp_path):
+    directory = write_load(tmp_path)
+    words = [f"strategy.{name}={value}" for name, value in (("trainers", 1), ("staleness", 8))]
+    running = Running(command(directory, "asynchronous", tmp_path / "run", *words))
+    try:
+        running.ends(0, within_s=240)
+    finally:
+        running.process.kill()
+    summary = summary_of(running)
+    changes = [each["roles"]["embedding-worker"] for each in summary["scalings"]]
+    assert changes[:2] == [[1, 2], [2, 1]]
+    assert all("works" in each["why"] for each in summary["scalings"])
+    off = "cluster.autoscale={}"
+    whole = train(directory, "asynchronous", tmp_path / "whole", *words, off)
+    same = ("num_rows", "steps", "num_examples", "lost_updates")
+    assert [summary[name] for name in same] == [whole[name] for name in same]

@@ -43,7 +43,7 @@ def _count(word: str) -> tuple[str, int]:
     """A role and its processes, of ``ROLE=COUNT``."""
     name, _, count = word.partition("=")
     if name not in list(RoleName):
-        raise ConfigError(f"{word}: unknown role {name!r}{nearest(name, list(RoleName))}")
+        raise ConfigError(f"{word}: unknown role {name!r}{nearest(name, map(str, RoleName))}")
     if not (count.isascii() and count.isdigit() and int(count) > 0):
         raise ConfigError(f"{word}: expected ROLE=COUNT with at least one process, as {name}=4")
     return RoleName(name), int(count)
