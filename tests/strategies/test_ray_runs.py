@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +103,20 @@ def test_a_signal_ends_a_run_on_a_cluster_with_a_checkpoint(directory, ray_addre
     running.process.send_signal(signal.SIGTERM)
     assert "go on with" in running.ends(130, within_s=60)
     assert (latest(run) / "manifest.json").is_file()
+
+
+@pytest.mark.heavy
+def test_processes_are_added_in_a_placement_group_of_their_own(directory, ray_address, tmp_path):
+    """All begin anew from a checkpoint: the run ends as plain processes do that were stopped there, and went on with as many."""
+    overrides = ["train.max_steps=300", "strategy.staleness=0", "train.log_every_steps=5", *TWO]
+    run = tmp_path / "ray"
+    running = Running([*command(directory, "hybrid", run, *overrides), "--cluster", ray_address])
+    running.until_it_trains()
+    words = [sys.executable, "-m", "girih", "scale", str(run), "embedding-server=2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "embedding-server 1 → 2" in done.stdout
+    assert "embedding-server 1" in by_process(run)
+    running.ends(0, within_s=120)
+    train(directory, "hybrid", tmp_path / "plain", *overrides)
+    assert difference(run, tmp_path / "plain") == (0, 0)

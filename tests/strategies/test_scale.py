@@ -154,6 +154,19 @@ def test_asynchronous_sees_each_example_once(begin, directory, ever_new, tmp_pat
     assert summary["staleness_max"] <= 3
 
 
+def test_groups_of_trainers(begin):
+    groups = [f"strategy.{name}=2" for name in ("groups", "nets", "average_every_steps")]
+    running = begin("hierarchical", *SHORT, *groups)
+    running.until_it_trains()
+    told = scale(running, "trainer=3", status=2)
+    assert "strategy 'hierarchical' has no trainer whose number could change" in told
+    scale(running, "embedding-server=2", "embedding-worker=2", "loader=2")
+    assert counts_of(running)["embedding-server"] == 2
+    running.ends(0)
+    summary = summary_of(running)
+    assert (summary["steps"], summary["lost_updates"]) == (STEPS, 0)
+
+
 @pytest.mark.parametrize(("strategy", "first", "wanted"), [
     ("synchronous", {"trainers": 2}, {"trainers": 3}),
     ("synchronous", {"trainers": 2}, {"trainers": 1}),
@@ -241,7 +254,7 @@ def test_what_is_refused(begin):
             "strategy 'hybrid' has no group-server whose number could change; expected one of",
         ),
         ("loader=3", "loaders = 3: expected at most one per trainer, 2 in all"),
-        ("embedding-server=4096", "expected 1 to 1024"),
+        ("embedding-server=4096", "expected an integer from 1 to 1024"),
     ):
         told = scale(running, wanted, status=2)
         assert why in told
