@@ -38,6 +38,8 @@ from girih.errors import GirihError
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
+SAID_S = 0.5
+"""What a trainer said before it was killed is heard within so long, unless it waits for roles to start."""
 USERS_MISTAKE = 2
 
 
@@ -134,12 +136,11 @@ class _Run:
     """Processes from when they begin until trainer 0 ends.
 
     Attributes:
-        what: the run to launch, with the words and counts of now.
         following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
     """
 
     def __init__(self, what: Launch, restarts: Mapping[str, int] | None = None) -> None:
-        self.what = what
+        self._what = what
         self.following: Launch | None = None
         self._rows_move = False
         self._machines = machines_of(what)
@@ -176,6 +177,11 @@ class _Run:
         self._life = 0
         self._deaths: Counter[int] = Counter()
         self._begin()
+
+    @property
+    def what(self) -> Launch:
+        """The run that was launched, with the words and counts of now."""
+        return self._what
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -231,7 +237,7 @@ class _Run:
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            beside = {name: count for name, count in self.what.counts.items() if name != RoleName.TRAINER}
+            beside = {name: count for name, count in self._what.counts.items() if name != RoleName.TRAINER}
             self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
         except BaseException:
             self.close()
@@ -245,11 +251,12 @@ class _Run:
         self._life += 1
         self._first.kill()
         self._first.wait()
-        newest = self.what.newest()  # none is completed any more
-        listen = all(map(self._supervisor.has_all, self.what.outliving))
+        self._serving.join(SAID_S)  # other numbers of processes, which it may have told last, hold from here on
+        newest = self._what.newest()  # none is completed any more
+        listen = all(map(self._supervisor.has_all, self._what.outliving))
         are_kept = newest is not None and listen and not self._rows_move
         self.following, self._rows_move = None, False
-        kept = self.what.outliving if are_kept else ()
+        kept = self._what.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -258,7 +265,7 @@ class _Run:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        count = f"restart {self._deaths[killed.index]} of at most {self.what.options.max_restarts}"
+        count = f"restart {self._deaths[killed.index]} of at most {self._what.options.max_restarts}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
             file=sys.stderr,
@@ -275,19 +282,19 @@ class _Run:
 
     def _loses_trainer(self) -> bool:
         """Whether a trainer was killed that may come back: one that raised an error would do so again."""
-        killed, most = self._killed(), self.what.options.max_restarts
+        killed, most = self._killed(), self._what.options.max_restarts
         return bool(killed) and not self._is_stopping and self._deaths[killed[0].index] < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
         """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
-        scaled = replace(self.what, counts={**self.what.counts, **counts}, again=[*self.what.again, *words])
+        scaled = replace(self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words])
         if stage == Stage.ANEW:
             self.following = replace(scaled, command=scaled.again)
             return
-        if scaled.counts != self.what.counts:
-            self.what = scaled
+        if scaled.counts != self._what.counts:
+            self._what = scaled
             self._launcher.again_with(words)
         self._rows_move = stage == Stage.MOVING
 
