@@ -141,6 +141,11 @@ class Cluster:
         if counts and self._first:
             self._starter().prepare(counts)
 
+    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+        """As :meth:`prepare`, of roles that were ended."""
+        if self._roles is not None and self._first:
+            self._roles.prepare_anew(counts)
+
     def start(
         self, name: str, roles: Callable[[], Sequence[Role]], bearing: Bearing = ENDS_RUN
     ) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ class LauncherControl:
         """No-op: the launcher did, as far as the options say."""
         return
 
+    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+        """See :class:`Supervisor`."""
+        self._ask("prepare", dict(counts))
+
     def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
         """See :class:`Supervisor`."""
         texts = [as_text(spec) for spec in specs]
@@ -151,7 +155,7 @@ def serve(
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
-        "restarts": lambda: supervisor.restarts, "scale": scale,
+        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare_anew, "scale": scale,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

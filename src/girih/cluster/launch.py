@@ -251,7 +251,9 @@ class _Run:
         self._life += 1
         self._first.kill()
         self._first.wait()
-        self._serving.join(SAID_S)  # other numbers of processes, which it may have told last, hold from here on
+        self._serving.join(
+            SAID_S
+        )  # other numbers of processes, which it may have told last, hold from here on
         newest = self._what.newest()  # none is completed any more
         listen = all(map(self._supervisor.has_all, self._what.outliving))
         are_kept = newest is not None and listen and not self._rows_move
@@ -289,7 +291,9 @@ class _Run:
         """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
-        scaled = replace(self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words])
+        scaled = replace(
+            self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
+        )
         if stage == Stage.ANEW:
             self.following = replace(scaled, command=scaled.again)
             return

@@ -211,11 +211,14 @@ class RemoteStrategy(StrategyOptions):
         servers, workers = (processes.addresses(name, before.roles[name]) for name in (SERVER, WORKER))
         rows_move = plan.roles[SERVER] != before.roles[SERVER]
         if rows_move or plan.roles[WORKER] != before.roles[WORKER]:
-            sparse.retire((SERVER, WORKER) if rows_move else (WORKER,))
+            ending = (SERVER, WORKER) if rows_move else (WORKER,)
+            sparse.retire(ending)
             context.ranks.barrier()  # else some would call processes that end
-            processes.end(WORKER)
+            for name in ending:
+                processes.end(name)
+            # side by side; loaders begin with the next pass
+            processes.prepare_anew({name: plan.roles[name] for name in (*ending, LOADER)})
             if rows_move:
-                processes.end(SERVER)
                 servers = self._start_servers(plan, context)
             workers = self._start_workers(plan, context, sparse.codec, servers)
             sparse.connect(workers, servers)

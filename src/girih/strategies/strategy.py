@@ -151,7 +151,7 @@ def scales(strategy: Strategy) -> Mapping[str, str]:
 
 
 def scaled(strategy: Strategy, counts: Mapping[str, int]) -> Strategy:
-    """The same with other numbers of processes.
+    """The same with other numbers of processes; of a dataclass, where there are any.
 
     Raises:
         ConfigError: it has no such role, or not so many of it.
@@ -161,6 +161,8 @@ def scaled(strategy: Strategy, counts: Mapping[str, int]) -> Strategy:
         if role not in names:
             told = f"expected one of {', '.join(names)}" if names else "nothing of it is scaled"
             raise ConfigError(f"strategy {strategy.name!r} has no {role} whose number could change; {told}")
+    if not counts:
+        return strategy
     own: Any = strategy
     found: Strategy = replace(own, **{names[role]: count for role, count in counts.items()})
     return found

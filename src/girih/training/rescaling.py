@@ -183,13 +183,14 @@ class Rescaling:
         return None
 
     def _end(self, run: Path, request: Request, plan: Plan, step: int) -> None:
-        """Notes that there are as many processes as a request asks for."""
+        """Notes that there are as many processes as a request asks for, and tells where they were not before."""
         if request.begun is None:
             request = requests.begin(run, request, step, {role: plan.roles[role] for role in request.counts})
         done = requests.end(run, request)
-        if request.why:
-            changes = ", ".join(f"{name} {old} → {new}" for name, (old, new) in done["roles"].items())
-            _LOG.warning("scaled at step %d: %s, as %s", done["step"], changes, request.why)
+        changes = [f"{name} {old} → {new}" for name, (old, new) in done["roles"].items() if old != new]
+        if changes:
+            why = f", as {request.why}" if request.why else ""
+            _LOG.warning("scaled at step %d: %s%s", done["step"], ", ".join(changes), why)
 
     def _checked(self, request: Request, strategy: Strategy, plan: Plan) -> Scaling:
         """The scaling that a request asks for.
