@@ -105,17 +105,25 @@ def test_a_signal_ends_a_run_on_a_cluster_with_a_checkpoint(directory, ray_addre
     assert (latest(run) / "manifest.json").is_file()
 
 
+def scaled(run, wanted):
+    """The status of ``girih scale``, and what it told."""
+    words = [sys.executable, "-m", "girih", "scale", str(run), wanted]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.heavy
 def test_processes_are_added_in_a_placement_group_of_their_own(directory, ray_address, tmp_path):
-    """All begin anew from a checkpoint: the run ends as plain processes do that were stopped there, and went on with as many."""
-    overrides = ["train.max_steps=300", "strategy.staleness=0", "train.log_every_steps=5", *TWO]
+    """All begin anew from a checkpoint: the run ends as plain processes do. Where there is no room it goes on as it was."""
+    overrides = ["train.max_steps=400", "strategy.staleness=0", "train.log_every_steps=5", *TWO]
     run = tmp_path / "ray"
     running = Running([*command(directory, "hybrid", run, *overrides), "--cluster", ray_address])
     running.until_it_trains()
-    words = [sys.executable, "-m", "girih", "scale", str(run), "embedding-server=2"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "embedding-server 1 → 2" in done.stdout
+    status, told = scaled(run, "embedding-server=500")
+    assert status == 2
+    assert "the cluster has no room for the run's 504 processes" in told
+    status, told = scaled(run, "embedding-server=2")
+    assert (status, "embedding-server 1 → 2" in told) == (0, True)
     assert "embedding-server 1" in by_process(run)
     running.ends(0, within_s=120)
     train(directory, "hybrid", tmp_path / "plain", *overrides)

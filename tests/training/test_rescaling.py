@@ -83,15 +83,11 @@ def test_as_many_as_there_are_is_nothing_to_do(tmp_path):
         (girih.Hybrid(), {"embedding_server": 2}, (False, True, "moving")),
         (girih.Asynchronous(), {"embedding_worker": 2}, (False, False, "done")),
         (girih.Hybrid(), {"trainer": 2}, (True, False, "anew")),
-        (girih.Substitution(), {"trainer": 1, "processes": None}, None),
         (girih.Hybrid(), {"loader": 1, "embedding_server": 3, "processes": Processes(may_grow=False)}, (True, True, "anew")),
     ],
 )  # fmt: skip
 def test_trainers_pause_for_it(tmp_path, strategy, changes, expected):
     rescaling, ranks, request = asked(tmp_path, strategy, **changes)
-    if expected is None:  # there are as many
-        assert not ranks.stop_requested
-        return
     anew, moves, stage = expected
     counts = dict(request.counts)
     assert ranks.stop_requested

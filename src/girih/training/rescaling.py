@@ -207,7 +207,8 @@ class Rescaling:
         may_stay = trainers == self._ranks.size and hasattr(strategy, "rescale") and self._processes.may_grow
         if not (may_stay or self._processes.has_launcher):
             raise ConfigError(
-                "its trainers are scaled by the launcher of girih train, and it was started without"
+                "trainers begin anew by the launcher of girih train, which a run of one process, or by torchrun, has not; end it,"
+                " and go on with --resume and other counts"
             )
         changed.plan(replace(self._facts, num_trainers=trainers))
         servers = RoleName.EMBEDDING_SERVER
