@@ -118,13 +118,16 @@ def test_processes_are_added_in_a_placement_group_of_their_own(directory, ray_ad
     overrides = ["train.max_steps=400", "strategy.staleness=0", "train.log_every_steps=5", *TWO]
     run = tmp_path / "ray"
     running = Running([*command(directory, "hybrid", run, *overrides), "--cluster", ray_address])
-    running.until_it_trains()
-    status, told = scaled(run, "embedding-server=500")
-    assert status == 2
-    assert "the cluster has no room for the run's 504 processes" in told
-    status, told = scaled(run, "embedding-server=2")
-    assert (status, "embedding-server 1 → 2" in told) == (0, True)
-    assert "embedding-server 1" in by_process(run)
-    running.ends(0, within_s=120)
+    try:
+        running.until_it_trains()
+        status, told = scaled(run, "embedding-server=500")
+        assert status == 2
+        assert "the cluster has no room for the run's 504 processes" in told
+        status, told = scaled(run, "embedding-server=2")
+        assert (status, "embedding-server 1 → 2" in told) == (0, True), told
+        assert "embedding-server 1" in by_process(run)
+        running.ends(0, within_s=120)
+    finally:
+        running.process.kill()
     train(directory, "hybrid", tmp_path / "plain", *overrides)
     assert difference(run, tmp_path / "plain") == (0, 0)

@@ -69,7 +69,7 @@ def _scaled(ended: _Run, following: Launch) -> _Run:
     except GirihError as error:
         request = requests.pending(following.run)
         if request is not None:
-            requests.refuse(following.run, request, str(error))
+            requests.fail(following.run, request, str(error))
         return _Run(replace(ended.what, command=ended.what.again), ended.restarts)
 
 

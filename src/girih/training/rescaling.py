@@ -110,7 +110,8 @@ class Rescaling:
         if all(plan.roles.get(role) == count for role, count in request.counts.items()):
             self._end(self._run, request, plan, step)
         elif request.begun is not None:
-            requests.refuse(self._run, request, "a process was killed meanwhile; the run goes on as it was")
+            why = request.begun.get("failed", "a process was killed meanwhile")
+            requests.refuse(self._run, request, f"{why}; the run goes on as it was")
         else:
             try:
                 self._wanted = request, self._checked(request, strategy, plan)

@@ -89,6 +89,13 @@ def begin(
     return begun
 
 
+def fail(run: Path, request: Request, why: str) -> None:
+    """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
+    write_whole(
+        run / REQUEST, json.dumps(asdict(replace(request, begun={**(request.begun or {}), "failed": why})))
+    )
+
+
 def end(run: Path, request: Request) -> dict[str, Any]:
     """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
     begun, now = request.begun or {}, time.time()
