@@ -23,6 +23,7 @@ from girih.cluster.elastic import requests
 from girih.cluster.elastic.autoscale import Autoscaler
 from girih.cluster.elastic.requests import Request
 from girih.cluster.elastic.stage import Stage
+from girih.cluster.options import Bounded
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.config.sections import read_toml, write_toml
@@ -83,14 +84,14 @@ class Rescaling:
         self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
         self._wanted: tuple[Request, Scaling] | None = None
         self._looked_s = 0.0
-        options = processes.options
+        ranges: dict[str, Bounded] = {**processes.options.autoscale}
         try:
-            scaled(strategy, {role: allowed.floor for role, allowed in options.autoscale.items()})
+            scaled(strategy, {role: allowed.floor for role, allowed in ranges.items()})
         except ConfigError as error:
             raise ConfigError(f"cluster: autoscale: {error}") from None
         self._autoscaler: Autoscaler | None = None
-        if run is not None and options.autoscale:
-            self._autoscaler = Autoscaler(run, options.autoscale, options.autoscale_every_s)
+        if run is not None and ranges:
+            self._autoscaler = Autoscaler(run, ranges, processes.options.autoscale_every_s)
 
     def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
         """Between two steps: has all trainers pause where there is a request, or tells why not, or that it is done."""
