@@ -84,7 +84,7 @@ class Rescaling:
         self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
         self._wanted: tuple[Request, Scaling] | None = None
         self._looked_s = 0.0
-        ranges: dict[str, Bounded] = {**processes.options.autoscale}
+        ranges: Mapping[str, Bounded] = {str(role): own for role, own in processes.options.autoscale.items()}
         try:
             scaled(strategy, {role: allowed.floor for role, allowed in ranges.items()})
         except ConfigError as error:
