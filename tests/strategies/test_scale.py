@@ -6,9 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +15,7 @@ import pytest
 from running import environment, processes_of
 from scenes import SIZE, write
 
-from runs import difference, latest, train
+from runs import difference, train
 
 pytestmark = pytest.mark.heavy
 STEPS = 400
@@ -129,24 +128,15 @@ def test_embedding_workers_and_loaders(begin, directory, tmp_path):
     assert difference(running.run, tmp_path / "whole") == (0, 0)
 
 
-def write_ever_new(directory, name, steps):
-    """Overrides for data in which each example has a user of its own, so that the number of rows tells what was trained on."""
-    table = pq.read_table(directory / "train.parquet")
-    table = pa.concat_tables([table] * (steps * SIZE // len(table) + 2)).combine_chunks()
-    users = pa.array(range(len(table)), pa.int64())
-    table = table.set_column(table.column_names.index("user"), "user", users)
-    pq.write_table(table.slice(0, steps * SIZE), directory / name, row_group_size=3200)
-    return [f"data.train={directory}/{name}", "train.epochs=1", "train.log_every_steps=5"]
-
-
 @pytest.fixture(scope="module")
 def ever_new(directory):
-    return write_ever_new(directory, "ever-new.parquet", STEPS)
-
-
-@pytest.fixture(scope="module")
-def long(directory):
-    return write_ever_new(directory, "long.parquet", 40_000)
+    """Overrides for data in which each example has a user of its own, so that the number of rows tells what was trained on."""
+    table = pq.read_table(directory / "train.parquet")
+    table = pa.concat_tables([table] * (STEPS * SIZE // len(table) + 2)).combine_chunks()
+    users = pa.array(range(len(table)), pa.int64())
+    table = table.set_column(table.column_names.index("user"), "user", users)
+    pq.write_table(table.slice(0, STEPS * SIZE), directory / "ever-new.parquet")
+    return [f"data.train={directory}/ever-new.parquet", "train.epochs=1", "train.log_every_steps=5"]
 
 
 def test_asynchronous_sees_each_example_once(begin, directory, ever_new, tmp_path):
@@ -280,62 +270,3 @@ def test_what_is_refused(begin):
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "this run is not on; train it with --resume, with other counts by --set" in done.stderr
-
-
-BY_LOAD = ["cluster.autoscale={'embedding-worker'={ceiling=2}}", "cluster.autoscale_every_s=3.0"]
-
-
-@contextmanager
-def slowed(running, role):
-    """The one process of a role, ten times as slow as it is."""
-    processes = json.loads((running.run / "processes.json").read_text())
-    (pid,) = [each["pid"] for each in processes if each["role"] == role]
-    over = threading.Event()
-
-    def slow():
-        with suppress(ProcessLookupError):
-            while not over.wait(0.01):
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(0.09)
-                os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=slow)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def until_scaled(running, times):
-    """What was scaled, once it was so many times."""
-    file, until = running.run / "scaled.jsonl", time.monotonic() + 90
-    while not file.exists() or len(lines := file.read_text().splitlines()) < times:
-        assert running.process.poll() is None, running.process.communicate()
-        assert time.monotonic() < until, running.abort()
-        time.sleep(0.1)
-    return [json.loads(line) for line in lines]
-
-
-def test_numbers_follow_the_load(begin, long):
-    """One more embedding worker where they are too slow, one fewer where one would do; each example is trained on once."""
-    running = begin("asynchronous", *long, *BY_LOAD, "strategy.staleness=8")
-    running.until_it_trains()
-    with slowed(running, "embedding-worker"):
-        (up,) = until_scaled(running, 1)
-    assert up["roles"] == {"embedding-worker": [1, 2]}
-    _, down = until_scaled(running, 2)
-    assert down["roles"] == {"embedding-worker": [2, 1]}
-    assert all(
-        re.fullmatch(r"each embedding-worker works \d+% of the time", each["why"]) for each in (up, down)
-    )
-    running.process.send_signal(signal.SIGINT)
-    told = running.ends(130)
-    assert (
-        f"scaled at step {up['step']}: embedding-worker 1 → 2, as each embedding-worker works"
-        in told + running.told
-    )
-    manifest = json.loads((latest(running.run) / "manifest.json").read_text())
-    assert manifest["rows"]["user"] == manifest["state"]["run"]["examples"]
-    assert manifest["plan"]["roles"]["embedding-worker"] == 1

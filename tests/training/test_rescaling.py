@@ -7,9 +7,7 @@ import pytest
 
 import girih
 from girih.cluster.elastic import requests
-from girih.cluster.options import Bounded, ClusterOptions
 from girih.comm.group import TrainerGroup
-from girih.errors import ConfigError
 from girih.planner.facts import Facts, GroupFacts, ModelFacts
 from girih.training.rescaling import Rescaling, Scaling, rescaled
 
@@ -21,8 +19,6 @@ STEP = 7
 
 class Processes:
     """Those of a run, as far as scaling asks about them."""
-
-    options = ClusterOptions()
 
     def __init__(self, *, may_grow=True, has_launcher=True):
         self.may_grow, self.has_launcher = may_grow, has_launcher
@@ -42,7 +38,7 @@ def asked(tmp_path, strategy, *, held=False, processes=None, **counts):
     """Rescaling that has looked once at a request."""
     ranks, facts = TrainerGroup(), facts_of(strategy)
     ranks.size = strategy.trainers
-    rescaling = Rescaling(tmp_path, ranks, processes or Processes(), strategy, facts, held=held)
+    rescaling = Rescaling(tmp_path, ranks, processes or Processes(), facts, held=held)
     request = requests.ask(tmp_path, {name.replace("_", "-"): count for name, count in counts.items()})
     rescaling.poll(strategy, strategy.plan(facts), STEP)
     return rescaling, ranks, request
@@ -125,17 +121,10 @@ def test_a_life_that_comes_back_tells_what_became_of_it(tmp_path, servers, word)
     request = requests.ask(tmp_path, {"embedding-server": 2})
     requests.begin(tmp_path, request, STEP, {"embedding-server": 1})
     strategy = girih.Hybrid(embedding_servers=servers)
-    rescaling = Rescaling(tmp_path, TrainerGroup(), Processes(), strategy, facts_of(strategy), held=False)
+    rescaling = Rescaling(tmp_path, TrainerGroup(), Processes(), facts_of(strategy), held=False)
     rescaling.poll(strategy, strategy.plan(facts_of(strategy)), STEP + 1)
     assert word in requests.outcome(tmp_path, request)
     assert requests.pending(tmp_path) is None
-
-
-def test_numbers_that_cannot_follow_the_load_are_refused_at_once(tmp_path):
-    processes, strategy = Processes(), girih.Hybrid()
-    processes.options = ClusterOptions(autoscale={"lodaer": Bounded(ceiling=2)})
-    with pytest.raises(ConfigError, match="cluster: autoscale: strategy 'hybrid' has no lodaer whose number"):
-        Rescaling(tmp_path, TrainerGroup(), processes, strategy, facts_of(strategy), held=False)
 
 
 def test_the_plan_stays_but_for_the_numbers():

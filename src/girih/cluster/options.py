@@ -39,23 +39,6 @@ class RoleResources(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded(Options):
-    """Bounds of the number of processes of a role, which may change while a run is on.
-
-    Attributes:
-        floor, ceiling: the fewest and the most.
-    """
-
-    floor: Annotated[int, Bounds(1, 1024)] = 1
-    ceiling: Annotated[int, Bounds(1, 1024)]
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
-        if self.floor > self.ceiling:
-            raise ConfigError(f"floor = {self.floor}: above ceiling = {self.ceiling}; expected at most that")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(Options):
     """Options of processes: where they run and listen.
 
@@ -64,8 +47,6 @@ class ClusterOptions(Options):
         address: of the cluster: "auto" for the one of this node, or ``HOST:PORT`` of its head.
         resources: role → what each of its processes is given on a cluster; by default a core, and a trainer that computes
             on GPUs one of them.
-        autoscale: role → bounds within which its processes become more or fewer, by how much of the time they work.
-        autoscale_every_s: the least time from one such change to the next.
         max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
@@ -75,8 +56,6 @@ class ClusterOptions(Options):
     launcher: Literal["local", "ray"] = "local"
     address: str = "auto"
     resources: Mapping[RoleName, RoleResources] = field(default_factory=dict)
-    autoscale: Mapping[RoleName, Bounded] = field(default_factory=dict)
-    autoscale_every_s: Annotated[float, Bounds(1, 86_400)] = 60.0
     max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
     encrypt: bool = False

@@ -7,7 +7,6 @@ servers, as they would if the run had ended and gone on. Where trainers do, it e
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -20,14 +19,12 @@ from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.parts import PartReader
 from girih.cluster.cluster import Cluster
 from girih.cluster.elastic import requests
-from girih.cluster.elastic.autoscale import Autoscaler
 from girih.cluster.elastic.requests import Request
 from girih.cluster.elastic.stage import Stage
-from girih.cluster.options import Bounded
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.config.sections import read_toml, write_toml
-from girih.errors import ConfigError, RunDirectoryError, UserError
+from girih.errors import ConfigError, UserError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.runs.directory import LOCK
@@ -66,32 +63,14 @@ class Rescaling:
     Args:
         run: the run's directory, on rank 0; None hears no request.
         held: whether the user gave a plan, which says how many processes there are.
-
-    Raises:
-        ConfigError: numbers of processes are to follow their load that cannot change.
     """
 
     def __init__(
-        self,
-        run: Path | None,
-        ranks: TrainerGroup,
-        processes: Cluster,
-        strategy: Strategy,
-        facts: Facts,
-        *,
-        held: bool,
+        self, run: Path | None, ranks: TrainerGroup, processes: Cluster, facts: Facts, *, held: bool
     ) -> None:
         self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
         self._wanted: tuple[Request, Scaling] | None = None
         self._looked_s = 0.0
-        ranges: Mapping[str, Bounded] = {str(role): own for role, own in processes.options.autoscale.items()}
-        try:
-            scaled(strategy, {role: allowed.floor for role, allowed in ranges.items()})
-        except ConfigError as error:
-            raise ConfigError(f"cluster: autoscale: {error}") from None
-        self._autoscaler: Autoscaler | None = None
-        if run is not None and ranges:
-            self._autoscaler = Autoscaler(run, ranges, processes.options.autoscale_every_s)
 
     def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
         """Between two steps: has all trainers pause where there is a request, or tells why not, or that it is done."""
@@ -105,8 +84,6 @@ class Rescaling:
             requests.withdraw(self._run)
             return
         if request is None:
-            request = self._by_load(self._run, plan)
-        if request is None:
             return
         if all(plan.roles.get(role) == count for role, count in request.counts.items()):
             self._end(self._run, request, plan, step)
@@ -118,9 +95,6 @@ class Rescaling:
                 self._wanted = request, self._checked(request, strategy, plan)
             except UserError as error:
                 requests.refuse(self._run, request, str(error))
-                if request.why:
-                    _LOG.warning("autoscale ends: %s", error)
-                    self._autoscaler = None
                 return
             self._ranks.request_pause()
 
@@ -174,16 +148,6 @@ class Rescaling:
         if request is not None and request.begun is None:
             requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
 
-    def _by_load(self, run: Path, plan: Plan) -> Request | None:
-        """A request of the run's own, where the load of its processes asks for it."""
-        wanted = None if self._autoscaler is None else self._autoscaler.wanted(plan.roles)
-        if wanted is None:
-            return None
-        role, count, why = wanted
-        with contextlib.suppress(RunDirectoryError):  # somebody else asks at this moment
-            return requests.ask(run, {role: count}, why)
-        return None
-
     def _end(self, run: Path, request: Request, plan: Plan, step: int) -> None:
         """Notes that there are as many processes as a request asks for, and tells where they were not before."""
         if request.begun is None:
@@ -191,8 +155,7 @@ class Rescaling:
         done = requests.end(run, request)
         changes = [f"{name} {old} → {new}" for name, (old, new) in done["roles"].items() if old != new]
         if changes:
-            why = f", as {request.why}" if request.why else ""
-            _LOG.warning("scaled at step %d: %s%s", done["step"], ", ".join(changes), why)
+            _LOG.warning("scaled at step %d: %s", done["step"], ", ".join(changes))
 
     def _checked(self, request: Request, strategy: Strategy, plan: Plan) -> Scaling:
         """The scaling that a request asks for.

@@ -105,9 +105,8 @@ class TrainingRun:
         scored, names = self.context.dense.scored, self.facts.schema.labels.names
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
         self.rescaling = Rescaling(
-            self.directory, self.ranks, self.context.processes, self.strategy, self.facts,
-            held=self.plan is not None,
-        )  # fmt: skip
+            self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
+        )
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
