@@ -255,6 +255,11 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
         self._run.check(train)
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the last ``fit`` stopped for its launcher to begin anew, with other numbers of processes."""
+        return self._run.begins_anew
+
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics of every label.
 

@@ -47,6 +47,7 @@ def talk(ranks):
     ranks.barrier()
     told["notes"] = [ranks.take(f"note/{(rank + 1) % ranks.size}") for _ in range(2)]
     told["stop"] = stop(ranks)
+    told["pause"] = pause(ranks)
     told["meetings"] = meet(ranks)
     told["parts"] = part(ranks)
     return told
@@ -88,6 +89,25 @@ def stop(ranks):
     ranks.forget_stop()
     ranks.finish()  # returns at once
     return seen
+
+
+def pause(ranks):
+    """The first one has all pause; a stop that is asked for meanwhile, of any, is another matter, and is not forgotten."""
+    if ranks.first:
+        ranks.request_pause()
+    seen = [ranks.stopping]
+    ranks.vote(0.0)
+    seen += [ranks.stopping, ranks.agree_on_pause()]
+    if ranks.rank == 1:
+        ranks.request_stop()
+    seen += [ranks.agree_on_pause()]
+    ranks.end_pause()
+    seen += [ranks.stopping]
+    ranks.vote(0.0)
+    seen += [ranks.stopping, ranks.agree_on_pause()]
+    ranks.forget_stop()
+    ranks.vote(0.0)
+    return [*seen, ranks.stopping]
 
 
 def meet(ranks):
@@ -170,6 +190,10 @@ def test_trainers_in_step_stop_together_and_may_go_on(told):
         asked, *seen = each["stop"][1], each["stop"][0], *each["stop"][2:]
         assert asked == (rank == 1)
         assert seen == [False, False, True, True, False, False, False, True, True]
+
+
+def test_trainers_pause_together_but_for_a_stop(told):
+    assert [each["pause"] for each in told] == [[False, True, True, False, False, True, False, False]] * SIZE
 
 
 def test_trainers_out_of_step_meet_leave_and_heed(told):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +103,31 @@ def test_a_signal_ends_a_run_on_a_cluster_with_a_checkpoint(directory, ray_addre
     running.process.send_signal(signal.SIGTERM)
     assert "go on with" in running.ends(130, within_s=60)
     assert (latest(run) / "manifest.json").is_file()
+
+
+def scaled(run, wanted):
+    """The status of ``girih scale``, and what it told."""
+    words = [sys.executable, "-m", "girih", "scale", str(run), wanted]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.heavy
+def test_processes_are_added_in_a_placement_group_of_their_own(directory, ray_address, tmp_path):
+    """All begin anew from a checkpoint: the run ends as plain processes do. Where there is no room it goes on as it was."""
+    overrides = ["train.max_steps=400", "strategy.staleness=0", "train.log_every_steps=5", *TWO]
+    run = tmp_path / "ray"
+    running = Running([*command(directory, "hybrid", run, *overrides), "--cluster", ray_address])
+    try:
+        running.until_it_trains()
+        status, told = scaled(run, "embedding-server=500")
+        assert status == 2
+        assert "the cluster has no room for the run's 504 processes" in told
+        status, told = scaled(run, "embedding-server=2")
+        assert (status, "embedding-server 1 → 2" in told) == (0, True), told
+        assert "embedding-server 1" in by_process(run)
+        running.ends(0, within_s=120)
+    finally:
+        running.process.kill()
+    train(directory, "hybrid", tmp_path / "plain", *overrides)
+    assert difference(run, tmp_path / "plain") == (0, 0)

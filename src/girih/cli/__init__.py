@@ -31,6 +31,7 @@ COMMANDS = {
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
     "report": "Draw each run as one self-contained page, report.html.",
+    "scale": "Add processes to a run that is on, or remove some.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }

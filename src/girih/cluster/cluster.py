@@ -28,7 +28,7 @@ from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
-from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, register
+from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, find, register
 from girih.comm.registry.remote import RemoteRegistry
 from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
@@ -139,6 +139,11 @@ class Cluster:
         if counts and self._first:
             self._starter().prepare(counts)
 
+    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+        """As :meth:`prepare`, of roles that were ended."""
+        if self._roles is not None and self._first:
+            self._roles.prepare_anew(counts)
+
     def start(
         self, name: str, roles: Callable[[], Sequence[Role]], bearing: Bearing = ENDS_RUN
     ) -> tuple[str, ...]:
@@ -165,6 +170,26 @@ class Cluster:
     def rows_stayed(self) -> bool:
         """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
         return self.incarnation > 0 and self.registry.check([rows_kept_in(self.incarnation)])
+
+    def addresses(self, name: str, count: int) -> tuple[str, ...]:
+        """The addresses at which so many processes of a role listen now."""
+        entries = [find(self.registry, name, index) for index in range(count)]
+        return tuple("" if entry is None else entry.address for entry in entries)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more processes may be started than the run began with: not where each has its place."""
+        return not self._hosts
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether a launcher keeps the run, so that all trainers can begin anew."""
+        return isinstance(self._roles, LauncherControl)
+
+    def scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
+        """Tells the launcher, if there is one, of other numbers of processes; on rank 0, see :class:`LauncherControl`."""
+        if isinstance(self._roles, LauncherControl):
+            self._roles.scale(stage, counts, overrides)
 
     def end(self, name: str) -> None:
         """Ends roles of one kind; the run goes on."""

@@ -48,6 +48,10 @@ class LauncherControl:
         """No-op: the launcher did, as far as the options say."""
         return
 
+    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+        """See :class:`Supervisor`."""
+        self._ask("prepare", dict(counts))
+
     def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
         """See :class:`Supervisor`."""
         texts = [as_text(spec) for spec in specs]
@@ -57,6 +61,15 @@ class LauncherControl:
     def end(self, name: str) -> None:
         """See :class:`Supervisor`."""
         self._ask("end", name)
+
+    def scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
+        """Tells of other numbers of processes, by which trainers begin that come back from here on.
+
+        Args:
+            stage: a :class:`girih.cluster.elastic.stage.Stage`.
+            overrides: words of ``--set`` that say the same.
+        """
+        self._ask("scale", stage, dict(counts), list(overrides))
 
     def failure(self) -> Exception | None:
         """See :class:`Supervisor`."""
@@ -120,7 +133,12 @@ Roles = Supervisor | LauncherControl
 """Starts and ends roles on behalf of a trainer."""
 
 
-def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], None]) -> None:
+def serve(
+    pipe: Messages,
+    supervisor: Supervisor,
+    stoppable: Callable[[bool], None],
+    scale: Callable[[str, Mapping[str, int], Sequence[str]], None],
+) -> None:
     """The launcher's side: does what a trainer asks for until it is gone."""
 
     def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
@@ -137,7 +155,7 @@ def serve(pipe: Messages, supervisor: Supervisor, stoppable: Callable[[bool], No
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
-        "restarts": lambda: supervisor.restarts,
+        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare_anew, "scale": scale,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

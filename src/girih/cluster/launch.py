@@ -19,9 +19,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from girih.cluster.control import serve, text_of
+from girih.cluster.elastic import requests
+from girih.cluster.elastic.stage import Stage
 from girih.cluster.launchers.launcher import Handle, Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.launchers.machines import Launch, Machines
@@ -30,10 +33,13 @@ from girih.cluster.roles import RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import END_S, STOPPED, Supervisor, error_of, rows_kept_in
 from girih.comm.registry import LocalRegistry, RegistryServer
+from girih.errors import GirihError
 
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
+SAID_S = 0.5
+"""What a trainer said before it was killed is heard within so long, unless it waits for roles to start."""
 USERS_MISTAKE = 2
 
 
@@ -46,10 +52,25 @@ def launch(what: Launch) -> int:
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
         run = _Run(what)
-        try:
-            return run.until_trainer_0_ends(signals)
-        finally:
-            run.close()
+        while True:
+            try:
+                status = run.until_trainer_0_ends(signals)
+            finally:
+                run.close()
+            if run.following is None or status != STOPPED:
+                return status
+            run = _scaled(run, run.following)
+
+
+def _scaled(ended: _Run, following: Launch) -> _Run:
+    """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
+    try:
+        return _Run(following, ended.restarts)
+    except GirihError as error:
+        request = requests.pending(following.run)
+        if request is not None:
+            requests.fail(following.run, request, str(error))
+        return _Run(replace(ended.what, command=ended.what.again), ended.restarts)
 
 
 @contextmanager
@@ -112,8 +133,16 @@ def machines_of(what: Launch) -> Machines:
 
 
 class _Run:
-    def __init__(self, what: Launch) -> None:
+    """Processes from when they begin until trainer 0 ends.
+
+    Attributes:
+        following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
+    """
+
+    def __init__(self, what: Launch, restarts: Mapping[str, int] | None = None) -> None:
         self._what = what
+        self.following: Launch | None = None
+        self._rows_move = False
         self._machines = machines_of(what)
         self._segments, secret = self._machines.segments, secrets.token_hex(16)
         self._server = RegistryServer(
@@ -141,12 +170,23 @@ class _Run:
             max_restarts=what.options.max_restarts,
             reloads=self._begins_anew,
         )
+        self._supervisor.restarts.update(restarts or {})
         self._error: Exception | None = None
         self._stoppable, self._is_stopping = False, False
         self._order_s = 0.5
         self._life = 0
         self._deaths: Counter[tuple[str, int]] = Counter()
         self._begin()
+
+    @property
+    def what(self) -> Launch:
+        """The run that was launched, with the words and counts of now."""
+        return self._what
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """See :class:`Supervisor`."""
+        return self._supervisor.restarts
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
         """The status of the run.
@@ -171,7 +211,7 @@ class _Run:
                     raise self._error
         if status < 0:
             raise self._error or error_of(self._first)
-        if status == 0 or self._is_stopping:
+        if status == 0 or self._is_stopping or self.following is not None:
             self._order_s = 10.0
         return status
 
@@ -191,7 +231,7 @@ class _Run:
         """Starts all trainers, and has all roles prepared that are not there yet."""
         self._stoppable = False
         self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, Resources(threads=None))
-        served = (self._first.pipe, self._supervisor, self._set_stoppable)
+        served = (self._first.pipe, self._supervisor, self._set_stoppable, self._scale)
         self._serving = threading.Thread(target=serve, args=served, name="girih-serve", daemon=True)
         self._serving.start()
         try:
@@ -211,8 +251,13 @@ class _Run:
         self._life += 1
         self._first.kill()
         self._first.wait()
+        self._serving.join(
+            SAID_S
+        )  # other numbers of processes, which it may have told last, hold from here on
         newest = self._what.newest()  # none is completed any more
-        are_kept = newest is not None and all(map(self._supervisor.has_all, self._what.outliving))
+        listen = all(map(self._supervisor.has_all, self._what.outliving))
+        are_kept = newest is not None and listen and not self._rows_move
+        self.following, self._rows_move = None, False
         kept = self._what.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
@@ -245,6 +290,21 @@ class _Run:
         if not killed or self._is_stopping:
             return False
         return self._deaths[killed[0].name, killed[0].index] < most
+
+    def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
+        """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
+        words = [word for override in overrides for word in ("--set", override)]
+        counts = {RoleName(name): count for name, count in counts.items()}
+        scaled = replace(
+            self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
+        )
+        if stage == Stage.ANEW:
+            self.following = replace(scaled, command=scaled.again)
+            return
+        if scaled.counts != self._what.counts:
+            self._what = scaled
+            self._launcher.again_with(words)
+        self._rows_move = stage == Stage.MOVING
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag

@@ -75,6 +75,10 @@ class Supervisor:
                 if (name, index) not in self._prepared:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
+    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+        """As :meth:`prepare`, for roles that were ended and are to begin anew."""
+        self.prepare(counts)
+
     def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 

@@ -13,7 +13,7 @@ from girih.checkpoint import Storage
 from girih.checkpoint.save import Content, Save, save_manifest
 from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
-from girih.errors import Lost
+from girih.errors import CheckpointError, Lost
 from girih.runs.background import BackgroundTasks
 from girih.runs.stats import Spans
 
@@ -82,6 +82,19 @@ class RunCheckpoints:
             begin()
             self.settle(wait=True)
             given_up = self._ranks.broadcast(self._num_given_up > before)
+
+    def newest(self) -> Storage:
+        """The one of exactly what the trainer holds now, on all trainers; called by them where one was made.
+
+        Raises:
+            CheckpointError: none was.
+        """
+        url = self._ranks.broadcast(None if self._latest is None else self._latest.absolute().url)
+        if url is None:
+            raise CheckpointError(
+                "the rows cannot move: their checkpoint is not complete; train with --resume"
+            )
+        return Storage(url)
 
     def forget_latest(self) -> None:
         """Rows or parameters move: the latest is no longer what the trainer holds."""

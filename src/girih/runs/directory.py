@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from girih.cluster.elastic import requests
 from girih.cluster.segments import remove_segments
 from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, unfinished, write_whole
@@ -128,6 +129,7 @@ class RunDirectory:
             remove_segments(earlier.segments)
         if earlier is None or not earlier.lives:  # else trainers begin anew beside processes that stayed
             forget(self.path)
+            requests.withdraw_stale(self.path)
         for file in (self.path / PROCESSES, *unfinished(self.path)):
             file.unlink(missing_ok=True)
 

@@ -44,6 +44,15 @@ class Lease:
         except (ValueError, TypeError):
             return None
 
+    @classmethod
+    def of_run(cls, lock: Path) -> Lease | None:
+        """The lease in the lock of a run's directory; None where there is none."""
+        try:
+            with lock.open() as file:
+                return cls.read(file)
+        except OSError:
+            return None
+
     def write(self, file: IO[str]) -> None:
         """Replaces what is in a file."""
         file.truncate(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
 from girih.cluster.roles import COMES_BACK, ENDS_RUN, Bearing, RestartPolicy, Role, RoleName
 from girih.comm.peers import CONNECTED_S, RETURN_S
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from girih.cluster.cluster import Cluster
     from girih.data import Dataset
     from girih.dense.half import DenseHalf
+    from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
     from girih.sparse.service.codec import BatchCodec
     from girih.sparse.spec import SparseSpec
     from girih.training.context import RunContext
+    from girih.training.feeds import Feed
     from girih.training.schedules import Schedule
     from girih.training.session import Session
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
+OF_ROLES: Mapping[str, str] = {SERVER: "embedding_servers", WORKER: "embedding_workers", LOADER: "loaders"}
+"""Role → the option that says how many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class RemoteStrategy(StrategyOptions):
     prefetches: ClassVar[bool] = True
     waits_for_dense: ClassVar[bool] = True
     outlives_trainers: ClassVar[tuple[RoleName, ...]] = (SERVER,)
+    scales: ClassVar[Mapping[str, str]] = OF_ROLES
     embedding_workers: Processes = 1
     embedding_servers: Processes = 1
     loaders: Processes = 1
@@ -167,7 +172,6 @@ class RemoteStrategy(StrategyOptions):
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
         from girih.sparse.service.codec import BatchCodec
-        from girih.training.feeds import LoaderFeed
         from girih.training.session import Session
 
         processes, device = context.processes, context.dense.device
@@ -195,7 +199,36 @@ class RemoteStrategy(StrategyOptions):
         )
         if processes.rows_stayed:
             sparse.begin_anew()
-        feed = LoaderFeed(
+        feed = self._feed(plan, context, codec, workers)
+        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+
+    def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
+        """Has as many processes beside the trainers as a plan says; see :func:`girih.strategies.strategy.scales`.
+
+        Trainers have nothing in flight, and loaders are ended: they begin with the feed's next pass.
+        """
+        processes, sparse = context.processes, cast("RemoteSparse", session.sparse)
+        servers, workers = (processes.addresses(name, before.roles[name]) for name in (SERVER, WORKER))
+        rows_move = plan.roles[SERVER] != before.roles[SERVER]
+        if rows_move or plan.roles[WORKER] != before.roles[WORKER]:
+            ending = (SERVER, WORKER) if rows_move else (WORKER,)
+            sparse.retire(ending)
+            context.ranks.barrier()  # else some would call processes that end
+            for name in ending:
+                processes.end(name)
+            # side by side; loaders begin with the next pass
+            processes.prepare_anew({name: plan.roles[name] for name in (*ending, LOADER)})
+            if rows_move:
+                servers = self._start_servers(plan, context)
+            workers = self._start_workers(plan, context, sparse.codec, servers)
+            sparse.connect(workers, servers)
+        return replace(session, feed=self._feed(plan, context, sparse.codec, workers))
+
+    def _feed(self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...]) -> Feed:
+        from girih.training.feeds import LoaderFeed
+
+        processes = context.processes
+        return LoaderFeed(
             context.ranks,
             lambda data: self._start_loaders(plan, context, codec, workers, data),
             lambda: processes.end(LOADER),
@@ -203,7 +236,6 @@ class RemoteStrategy(StrategyOptions):
             processes.registry,
             return_s=RETURN_S,
         )
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _num_senders(self, num_trainers: int) -> int:
         """The number of those who number pushes by themselves: all in step together, or each trainer."""
@@ -302,6 +334,7 @@ class PipelinedStrategy(RemoteStrategy):
         trainers: processes; under ``torchrun`` as many as it starts.
     """
 
+    scales: ClassVar[Mapping[str, str]] = {**OF_ROLES, RoleName.TRAINER: "trainers"}
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
 

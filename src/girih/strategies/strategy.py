@@ -139,6 +139,35 @@ def outlives_trainers(strategy: Strategy) -> Collection[str]:
     return names
 
 
+def scales(strategy: Strategy) -> Mapping[str, str]:
+    """Roles whose number may change while a run is on → the option that says it; its attribute ``scales``.
+
+    Where trainers are left as they are, a strategy with a method ``rescale(plan, context, session, before)`` gives the session a new feed and
+    new processes beside the trainers, as many as the plan says, which hold no rows yet where there are more or fewer embedding servers
+    than in the plan ``before``; without it all processes begin anew.
+    """
+    names: Mapping[str, str] = getattr(strategy, "scales", {})
+    return names
+
+
+def scaled(strategy: Strategy, counts: Mapping[str, int]) -> Strategy:
+    """The same with other numbers of processes; of a dataclass, where there are any.
+
+    Raises:
+        ConfigError: it has no such role, or not so many of it.
+    """
+    names = scales(strategy)
+    for role in counts:
+        if role not in names:
+            told = f"expected one of {', '.join(names)}" if names else "nothing of it is scaled"
+            raise ConfigError(f"strategy {strategy.name!r} has no {role} whose number could change; {told}")
+    if not counts:
+        return strategy
+    own: Any = strategy
+    found: Strategy = replace(own, **{names[role]: count for role, count in counts.items()})
+    return found
+
+
 def runs_alone(strategy: Strategy) -> bool:
     """Whether each process trains for itself, whatever ``torchrun`` has started; its attribute ``alone``."""
     return bool(getattr(strategy, "alone", False))

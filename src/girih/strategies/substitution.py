@@ -8,6 +8,7 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,6 +23,7 @@ from girih.planner.speed.basis import Basis
 from girih.planner.speed.step import StepCost
 from girih.strategies import synchronous
 from girih.strategies.strategy import (
+    TRAINER,
     Processes,
     StrategyOptions,
     ahead_of,
@@ -55,6 +57,7 @@ class Substitution(StrategyOptions):
     measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
     prefetches: ClassVar[bool] = True
+    scales: ClassVar[Mapping[str, str]] = {TRAINER: "trainers"}
     trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"

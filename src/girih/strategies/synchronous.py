@@ -56,6 +56,7 @@ class Synchronous(StrategyOptions):
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
     prefetches: ClassVar[bool] = True
     keeps_rows_on_gpu: ClassVar[bool] = True
+    scales: ClassVar[Mapping[str, str]] = {TRAINER: "trainers"}
     trainers: Processes = 1
     wire_embeddings: Literal["float32", "float16"] = "float32"
     wire_gradients: Literal["float32", "float16"] = "float32"

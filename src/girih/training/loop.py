@@ -37,6 +37,7 @@ class Loop:
         score: scores the validation data (None comes on all ranks but the first), or None where there is none.
         ranks: this trainer among all; each step ends with what all agree on.
         staleness: counts the batches by theirs.
+        look: called between two steps, before it is known whether the next one is made.
     """
 
     session: Session
@@ -55,11 +56,12 @@ class Loop:
     save_every_steps: int | None = None
     staleness: Counter[int] = field(default_factory=Counter)
     progressive: ProgressiveValidation | None = None
+    look: Callable[[], None] = lambda: None
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
     def run(self, until_epoch: int) -> None:
-        """Trains until so many epochs are done.
+        """Trains until so many epochs are done, or all stop.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
@@ -76,6 +78,10 @@ class Loop:
             nothing_new = self.state.step == before and not self._finished()  # in a stream
             if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
                 self._end_epoch()
+
+    def is_over(self, until_epoch: int) -> bool:
+        """Whether so many epochs are done, or the options end training before."""
+        return self.state.epoch >= until_epoch or self._is_past()
 
     def _train_on(self, batches: Stream) -> None:
         source: Iterator[tuple[Batch, Position]] = batches
@@ -257,9 +263,13 @@ class Loop:
         state.stopped_early = state.bad_evaluations > stopping.patience
 
     def _finished(self) -> bool:
+        self.look()
         self.ranks.poll_stop()
+        return self._is_past() or self.ranks.stopping
+
+    def _is_past(self) -> bool:
         past = self.options.max_steps is not None and self.state.step >= self.options.max_steps
-        return past or self.state.stopped_early or self.ranks.stopping
+        return past or self.state.stopped_early
 
     def _may_begin(self, number: int) -> bool:
         """Whether a batch, ``number`` behind the last step, may begin: none behind a step that is evaluated, saved or the last."""

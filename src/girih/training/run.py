@@ -17,6 +17,7 @@ from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, believed, load
 from girih.checkpoint.save import Content
+from girih.cluster.elastic import requests
 from girih.cluster.roles import RoleName
 from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats, Position
@@ -50,6 +51,7 @@ from girih.training.placing import place_net
 from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
 from girih.training.progressive import ProgressiveValidation
+from girih.training.rescaling import Rescaling, Scaling, rescaled
 from girih.training.session import Session
 
 
@@ -68,6 +70,7 @@ class TrainingRun:
         resumed: whether it goes on from a checkpoint.
         compile_s: seconds that kernels took to compile, before the first step, and torch in steps.
         saves: whether it makes checkpoints.
+        begins_anew: whether it stopped to begin anew with other numbers of processes.
     """
 
     context: RunContext
@@ -89,7 +92,9 @@ class TrainingRun:
     _busy_s: float = 0.0
     _fit_from_s: tuple[float, float] = (0.0, 0.0)
     """Seconds in steps, and those of them spent on work, when the phases of this fit began."""
+    begins_anew: bool = False
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _evaluated: Mapping[str, int] | None = field(default_factory=dict)
     """Counters of the store after the last evaluation; None where others have read without training since."""
 
@@ -99,6 +104,9 @@ class TrainingRun:
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
         scored, names = self.context.dense.scored, self.facts.schema.labels.names
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
+        self.rescaling = Rescaling(
+            self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
+        )
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
@@ -206,26 +214,58 @@ class TrainingRun:
     def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> bool:
         """Trains for ``epochs`` more epochs, see ``Trainer.fit``; returns whether a request to stop ended it."""
         state = self.state
-        self.checkpoints.forget_latest()
         if epochs and state.stopped_early:  # asked to go on all the same
             state.stopped_early, state.bad_evaluations = False, 0
+        until = self.ranks.broadcast(state.epoch + epochs)
+        self._ended_loaders = {}
         try:
-            self._fit(train, valid, epochs)
+            scaling = self._fit(train, valid, until)
+            while scaling is not None and not scaling.anew:
+                self._rescale(scaling)
+                scaling = self._fit(train, valid, until, goes_on=True)
+            self.begins_anew = scaling is not None
             stopped = self.ranks.stopping
+            if scaling is None:
+                self.rescaling.refuse_late()
         finally:
             self.ranks.forget_stop()
         if state.best_step is not None and not stopped:
             self.restore(self.checkpoints.best(state.best_step))
         return stopped
 
-    def _fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> None:
+    def _rescale(self, scaling: Scaling) -> None:
+        """Goes on with other processes beside the trainers, which have stopped for it."""
+        step = self.state.step
+        self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
+        saved = self.checkpoints.newest() if scaling.rows_move else None
+        if saved is not None:
+            self._compile(ahead.loading())
+        with self.context.stats.spans("scale"):
+            self.strategy, self.plan, self.session = rescaled(
+                scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
+            )
+        self._evaluated = None
+        self.rescaling.done(scaling, self.strategy)
+        self.ranks.end_pause()
+
+    def _fit(
+        self, train: Dataset, valid: Dataset | None, until_epoch: int, *, goes_on: bool = False
+    ) -> Scaling | None:
+        """Trains until so many epochs are done, or all stop; returns what they go on with, where that is why.
+
+        Args:
+            goes_on: whether this fit has trained before.
+        """
+        self.checkpoints.forget_latest()
         session = self.open(train)
         if self.normalization is None:
             self.normalization = self._measure(train)
         if self.progressive is not None and self.state.step == 0:
             self.progressive.restore(None)  # passes that a plan was measured by count nothing
-        self._loaders, self._fit_from_s = {}, (self.state.train_s, self._busy_s)
-        self.context.stats.spans = Spans()
+        self._loaders = {}
+        if not goes_on:
+            self._fit_from_s, self.context.stats.spans = (self.state.train_s, self._busy_s), Spans()
+        compiled_s = self.context.stats.spans.totals_s.get(COMPILE, 0.0)
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
         try:
@@ -250,9 +290,10 @@ class TrainingRun:
             spans=self.context.stats.spans,
             progressive=self.progressive,
             staleness=self.context.stats.histograms[STALENESS],
+            look=lambda: self.rescaling.poll(self.strategy, self.opened()[0], self.state.step),
         )
         try:
-            loop.run(self.ranks.broadcast(self.state.epoch + epochs))
+            loop.run(until_epoch)
             session.leave()
             session.sparse.sync()  # what is sent again may need this trainer's loader
             self.ranks.finish()  # others may need the loaders still
@@ -269,13 +310,17 @@ class TrainingRun:
                 session.feed.end_training()
             raise
         finally:
-            self.compile_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0)
+            self.compile_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0) - compiled_s
         session.sync()  # what went wrong with the last updates is raised here
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
         self._note(log)
-        if self.saves:
+        scaling = self.rescaling.agreed(is_over=loop.is_over(until_epoch))
+        if self.saves and (scaling is None or scaling.needs_checkpoint):
             self.checkpoints.settle_last(self._begin_save)
+        if scaling is not None:
+            self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
+        return scaling
 
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
@@ -443,6 +488,7 @@ class TrainingRun:
             "duration_s": duration_s,
             "compile_s": self.compile_s,
             "restarts": self.context.processes.restarts,
+            "scalings": [] if self.directory is None else requests.history(self.directory),
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
             **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
@@ -455,7 +501,7 @@ class TrainingRun:
             own=self.context.stats,
             sparse=session.sparse.stats(),
             dense=session.dense,
-            loaders=self._loaders,
+            loaders={**self._ended_loaders, **self._loaders},
         )
 
     def open_log(self) -> RunLog:

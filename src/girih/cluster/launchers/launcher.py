@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,4 +103,8 @@ class Launcher(Protocol):
 
     def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> Handle:
         """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`."""
+        ...
+
+    def again_with(self, words: Sequence[str]) -> None:
+        """Adds words to the command of trainers that come back."""
         ...

@@ -192,3 +192,7 @@ class LocalLauncher:
         bind = {"bind": host_spec.host} if self._hosts else {}
         pipe.send({**self._hello, **bind, "incarnation": incarnation})
         return LocalProcess(name, index, incarnation, process, errors, pipe)
+
+    def again_with(self, words: Sequence[str]) -> None:
+        """See :class:`girih.cluster.launchers.launcher.Launcher`."""
+        self._again = [*self._again, *words]

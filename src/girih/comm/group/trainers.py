@@ -17,7 +17,7 @@ class TrainerGroup(Collectives):
     a step.
     """
 
-    _stop = _agreed_stop = _apart = False
+    _stop = _pause = _agreed_stop = _apart = False
     _num_stops = 0
     _looked_s = 0.0
 
@@ -36,7 +36,7 @@ class TrainerGroup(Collectives):
         Returns:
             The sum of the losses, and how many refuse.
         """
-        total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self._stop)])
+        total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self.stop_requested)])
         self.heed(num_stopping)
         return total, int(num_refusing)
 
@@ -48,27 +48,41 @@ class TrainerGroup(Collectives):
         """Has all ranks stop together. Callable from a signal handler."""
         self._stop = True
 
+    def request_pause(self) -> None:
+        """Has all ranks stop together, to go on after :meth:`end_pause`, unless one of them is to stop for good."""
+        self._pause = True
+
+    def agree_on_pause(self) -> bool:
+        """Whether a pause alone has stopped all ranks; asked once they are :attr:`stopping`."""
+        num_pausing, num_stopping = self.sum([float(self._pause), float(self._stop)])
+        return num_pausing > 0 and num_stopping == 0
+
+    def end_pause(self) -> None:
+        """Ends what :meth:`request_pause` began; a stop that was requested meanwhile is not forgotten."""
+        self._pause, self._agreed_stop = False, False
+        self._num_stops += 1
+
     def forget_stop(self) -> None:
-        """Ends what :meth:`request_stop` began."""
-        self._stop, self._agreed_stop = False, False
+        """Ends what :meth:`request_stop` or :meth:`request_pause` began."""
+        self._stop, self._pause, self._agreed_stop = False, False, False
         self._num_stops += 1
 
     @property
     def stopping(self) -> bool:
         """Whether all ranks stop now: the same on all of them since they last agreed."""
-        return self._stop if self.size == 1 else self._agreed_stop
+        return self.stop_requested if self.size == 1 else self._agreed_stop
 
     @property
     def stop_requested(self) -> bool:
-        """Whether this one was asked to stop, whatever the others know."""
-        return self._stop
+        """Whether this one was asked to stop, if for a pause, whatever the others know."""
+        return self._stop or self._pause
 
     def poll_stop(self) -> None:
         """Between two steps apart: tells the others that this one stops, or learns that one of them does."""
         if not self._apart or self.size == 1 or self._agreed_stop:
             return  # in step the next vote says it
         note, now = f"stop/{self._num_stops}", time.monotonic()
-        if self._stop:
+        if self.stop_requested:
             self.put(note, "1")
             self._agreed_stop = True
         elif now - self._looked_s > _LOOK_S:
@@ -88,12 +102,12 @@ class TrainerGroup(Collectives):
 
     def stop_together(self) -> bool:
         """Asks all whether one wants to stop; if so, each does."""
-        flag = self._stop or self._agreed_stop
+        flag = self.stop_requested or self._agreed_stop
         self._agreed_stop = self.sum([float(flag)])[0] > 0
         return self._agreed_stop
 
     def _count_leaving(self, leaving: bool) -> int:
-        stopping = self._stop or self._agreed_stop
+        stopping = self.stop_requested or self._agreed_stop
         num_leaving, num_stopping = self.sum([float(leaving), float(stopping)])
         self._agreed_stop = self._agreed_stop or num_stopping > 0
         return int(num_leaving)

@@ -8,7 +8,7 @@ Shapes: B examples, G groups.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import count
@@ -233,11 +233,38 @@ class RemoteSparse:
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
         self._done = DoneBatches()  # of this trainer, as servers have answered
-        to = partial(connect_all, secret=secret, registry=registry)
-        self._workers = to(RoleName.EMBEDDING_WORKER, workers, timeout_s=workers_return_s)
-        servers = servers if ranks.first else ()
-        self._servers = to(RoleName.EMBEDDING_SERVER, servers, timeout_s=servers_return_s)
+        self._retired: dict[str, Any] = {}
+        self._to = partial(connect_all, secret=secret, registry=registry)
+        self._return_s = workers_return_s, servers_return_s
         self._again = ThreadPoolExecutor(1, "girih-again")
+        self.connect(workers, servers)
+
+    def connect(self, workers: Sequence[str], servers: Sequence[str]) -> None:
+        """Connects to workers, and to servers, which know nothing of this trainer, or what they knew of it before."""
+        workers_return_s, servers_return_s = self._return_s
+        self._workers = self._to(RoleName.EMBEDDING_WORKER, workers, timeout_s=workers_return_s)
+        servers = servers if self._ranks.first else ()
+        self._servers = self._to(RoleName.EMBEDDING_SERVER, servers, timeout_s=servers_return_s)
+
+    def retire(self, names: Collection[str]) -> None:
+        """Lets workers and servers go, nothing being in flight, and keeps the statistics of those that are about to end.
+
+        Args:
+            names: their roles.
+        """
+        for title, told in self.stats(spans=True).processes.items():
+            if title.rpartition(" ")[0] in names:
+                told["counters"].pop(
+                    "served_keys", None
+                )  # loads are compared of processes that serve together
+                self._retired[f"{title}, until update {self.last_step}"] = told
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Lets workers and servers go."""
+        for client in (*self._workers, *self._servers):
+            client.close()
+        self._workers, self._servers = [], []
 
     @property
     def way_back(self) -> Staging:
@@ -318,7 +345,7 @@ class RemoteSparse:
             return SparseStats()
         store: Counter[str] = Counter()
         rows: Counter[str] = Counter()
-        processes: dict[str, Any] = {}
+        processes = dict(self._retired)
         for name, clients in (
             (RoleName.EMBEDDING_SERVER, self._servers),
             (RoleName.EMBEDDING_WORKER, self._workers),
@@ -357,8 +384,7 @@ class RemoteSparse:
 
     def close(self) -> None:
         """Lets workers and servers go."""
-        for client in (*self._workers, *self._servers):
-            client.close()
+        self.disconnect()
         self._again.shutdown(wait=False)
         if self.staging is not None:
             self.staging.close()

@@ -156,6 +156,10 @@ class RayLauncher:
         ).remote(order, host)
         return RayProcess(name, index, incarnation, actor, host)
 
+    def again_with(self, words: Sequence[str]) -> None:
+        """See :class:`girih.cluster.launchers.launcher.Launcher`."""
+        self._again = [*self._again, *words]
+
     def close(self) -> None:
         """Gives back the resources of the run; to be called when its processes are gone."""
         with contextlib.suppress(RayError):

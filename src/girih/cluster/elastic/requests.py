@@ -1,0 +1,154 @@
+"""Requests to scale a run, and what became of them: files in its directory.
+
+``scale.json`` is there while a scaling is asked for or under way, so there is one at a time. ``scaled.jsonl`` has a line for
+each that is over; nobody needs a connection to the run, nor its secret, to ask for one.
+
+Neither torch nor numpy is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from girih.errors import RunDirectoryError
+from girih.runs.files import append_line, write_whole
+from girih.runs.lease import Lease
+
+REQUEST, OUTCOMES = "scale.json", "scaled.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request to scale a run.
+
+    Attributes:
+        counts: role → processes that are wanted.
+        asked_s: when it was asked for, in seconds since 1970.
+        begun: what was known when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
+            (role → processes) and ``lease``: the process that has the run, where it can be told from here.
+    """
+
+    name: str
+    counts: Mapping[str, int]
+    asked_s: float
+    begun: Mapping[str, Any] | None = None
+
+    @property
+    def keeper(self) -> Lease | None:
+        """The process that has the run while trainers begin anew, when nobody else does; None where it is not known."""
+        lease = (self.begun or {}).get("lease")
+        return None if lease is None else Lease(**lease)
+
+
+def ask(run: Path, counts: Mapping[str, int]) -> Request:
+    """Asks for a scaling.
+
+    Raises:
+        RunDirectoryError: one is under way.
+    """
+    request = Request(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time())
+    draft = run / f".{REQUEST}.{request.name}"
+    draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    try:
+        os.link(draft, run / REQUEST)  # whole, or not at all where there is one
+    except FileExistsError:
+        raise RunDirectoryError(f"{run}: another scaling is under way; wait for it, then ask again") from None
+    finally:
+        draft.unlink()
+    return request
+
+
+def pending(run: Path) -> Request | None:
+    """The request that is to be done, or being done; None where there is none."""
+    try:
+        return Request(**json.loads((run / REQUEST).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise RunDirectoryError(f"{run / REQUEST}: damaged ({error}); delete it, and ask again") from None
+
+
+def begin(
+    run: Path, request: Request, step: int, before: Mapping[str, int], keeper: Lease | None = None
+) -> Request:
+    """Notes that training has paused for a request."""
+    lease = None if keeper is None else asdict(keeper)
+    facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": lease}
+    begun = replace(request, begun=facts)
+    write_whole(run / REQUEST, json.dumps(asdict(begun)))
+    return begun
+
+
+def fail(run: Path, request: Request, why: str) -> None:
+    """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
+    write_whole(
+        run / REQUEST, json.dumps(asdict(replace(request, begun={**(request.begun or {}), "failed": why})))
+    )
+
+
+def end(run: Path, request: Request) -> dict[str, Any]:
+    """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
+    begun, now = request.begun or {}, time.time()
+    return _told(
+        run,
+        request,
+        step=begun["step"],
+        roles={name: [begun["before"].get(name), count] for name, count in request.counts.items()},
+        paused_s=round(now - begun["paused_s"], 3),
+        seconds=round(now - request.asked_s, 3),
+        at_s=round(now, 3),
+    )
+
+
+def refuse(run: Path, request: Request, why: str) -> None:
+    """Notes that nothing was, or will be, scaled."""
+    _told(run, request, refused=why)
+
+
+def withdraw(run: Path) -> None:
+    """Takes back what nobody will do any more."""
+    (run / REQUEST).unlink(missing_ok=True)
+
+
+def withdraw_stale(run: Path) -> None:
+    """Takes back what was asked of a run that is over, unless its processes are only beginning anew."""
+    with contextlib.suppress(RunDirectoryError):
+        request = pending(run)
+        if request is not None and request.begun and (request.keeper is None or request.keeper.lives):
+            return
+    withdraw(run)
+
+
+def outcome(run: Path, request: Request) -> dict[str, Any] | None:
+    """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
+    processes before and after), ``paused_s``, ``seconds`` since it was asked for, and ``at_s``, since 1970."""
+    return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """All scalings of a run, the earliest first, by :func:`outcome`, those left out that were refused."""
+    done = [line for line in _lines(run) if "refused" not in line]
+    return [{key: value for key, value in line.items() if key != "name"} for line in done]
+
+
+def _told(run: Path, request: Request, **facts: Any) -> dict[str, Any]:
+    append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
+    withdraw(run)
+    return facts
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run / OUTCOMES).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # one that was cut off
+                found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict) and "name" in each]

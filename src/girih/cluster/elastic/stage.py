@@ -1,0 +1,16 @@
+"""Stages of a scaling, as the first trainer tells its launcher."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """What the launcher is to know of a scaling."""
+
+    MOVING = "moving"
+    """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""
+    DONE = "done"
+    """All processes are there, with their rows."""
+    ANEW = "anew"
+    """Trainers end, with a checkpoint; all processes begin anew."""

@@ -1,0 +1,210 @@
+"""Roles that are added and removed while a run trains: the part of the trainers.
+
+A request lies in the run directory. The first trainer sees it between two steps and has all of them stop, as a signal would;
+nothing is in flight then. Where embedding servers change in number, the rows go into a checkpoint and from there to the new
+servers, as they would if the run had ended and gone on. Where trainers do, it ends and goes on (decision 0061).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from girih import config
+from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.parts import PartReader
+from girih.cluster.cluster import Cluster
+from girih.cluster.elastic import requests
+from girih.cluster.elastic.requests import Request
+from girih.cluster.elastic.stage import Stage
+from girih.cluster.roles import RoleName
+from girih.comm.group import TrainerGroup
+from girih.config.sections import read_toml, write_toml
+from girih.errors import ConfigError, UserError
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.runs.directory import LOCK
+from girih.runs.lease import Lease
+from girih.strategies.strategy import Strategy, scaled, scales
+from girih.training.context import RunContext
+from girih.training.session import Session
+
+_LOG = logging.getLogger(__name__)
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """A change of a run's processes, on all trainers.
+
+    Attributes:
+        counts: role → processes.
+        anew: whether all processes begin anew, the trainers too.
+        rows_move: whether rows go to other embedding servers.
+    """
+
+    counts: Mapping[str, int]
+    anew: bool
+    rows_move: bool
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether the run goes on from a checkpoint that is made now."""
+        return self.anew or self.rows_move
+
+
+class Rescaling:
+    """Does what requests ask for; made by all trainers.
+
+    Args:
+        run: the run's directory, on rank 0; None hears no request.
+        held: whether the user gave a plan, which says how many processes there are.
+    """
+
+    def __init__(
+        self, run: Path | None, ranks: TrainerGroup, processes: Cluster, facts: Facts, *, held: bool
+    ) -> None:
+        self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
+        self._wanted: tuple[Request, Scaling] | None = None
+        self._looked_s = 0.0
+
+    def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
+        """Between two steps: has all trainers pause where there is a request, or tells why not, or that it is done."""
+        now = time.monotonic()
+        if self._run is None or self._wanted is not None or now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        try:
+            request = requests.pending(self._run)
+        except UserError:
+            requests.withdraw(self._run)
+            return
+        if request is None:
+            return
+        if all(plan.roles.get(role) == count for role, count in request.counts.items()):
+            self._end(self._run, request, plan, step)
+        elif request.begun is not None:
+            why = request.begun.get("failed", "a process was killed meanwhile")
+            requests.refuse(self._run, request, f"{why}; the run goes on as it was")
+        else:
+            try:
+                self._wanted = request, self._checked(request, strategy, plan)
+            except UserError as error:
+                requests.refuse(self._run, request, str(error))
+                return
+            self._ranks.request_pause()
+
+    def agreed(self, *, is_over: bool) -> Scaling | None:
+        """What all trainers have stopped for, if it is nothing else; called by all of them.
+
+        Args:
+            is_over: whether this one has done its last step.
+        """
+        if not (self._ranks.stopping and self._ranks.agree_on_pause()):
+            return None
+        left = self._ranks.any(not is_over)
+        wanted = None if self._wanted is None else asdict(self._wanted[1])
+        told = self._ranks.broadcast(wanted)
+        if left:
+            return Scaling(**told)
+        self._ranks.end_pause()
+        return None
+
+    def begin(self, scaling: Scaling, strategy: Strategy, plan: Plan, step: int) -> None:
+        """Notes, on rank 0, that a scaling is under way, in the run and with its launcher."""
+        if self._run is None or self._wanted is None:
+            return
+        request = self._wanted[0]
+        keeper = Lease.of_run(self._run / LOCK) if self._processes.may_grow else None
+        before = {role: plan.roles[role] for role in request.counts}
+        requests.begin(self._run, request, step, before, keeper)
+        overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
+        stage = Stage.ANEW if scaling.anew else Stage.MOVING if scaling.rows_move else Stage.DONE
+        self._processes.scale(stage, scaling.counts, overrides)
+
+    def done(self, scaling: Scaling, strategy: Strategy) -> None:
+        """Notes, on rank 0, that all processes are there; how long it took is known once training goes on."""
+        self._wanted = None
+        if self._run is None:
+            return
+        self._processes.scale(Stage.DONE, scaling.counts, ())
+        file = self._run / "config.toml"
+        if file.exists():  # a run of a config file goes on with as many by --resume
+            written = read_toml(file, expanded=False)
+            for role, count in scaling.counts.items():
+                config.apply_override(written, f"strategy.{scales(strategy)[role]}={count}")
+            write_toml(file, written)
+
+    def refuse_late(self) -> None:
+        """Tells, on rank 0, that nothing is scaled any more."""
+        wanted, self._wanted = self._wanted, None
+        if self._run is None:
+            return
+        request = requests.pending(self._run) if wanted is None else wanted[0]
+        if request is not None and request.begun is None:
+            requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
+
+    def _end(self, run: Path, request: Request, plan: Plan, step: int) -> None:
+        """Notes that there are as many processes as a request asks for, and tells where they were not before."""
+        if request.begun is None:
+            request = requests.begin(run, request, step, {role: plan.roles[role] for role in request.counts})
+        done = requests.end(run, request)
+        changes = [f"{name} {old} → {new}" for name, (old, new) in done["roles"].items() if old != new]
+        if changes:
+            _LOG.warning("scaled at step %d: %s", done["step"], ", ".join(changes))
+
+    def _checked(self, request: Request, strategy: Strategy, plan: Plan) -> Scaling:
+        """The scaling that a request asks for.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        changed = scaled(strategy, request.counts)
+        if self._held:
+            raise ConfigError(
+                "the run holds a plan that says how many processes there are; train it without --plan"
+            )
+        trainers = request.counts.get(RoleName.TRAINER, self._ranks.size)
+        may_stay = trainers == self._ranks.size and hasattr(strategy, "rescale") and self._processes.may_grow
+        if not (may_stay or self._processes.has_launcher):
+            raise ConfigError(
+                "trainers begin anew by the launcher of girih train, which a run of one process, or by torchrun, has not; end it,"
+                " and go on with --resume and other counts"
+            )
+        changed.plan(replace(self._facts, num_trainers=trainers))
+        servers = RoleName.EMBEDDING_SERVER
+        moves = request.counts.get(servers, plan.roles.get(servers)) != plan.roles.get(servers)
+        return Scaling(counts=dict(request.counts), anew=not may_stay, rows_move=moves)
+
+
+def rescaled(
+    scaling: Scaling,
+    strategy: Strategy,
+    plan: Plan,
+    session: Session,
+    context: RunContext,
+    saved: Storage | None,
+    num_updates: int,
+) -> tuple[Strategy, Plan, Session]:
+    """The strategy, the plan and the session with other processes beside the trainers, and the rows where they belong.
+
+    Args:
+        saved: the checkpoint of this moment, where rows move. num_updates: that this trainer has made.
+    """
+    own: Any = scaled(strategy, scaling.counts)
+    options = {scales(strategy)[role]: count for role, count in scaling.counts.items()}
+    loaders = {"loaders": scaling.counts[RoleName.LOADER]} if RoleName.LOADER in scaling.counts else {}
+    changed = replace(
+        plan,
+        options={**plan.options, **options},
+        roles={**plan.roles, **scaling.counts},
+        feed={**plan.feed, **loaders},
+    )
+    session = own.rescale(changed, context, session, plan)
+    if saved is not None:
+        session.sparse.load(PartReader(saved, Manifest.read(saved).shards), step=num_updates)
+    return own, changed, session
