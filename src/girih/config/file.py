@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class RunConfig:
     dense_optimizer: OptimizerFactory
     plan: Plan | None = None
     calibrated: Calibrated | None = None
+    _cuts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
@@ -190,6 +191,7 @@ class RunConfig:
                 paths=list(paths) or None,
                 base_dir=None if paths else self.directory,
                 seed=self.train.seed,
+                cuts=self._cuts,
                 **options,
             )
         except ConfigError as error:
