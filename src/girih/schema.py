@@ -98,7 +98,7 @@ class Categorical(_Sparse):
 
     @property
     def part_of_time(self) -> PartOfTime | None:
-        """What is taken of a time; None where values are ids already."""
+        """The part of a time that ids are; None where values are ids already."""
         return self.transform
 
 
@@ -138,7 +138,7 @@ class Numeric(_Feature):
 
     @property
     def part_of_time(self) -> PartOfTime | None:
-        """What is taken of a time; None where values are numbers already."""
+        """The part of a time that numbers are; None where values are numbers already."""
         return "hour" if "hour" in self.transform else "weekday" if "weekday" in self.transform else None
 
 
@@ -174,6 +174,13 @@ class Labels(Options):
         return "labels: "
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults(Options):
+    """The section ``[defaults]``: what features and tables have that do not say it themselves."""
+
+    dim: Dim = DEFAULT_DIM
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The features, labels and tables that data, model and store agree on.
@@ -182,6 +189,7 @@ class Schema:
         features: in the order in which models see them.
         labels: names, or :class:`Labels`.
         tables: only those that differ from the defaults or are shared under their own options.
+        defaults: the dim of tables for which neither they nor their features say one.
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
@@ -195,7 +203,11 @@ class Schema:
     _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
     def __init__(
-        self, features: Seq[Feature], labels: Labels | str | Seq[str], tables: Seq[Table] = ()
+        self,
+        features: Seq[Feature],
+        labels: Labels | str | Seq[str],
+        tables: Seq[Table] = (),
+        defaults: Defaults | None = None,
     ) -> None:
         _refuse_others("features", features, Categorical | Sequence | Numeric)
         _refuse_others("tables", tables, Table)
@@ -216,10 +228,10 @@ class Schema:
                 raise ConfigError(
                     f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer"
                 )
-        object.__setattr__(self, "tables", self._resolve(tuple(tables)))
+        object.__setattr__(self, "tables", self._resolve(tuple(tables), defaults or Defaults()))
         object.__setattr__(self, "_table_by_name", {table.name: table for table in self.tables})
 
-    def _resolve(self, given: tuple[Table, ...]) -> tuple[Table, ...]:
+    def _resolve(self, given: tuple[Table, ...], defaults: Defaults) -> tuple[Table, ...]:
         by_name = {table.name: table for table in given}
         used: dict[str, Table] = {}
         for feature in self.sparse:
@@ -234,7 +246,7 @@ class Schema:
         for name in by_name:
             if name not in used:
                 raise ConfigError(f"table {name!r} is used by no feature{nearest(name, used)}")
-        return tuple(table if table.dim else replace(table, dim=DEFAULT_DIM) for table in used.values())
+        return tuple(table if table.dim else replace(table, dim=defaults.dim) for table in used.values())
 
     @property
     def sparse(self) -> tuple[Categorical | Sequence, ...]:
@@ -285,7 +297,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
-        """Builds a schema from the sections ``features``, ``labels`` and ``tables`` of a config."""
+        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config."""
         for key in ("features", "labels"):
             if key not in mapping:
                 raise ConfigError(
@@ -304,14 +316,15 @@ class Schema:
             config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}") for i, t in enumerate(tables)
         ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
+        defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
         try:
-            return cls(features, labels, built)
+            return cls(features, labels, built, defaults)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Reads ``[[features]]``, ``[labels]`` and ``[[tables]]`` of a config file."""
+        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]`` and ``[defaults]`` of a config file."""
         return cls.from_dict(config.read_toml(path), str(path))
 
 

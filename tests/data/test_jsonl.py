@@ -146,7 +146,7 @@ def test_bad_lines_are_named_and_may_be_skipped(tmp_path):
     assert [batch.ids.tolist() for batch in data] == [[-30, -23, -16, -9]]
     assert data.num_skipped == 5
     for number, message in enumerate(("not a JSON line: ", "expected a JSON object, not \\[1, 2\\]", "ids are integers or strings",
-                                      "column 'click' = 2: expected a label", "ids are integers or strings")):  # fmt: skip
+                                      "column 'click' = 2.0: expected a label", "ids are integers or strings")):  # fmt: skip
         path.write_text("\n".join([lines(ROWS[:3]), bad[number]]))
         with pytest.raises(DataError, match=f"a.jsonl, line 5: .*{message}"):
             list(girih.read_jsonl(path, schema))

@@ -46,7 +46,7 @@ from girih.training.pricing import Calibrated, measured, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
-    "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
+    "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
     "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ RANKS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Options):
-    """How ``data.train`` is cut: the last rows are for the test, those before them for validation, the rest for training.
+    """The cuts of ``data.train``: the last rows are for the test, those before them for validation, the rest for training.
 
     Attributes:
         by: the column whose order is cut.

@@ -64,6 +64,11 @@ class ParquetSource(FileSource):
         counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
         self.identity = "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
 
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the first file."""
+        return list(self._schemas[0].names)
+
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
         kinds: dict[str, tuple[str, str]] = {}

@@ -31,7 +31,7 @@ from girih.errors import DataError, UserError
 
 BLOCK_BYTES = 8 << 20
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
-_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -177,7 +177,7 @@ def _opened(file: File) -> Iterator[Any]:
             first = text.read(6)
             text.seek(0)
             kind = next((kind for kind, magic in _MAGIC.items() if first.startswith(magic)), None)
-            named = next((kind for suffix, kind in _SUFFIXES.items() if file.path.endswith(suffix)), None)
+            named = next((kind for suffix, kind in SUFFIXES.items() if file.path.endswith(suffix)), None)
             if named and kind is None:
                 trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
