@@ -81,7 +81,7 @@ def test_a_log_in_any_format_becomes_a_config_that_passes_check(tmp_path, capsys
     write(kind, path, clicks())
     text, config = written(capsys, tmp_path, path)
     features = {feature["name"]: feature for feature in config["features"]}
-    assert {name: feature["kind"] for name, feature in features.items() if name != "is_liked"} == KINDS
+    assert {name: feature["kind"] for name, feature in features.items()} == KINDS
     assert features["hist_items"]["table"] == "item"
     assert features["hist_items"].get("separator") == (None if kind in ("parquet", "jsonl") else "|")
     assert features["price"]["transform"] == ["log1p", "standardize"]
@@ -90,12 +90,13 @@ def test_a_log_in_any_format_becomes_a_config_that_passes_check(tmp_path, capsys
     }  # fmt: skip
     assert config["labels"] == {"names": ["click"]}
     assert "click is 0 or 1, and 1 in 2" in text
-    assert "is_liked may be outcomes too" in text
+    assert config["data"]["batch_size"] == 32
     assert config["data"]["split"] == {"by": "ts", "valid": 0.1, "test": 0.1}
     for left_out in (
         "Unnamed: 0: another value in every row",
         "country: 'NL' in every row",
         "comment: different text in every row",
+        "is_liked: by its name it may be an outcome",
     ):
         assert f"# left out: {left_out}" in text
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import tomli_w
 
 from girih.data.decode import columns
-from girih.data.guessing.kinds import FEW, Guess, guess_kind, named
+from girih.data.guessing.kinds import FEW, Guess, guess_kind
+from girih.data.guessing.labels import Label, guess_label
 from girih.data.guessing.sample import Sample
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError
 
-_LABELS = r"label|labels|click|clicks|clicked|y|target|converted|conversion|purchase|purchased|buy|bought|like|liked|install|installed|order|is"
-_RATINGS = r"rating|ratings|stars|score"
-_YES = ("yes", "true", "y", "t", "1", "click", "clicked")
 _SHARED = 0.5
+_LEAST_TIMES = 20
+_LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 
 
 def config_text(sample: Sample, label: str | None = None) -> str:
@@ -30,55 +30,36 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     Raises:
         ConfigError: no column is a label, or no other is a feature.
     """
-    table = sample.table
-    labels, weighs = _label(table, label)
-    column = labels["column"]
-    guesses = [guess_kind(name, columns.flat(table[name])) for name in table.column_names if name != column]
-    guesses = [_told_apart(guess, table, column) for guess in guesses]
-    when = next((guess for guess in guesses if guess.kind == "time"), None)
-    features = [guess for guess in guesses if guess.kind not in ("time", "left out")]
-    if not features and when is None:
-        raise ConfigError(
-            f"no column but {column!r} looks like a feature: {'; '.join(f'{g.column}: {g.why}' for g in guesses)}"
-        )
-    lines = [
-        "# Guessed from a sample by girih init: check what each line says, then run girih check.",
-        "",
-        *_data(sample, when),
-    ]
-    lines += ["", "[defaults]", "dim = 16                                # width of embeddings", ""]
-    for guess in features:
-        lines += _feature(guess, _shared_table(guess, features, table))
-    for guess in guesses:
-        if guess.kind == "time":
-            for part in ("hour", "weekday"):
-                lines += _feature(
-                    replace(
-                        guess,
-                        kind="categorical",
-                        options={"column": guess.column, "transform": part, **guess.options},
-                        why=f"of a time: {guess.why}",
-                    ),
-                    None,
-                    f"{guess.column}_{part}",
-                )
+    table, found = sample.table, guess_label(sample.table, label)
+    names = [name for name in table.column_names if name != found.column]
+    guesses = [_told_apart(guess_kind(name, columns.flat(table[name])), table, found) for name in names]
+    features = [part for guess in guesses for part in _features(guess, table)]
     left = [guess for guess in guesses if guess.kind == "left out"]
+    if not features:
+        why = "; ".join(f"{guess.column}: {guess.why}" for guess in left)
+        raise ConfigError(
+            f"no column but {found.column!r} looks like a feature{': ' if why else ''}{_one_line(why)}"
+        )
+    lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
+    lines += [*_data(sample, guesses), "", "[defaults]", _beside("dim = 16", "width of embeddings"), ""]
+    shared = {feature.column: _shared_table(feature, features, table) for feature in features}
+    for feature in features:
+        lines += _feature(feature, shared[feature.column])
     lines += [f"# left out: {_one_line(guess.column)}: {_one_line(guess.why)}" for guess in left] + [
         ""
     ] * bool(left)
-    lines += [
-        "[labels]",
-        f"# {weighs}",
-        *_toml({key: value for key, value in labels.items() if key != "column"}),
-        "",
-    ]
+    lines += ["[labels]", f"# {_one_line(found.why)}", *_toml(found.section), ""]
     lines += ["[model]", *_toml({"name": "deepfm", "hidden": [400, 400, 400]})]
-    if any(guess.kind == "sequence" for guess in features):
-        lines.append('# "din" reads sequences whole: name = "din", target = the feature of what is shown now')
+    past = {
+        each.column: shared[each.column]
+        for each in features
+        if each.kind == "sequence" and shared[each.column]
+    }
+    if past:
+        (attention,) = _toml({"attention": past})
+        lines.append(f'# name = "din" and {attention} read sequences whole')
+    lines += ["", "[sparse_optimizer]", *_toml({"name": "adagrad", "lr": 0.05})]
     lines += [
-        "",
-        "[sparse_optimizer]",
-        *_toml({"name": "adagrad", "lr": 0.05}),
         "",
         "[dense_optimizer]",
         *_toml({"name": "adam", "lr": 0.001}),
@@ -89,108 +70,58 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _data(sample: Sample, when: Guess | None) -> list[str]:
+def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
     lines = ["[data]"]
     for name, (value, why) in sample.options.items():
         (line,) = _toml({name: value})
-        lines.append(f"{line:40}# {_one_line(why)}" if why else line)
-    size = sample.num_rows or 0
-    batch = 4096
-    while size and batch > 32 and size / batch < 50:
+        lines.append(_beside(line, why) if why else line)
+    size, batch = sample.num_rows, _BATCH
+    while batch > _LEAST_BATCH and size / batch < _LEAST_STEPS:
         batch //= 2
-    lines.append(
-        f"{f'batch_size = {batch}':40}# examples of a step"
-        + (f": {size:,} rows are {-(-size // batch):,} steps" if size else "")
-    )
-    if when is None:
-        lines.append(
-            '# valid = "…"; test = "…"            # there is no time to split by; without these a run ends without AUC'
-        )
-    else:
-        (line,) = _toml({"split": _Inline({"by": when.column, "valid": 0.1, "test": 0.1})})
-        lines.append(f"{line}  # the last rows by this time; or name files as valid and test")
-    return lines
-
-
-def _label(table: Any, given: str | None) -> tuple[dict[str, Any], str]:
-    """The section ``[labels]`` with the column that it reads, and why."""
-    names = table.column_names
-    if given is not None and given not in names:
-        raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
-    candidates = [given] if given is not None else [name for name in names if named(name, _LABELS)]
-    found = [
-        (name, made)
-        for name in candidates
-        if (made := _of_label(name, columns.flat(table[name]), given is not None))
+    told = f"examples of a step: about {size:,} rows are {-(-size // batch):,} steps"
+    lines.append(_beside(f"batch_size = {batch}", told))
+    for guess in guesses:
+        values = sample.table[guess.column]
+        if (
+            guess.kind == "time"
+            and not values.null_count
+            and pc.count_distinct(values).as_py() >= _LEAST_TIMES
+        ):
+            (line,) = _toml({"split": {"by": guess.column, "valid": 0.1, "test": 0.1}})
+            return [*lines, f"{line}  # the last rows by this time; or name files as valid and test"]
+    return [
+        *lines,
+        '# valid = "…"',
+        '# test = "…"   # no time is there to split by; without these a run ends without AUC',
     ]
-    if not found and given is None:
-        found = [
-            (name, made)
-            for name in names
-            if named(name, _RATINGS) and (made := _of_label(name, columns.flat(table[name]), True))
-        ]
-    if not found and given is None:  # an unnamed label is most often the last column, or the first
-        ends = [name for name in (names[-1], names[0]) if columns.kind_of(table[name].type) != "strings"]
-        found = [(name, made) for name in ends if (made := _of_label(name, columns.flat(table[name]), False))]
-    if not found:
-        which = (
-            f"--label {given}: holds neither 0 and 1, nor two words, nor numbers"
-            if given
-            else "no column looks like a label (0 and 1, yes and no, a rating)"
-        )
-        raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
-    name, (section, why) = found[0]
-    others = [other for other, _ in found[1:]]
-    also = (
-        f"; {', '.join(map(_one_line, others))} may be outcomes too, which a model must not see: leave them out of the features"
-        if others
-        else ""
-    )
-    return {**section, "column": name}, f"{_one_line(why)}{also}"
 
 
-def _of_label(name: str, array: Any, numbers: bool) -> tuple[dict[str, Any], str] | None:
-    """A label of a column: 0 and 1, one of two words, or, where ``numbers`` may be one, what is in the upper half of them."""
-    present = array.drop_null()
-    if not len(present) or columns.is_list(present.type):
-        return None
-    values = pc.unique(present).to_pylist() if pc.count_distinct(present).as_py() <= FEW else []
-    if values and set(values) <= {0, 1}:
-        share = pc.mean(present.cast(pa.float64())).as_py()
-        return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
-    if len(values) == 2 and columns.kind_of(present.type) == "strings":
-        yes = next((value for value in values if value.lower() in _YES), None)
-        if yes is not None or numbers:
-            yes = yes or min(values)
-            return {
-                "names": [name],
-                "derive": {name: f"{_quoted(name)} == {yes!r}"},
-            }, f"{name} is one of two words, {values}"
-    kind = columns.kind_of(present.type)
-    if not numbers or kind not in ("integers", "floats"):
-        return None
-    ordered = sorted(present.to_pylist())
-    cut = next((value for value in ordered[len(ordered) // 2 :] if value > ordered[0]), None)
-    if cut is None:
-        return None
-    good = f"{name}_high"
-    return {
-        "names": [good],
-        "derive": {good: f"{name} >= {cut}"},
-    }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"
+def _features(guess: Guess, table: Any) -> list[Guess]:
+    """The features of a column: of a time, its hour and its weekday."""
+    if guess.kind == "left out":
+        return []
+    if guess.kind != "time":
+        return [guess]
+    parts = ("weekday",) if pa.types.is_date(table[guess.column].type) else ("hour", "weekday")
+    return [
+        Guess(f"{guess.column}_{part}", "categorical", f"of a time: {guess.why}",
+              {"column": guess.column, "transform": part, **guess.options})
+        for part in parts
+    ]  # fmt: skip
 
 
-def _quoted(name: str) -> str:
-    return name
-
-
-def _told_apart(guess: Guess, table: Any, label: str) -> Guess:
-    """A feature, unless it is the label in other words."""
-    if guess.kind == "left out" or columns.is_list(table[guess.column].type):
+def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
+    """A feature, unless it is the label in other words, or another outcome."""
+    if guess.kind == "left out":
         return guess
-    one, other = columns.flat(table[guess.column]), columns.flat(table[label])
+    if guess.column in label.others:
+        why = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
+        return replace(guess, kind="left out", why=why)
+    one, other = columns.flat(table[guess.column]), columns.flat(table[label.column])
     if one.type == other.type and one.equals(other):
-        return replace(guess, kind="left out", why=f"it equals {label!r}: the model would see the answer")
+        return replace(
+            guess, kind="left out", why=f"it equals {label.column!r}: the model would see the answer"
+        )
     return guess
 
 
@@ -209,7 +140,9 @@ def _shared_table(guess: Guess, features: Sequence[Guess], table: Any) -> str | 
 
 
 def _is_bag(guess: Guess, table: Any) -> bool:
-    return "separator" in guess.options or columns.is_list(table[guess.column].type)
+    return "separator" in guess.options or (
+        "transform" not in guess.options and columns.is_list(table[guess.column].type)
+    )
 
 
 def _ids(guess: Guess, table: Any) -> set[str]:
@@ -220,19 +153,18 @@ def _ids(guess: Guess, table: Any) -> set[str]:
     return set(map(str, pc.unique(values).to_pylist()))
 
 
-def _feature(guess: Guess, shared: str | None, name: str | None = None) -> list[str]:
-    options: dict[str, Any] = {"name": name or guess.column, "kind": guess.kind, **guess.options}
+def _feature(guess: Guess, shared: str | None) -> list[str]:
+    lines = _toml({"name": guess.column, "kind": guess.kind})
+    lines[1] = _beside(lines[1], guess.why)
+    lines += _toml(guess.options)
     if shared is not None:
-        options["table"] = shared
-    lines = _toml(options)
-    lines[1] = f"{lines[1]:40}# {_one_line(guess.why)}"
-    if shared is not None:
-        lines[-1] = f"{lines[-1]:40}# the same ids: both share rows"
+        (line,) = _toml({"table": shared})
+        lines.append(_beside(line, "the same ids: both share rows"))
     return ["[[features]]", *lines, ""]
 
 
-class _Inline(dict[str, Any]):
-    """A table that is written in one line."""
+def _beside(line: str, why: str) -> str:
+    return f"{line:40}# {_one_line(why)}"
 
 
 def _toml(options: dict[str, Any]) -> list[str]:

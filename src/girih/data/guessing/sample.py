@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,12 @@ class Sample:
     Attributes:
         table: R rows; cells of text as integers, floats or times where all of a column's are such, else strings.
         options: of ``[data]``, each with the reason for it.
-        num_rows: of all files, where that is known.
-        partitions: columns that stand in paths.
+        num_rows: of all files, estimated where nobody has counted them.
     """
 
     table: Any
     options: dict[str, tuple[Any, str]]
-    num_rows: int | None
-    partitions: frozenset[str] = field(default_factory=frozenset)
+    num_rows: int
 
 
 def take_sample(path: str) -> Sample:
@@ -87,19 +85,20 @@ def take_sample(path: str) -> Sample:
     plan = ReadPlan(
         Schema([Numeric(name=names[0])], "\0"), (), None, {}, tuple(names)
     )  # all columns, as they are
-    tables = []
+    tables, num_rows, num_bytes = [], 0, 0
     parts = sorted({place * (source.num_parts - 1) // (PARTS - 1) for place in range(PARTS)})
     for part in parts:
         unit = next(source.read(plan, np.array([part]), Cursor()), None)
         if unit is not None and unit.table.num_rows:
+            num_rows, num_bytes = num_rows + unit.table.num_rows, num_bytes + unit.after.byte
             tables.append(unit.table.select(names).slice(0, ROWS // len(parts)))
     if not tables:
         raise DataError(f"{files[0].address}: no rows that can be read")
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     read = {name: typed(columns.flat(table[name])) for name in names}
-    return Sample(
-        pa.table(read), options, source.num_rows, frozenset(source.partitions.types) - set(_own(source, form))
-    )
+    size = sum(file.size for file in files)  # of compressed files, less than their text: there are more rows
+    estimated = max(num_rows, round(num_rows / num_bytes * size)) if num_bytes else num_rows
+    return Sample(pa.table(read), options, source.num_rows or estimated)
 
 
 def typed(array: Any) -> Any:
@@ -117,10 +116,6 @@ def typed(array: Any) -> Any:
     if read.all() and pc.min(pc.binary_length(words)).as_py() >= len("2024-05-01"):
         return pa.array(found, mask=columns.null_mask(array)).cast(pa.timestamp("us"))
     return words.cast(pa.large_string(), safe=False)
-
-
-def _own(source: Any, form: str) -> list[str]:
-    return source.column_names if form == "parquet" else list(source.starts[0].names)
 
 
 def _files(path: str) -> tuple[str, tuple[File, ...]]:
