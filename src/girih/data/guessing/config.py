@@ -127,11 +127,11 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
 
 def _shared_table(guess: Guess, features: Sequence[Guess], table: Any) -> str | None:
     """The feature whose ids a list has too, so that both are to share a table."""
-    if guess.kind != "sequence" and not _is_bag(guess, table):
+    if "transform" in guess.options or not _is_bag(guess, table):
         return None
     own = _ids(guess, table)
     for other in features:
-        if other is guess or other.kind != "categorical" or _is_bag(other, table):
+        if "transform" in other.options or other.kind != "categorical" or _is_bag(other, table):
             continue
         theirs = _ids(other, table)
         if own and len(own) > FEW and len(own & theirs) > _SHARED * min(len(own), len(theirs)):
@@ -140,9 +140,7 @@ def _shared_table(guess: Guess, features: Sequence[Guess], table: Any) -> str | 
 
 
 def _is_bag(guess: Guess, table: Any) -> bool:
-    return "separator" in guess.options or (
-        "transform" not in guess.options and columns.is_list(table[guess.column].type)
-    )
+    return "separator" in guess.options or columns.is_list(table[guess.column].type)
 
 
 def _ids(guess: Guess, table: Any) -> set[str]:
