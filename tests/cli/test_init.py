@@ -152,7 +152,9 @@ def test_ratings_words_and_unnamed_columns(tmp_path, capsys):
     assert config["labels"]["names"] == ["column1"]
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
     capsys.readouterr()
-    assert "label = " not in printed(capsys, tmp_path / "c.csv", "--label", "column3")
+    assert 'derive = { column3_high = "column3 >= 0.5" }' in printed(
+        capsys, tmp_path / "c.csv", "--label", "column3"
+    )
 
 
 def test_partitions_and_folders(tmp_path, capsys):
@@ -172,7 +174,7 @@ def test_partitions_and_folders(tmp_path, capsys):
         (
             b"user,item\nx,y\nz,w\n",
             (),
-            "no column looks like a label .0 and 1, yes and no, a rating.; name one of user, item by --label",
+            "no column looks like a label (0 and 1, yes and no, a rating); name one of user, item by --label",
         ),
         (
             b"user,click\nx,1\nz,0\n",
@@ -189,7 +191,7 @@ def test_data_of_which_no_config_can_be_made(tmp_path, capsys, content, words, m
     assert cli.run(["init", str(tmp_path / "a.txt"), *words]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert message.replace(".0 and", "(0 and").replace("rating.;", "rating);") in err
+    assert message in err
 
 
 def test_no_such_data(tmp_path, capsys):
@@ -219,7 +221,7 @@ hidden = [8]
     ("overrides", "message"),
     [
         (["features.user_id.column=user"], "no column 'user' (feature 'user_id')"),
-        (["labels.names=['age']"], "row 1: column 'age' = "),
+        (["labels.names=['age']"], "a.parquet, row 1 (row group 1): column 'age' = "),
         (
             ["features.user_id.column=price"],
             "column 'price' (double) of feature 'user_id': ids are integers or strings",

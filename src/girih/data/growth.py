@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.data.dataset import Dataset
@@ -17,7 +18,7 @@ UNITS = 8
 
 
 class Growth:
-    """Unique ids of each table in the first examples.
+    """The ids of each table in the first examples, all of which are held.
 
     Attributes:
         num_examples: in the sample.
@@ -25,20 +26,19 @@ class Growth:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._unique: dict[str, np.ndarray] = {}
-        self._counts: list[tuple[int, dict[str, int]]] = []
+        self._ids: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in schema.sparse}
+        self._ends: list[int] = []  # of batches, in examples
         self.num_examples = 0
 
     def add(self, batch: Batch) -> None:
-        """Counts the ids of a batch."""
-        found: dict[str, list[np.ndarray]] = {}
+        """Takes the ids of a batch."""
+        of_tables: dict[str, list[NDArray[np.int64]]] = {}
         for place, feature in enumerate(self._schema.sparse):
-            found.setdefault(feature.table_name, []).append(batch.ids[batch.ids_of(place)])
-        for name, ids in found.items():
-            known = self._unique.get(name)
-            self._unique[name] = np.unique(np.concatenate(ids if known is None else [known, *ids]))
+            of_tables.setdefault(feature.table_name, []).append(batch.ids[batch.ids_of(place)])
+        for name, ids in of_tables.items():
+            self._ids[name].append(np.concatenate(ids))
         self.num_examples += batch.num_examples
-        self._counts.append((self.num_examples, {name: len(ids) for name, ids in self._unique.items()}))
+        self._ends.append(self.num_examples)
 
     def rows(self, table: str, num_examples: float) -> float:
         """The rows that so many examples are expected to make.
@@ -46,14 +46,15 @@ class Growth:
         The exponent is that between half of the sample and all of it, 0 where a table has stopped growing, 1 where each
         example brings new ids.
         """
-        examples, counts = self._counts[-1]
-        now = counts.get(table, 0)
-        half_examples, half = min(self._counts, key=lambda each: abs(each[0] - examples / 2))
-        before = half.get(table, 0)
-        if num_examples <= examples or not before or half_examples == examples:
+        if not self._ids[table]:
+            return 0.0
+        firsts = np.unique(np.concatenate(self._ids[table]), return_index=True)[1]
+        now, half = len(firsts), int(np.searchsorted(self._ends, self.num_examples / 2, side="right"))
+        before = int(np.count_nonzero(firsts < sum(map(len, self._ids[table][:half]))))
+        if num_examples <= self.num_examples or not before:
             return float(now)
-        exponent = math.log(now / before) / math.log(examples / half_examples)
-        return float(now * (num_examples / examples) ** min(1.0, exponent))
+        exponent = math.log(now / before) / math.log(self.num_examples / self._ends[half - 1])
+        return float(now * (num_examples / self.num_examples) ** min(1.0, exponent))
 
 
 def examples_of(data: Dataset) -> float | None:
