@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 import tomli_w
 
 from girih.data.decode import columns
-from girih.data.guessing.kinds import FEW, Guess, guess_kind
+from girih.data.guessing.kinds import FEW, OUTCOME, Guess, guess_kind
 from girih.data.guessing.labels import Label, guess_label
 from girih.data.guessing.sample import Sample
+from girih.data.readers import CRITEO_COLUMNS
 from girih.errors import ConfigError
 
 _SHARED = 0.5
@@ -32,7 +33,9 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     """
     table, found = sample.table, guess_label(sample.table, label)
     names = [name for name in table.column_names if name != found.column]
-    guesses = [_told_apart(guess_kind(name, columns.flat(table[name])), table, found) for name in names]
+    numbers = CRITEO_COLUMNS[1:14] if sample.options["format"][0] == "criteo" else ()
+    kinds = [guess_kind(name, columns.flat(table[name]), counts=name in numbers) for name in names]
+    guesses = [_told_apart(guess, table, found) for guess in kinds]
     features = [part for guess in guesses for part in _features(guess, table)]
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
@@ -115,8 +118,7 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
     if guess.kind == "left out":
         return guess
     if guess.column in label.others:
-        why = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
-        return replace(guess, kind="left out", why=why)
+        return replace(guess, kind="left out", why=OUTCOME)
     one, other = columns.flat(table[guess.column]), columns.flat(table[label.column])
     if one.type == other.type and one.equals(other):
         return replace(
@@ -162,7 +164,7 @@ def _feature(guess: Guess, shared: str | None) -> list[str]:
 
 
 def _beside(line: str, why: str) -> str:
-    return f"{line:40}# {_one_line(why)}"
+    return f"{line + '  ' if len(line) > 38 else line:40}# {_one_line(why)}"
 
 
 def _toml(options: dict[str, Any]) -> list[str]:
@@ -176,7 +178,7 @@ def _toml(options: dict[str, Any]) -> list[str]:
             items = ", ".join(_toml({"x": each})[0].removeprefix("x = ") for each in value)
             lines.append(f"{_toml({name: 0})[0].removesuffix('0')}[{items}]")
         else:
-            lines.append(tomli_w.dumps({name: value}).rstrip("\n"))
+            lines.append(tomli_w.dumps({name: value}).rstrip("\n").replace("\t", "\\t"))
     return lines
 
 

@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 from girih.data.decode import columns, times
 
 Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
+OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
 FEW, LONG_TEXT, ALL_DIFFER = 50, 60, 0.99
+_BEYOND = float(1 << 53)
 LEAST_ROWS = 50  # from which on values that all differ are told from few rows
 _COUNTS = r"price|cost|amount|count|cnt|num|nr|age|duration|length|len|score|rate|ratio|rank|avg|mean|sum|total|size|width|height|distance|weight|pct|percent|value|revenue|budget|bid|quantity|qty|days|hours|minutes|seconds|ms|year_of_birth|views|likes"
 _IDS = r"id|ids|uid|user|item|code|cat|category|type|kind|key|hash|zip|country|city|region|device|os|browser|brand|genre|genres|tag|tags|channel|site|domain|app|campaign|ad|slot|position|segment|cluster|gender|lang|language|year|month|day|hour|weekday"
@@ -26,6 +28,7 @@ _PAST = (
     r"hist|history|seq|sequence|past|previous|prev|recent|last|viewed|clicked|watched|bought|items|sessions"
 )
 _SEPARATORS = "|;,^ "
+_OUTCOMES = r"follow|comment|forward|hate|share|shared|stay|play|played|dwell|watch|skip|skipped|view"
 _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
 
 
@@ -39,13 +42,21 @@ class Guess:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def guess_kind(name: str, array: Any) -> Guess:
-    """Guesses one column's kind from R values."""
+def guess_kind(name: str, array: Any, *, counts: bool = False) -> Guess:
+    """Guesses one column's kind from R values; ``counts`` says that its numbers are no ids."""
     present = array.drop_null()
     if not len(present):
         return Guess(name, "left out", "it is missing in every row of the sample")
     missing = 1 - len(present) / len(array)
     found = _guess(name, present)
+    if counts and columns.kind_of(array.type) in ("integers", "floats"):
+        found = _of_numbers(name, present.cast(pa.float64()), "numbers, by the format,")
+    elif (
+        named(name, _OUTCOMES)
+        and not named(name, _IDS)
+        and columns.kind_of(array.type) in ("integers", "floats", "booleans")
+    ):
+        return Guess(name, "left out", OUTCOME)
     if missing >= 0.01 and found.kind != "left out":
         return Guess(name, found.kind, f"{found.why}; {missing:.0%} are missing", found.options)
     return found
@@ -94,7 +105,7 @@ def _bag(name: str, why: str, lengths: Any, options: dict[str, Any]) -> Guess:
 
 def _of_strings(name: str, values: Any) -> Guess:
     distinct, size = pc.count_distinct(values).as_py(), len(values)
-    words = columns.string_values(values)
+    words = pc.ascii_trim_whitespace(values.cast(pa.large_string())).cast(pa.large_binary())
     separator = _separator(name, words)
     if separator is not None:
         lists = pc.split_pattern(words, separator)
@@ -138,16 +149,22 @@ def _of_integers(name: str, values: Any) -> Guess:
         return _constant(name, values)
     if named(name, _TIMES) and distinct > FEW:
         for unit in times.PER_SECOND:
-            if least // times.PER_SECOND[unit] >= 10**9 and most // times.PER_SECOND[unit] < 4 * 10**9:
+            if least // times.PER_SECOND[unit] >= 5 * 10**8 and most // times.PER_SECOND[unit] < 4 * 10**9:
                 return Guess(
                     name, "time", f"numbers since 1970 in {unit}, by its name and size", {"time_unit": unit}
                 )
-    if size >= LEAST_ROWS and distinct == size and (named(name, _ROWS) or most - least == size - 1):
+    if (
+        size >= LEAST_ROWS
+        and distinct == size
+        and (named(name, _ROWS) or name.lower() == "id" or most - least == size - 1)
+    ):
         return _row_number(name)
     ids, counts = named(name, _IDS), named(name, _COUNTS)
     if counts and not ids and distinct > 2:
         return _of_numbers(name, values.cast(pa.float64()), "integers that count something, by the name")
-    if ids or distinct <= FEW or most - least > 10 * distinct or least < 0:
+    if least < 0 and not ids and most - least < 10**7:
+        return _of_numbers(name, values.cast(pa.float64()), "integers, some below 0,")
+    if ids or distinct <= FEW or most - least > 10 * distinct:
         return Guess(
             name, "categorical", f"integers, {_different(distinct, size)}{', ids by the name' if ids else ''}"
         )
@@ -163,6 +180,12 @@ def _of_numbers(name: str, values: Any, what: str) -> Guess:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
         return _constant(name, values)
+    if numbers.max() > _BEYOND and named(name, "id|uid|uuid|key|hash"):
+        return Guess(
+            name,
+            "left out",
+            "ids as floating-point numbers, which tell no two large ones apart: write them as integers or text",
+        )
     low, middle, high = np.percentile(numbers, [0, 50, 99])
     skewed = low >= 0 and high > 10 * max(middle, 1e-12) and high > 10
     transform = ["log1p", "standardize"] if skewed else ["standardize"]

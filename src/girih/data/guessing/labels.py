@@ -35,25 +35,19 @@ def guess_label(table: Any, given: str | None) -> Label:
     if given is not None and given not in names:
         raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
     if given is not None:
-        tries = [([given], True)]
+        tries = [_found(table, [given], numbers=True)]
     else:
-        ends = [name for name in (names[-1], names[0]) if columns.kind_of(table[name].type) != "strings"]
-        tries = [
-            ([name for name in names if named(name, _LABELS)], False),
-            ([name for name in names if named(name, _RATINGS)], True),
-        ]
-        tries.append(
-            (ends, False)
-        )  # without a name of its own a label is most often the last column, or the first
-    for candidates, numbers in tries:
-        found = [
-            (name, made)
-            for name in candidates
-            if (made := _of_label(name, columns.flat(table[name]), numbers))
-        ]
+        by_name = _found(table, [name for name in names if named(name, _LABELS)])
+        ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
+        # without a name of its own a label is most often the last column
+        tries = [by_name, ratings, _found(table, names[-1:], words=True) or _found(table, names)[:1]]
+    for found in tries:
         if found:
-            name, (section, why) = found[0]
-            return Label(name, section, why, frozenset(other for other, _ in found[1:]))
+            (name, section, why), *others = found
+            beside = {other for other, _, _ in others}
+            if name.startswith("is_"):
+                beside |= {other for other in names if other.startswith("is_") and other != name}
+            return Label(name, section, why, frozenset(beside))
     which = "no column looks like a label (0 and 1, yes and no, a rating)"
     which = (
         f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ" if given else which
@@ -61,19 +55,32 @@ def guess_label(table: Any, given: str | None) -> Label:
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
 
-def _of_label(name: str, array: Any, numbers: bool) -> tuple[dict[str, Any], str] | None:
-    """A label of a column: 0 and 1, one of two words, or, where ``numbers`` may be one, what is in the upper half of them."""
+def _found(
+    table: Any, names: list[str], *, numbers: bool = False, words: bool = False
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Those of some columns that may be labels, with the section and the reason."""
+    found = ((name, _of_label(name, columns.flat(table[name]), numbers, words or numbers)) for name in names)
+    return [(name, *made) for name, made in found if made is not None]
+
+
+def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[str, Any], str] | None:
+    """A label of a column: 0 and 1, one of two words that say yes and no, or
+
+    Args:
+        numbers: what is in the upper half of a column of numbers.
+        words: the rarer one of any two words.
+    """
     present = array.drop_null()
     if not len(present) or columns.is_list(present.type):
         return None
     values = pc.unique(present).to_pylist() if pc.count_distinct(present).as_py() <= FEW else []
-    if values and set(values) <= {0, 1}:
+    if values and set(values) <= {0, 1} and (len(values) == 2 or named(name, _LABELS)):
         share = pc.mean(present.cast(pa.float64())).as_py()
         return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
     if len(values) == 2 and columns.kind_of(present.type) == "strings":
         yes = next((value for value in values if value.lower() in _YES), None)
-        if yes is not None or numbers:
-            yes = yes or min(values)
+        if yes is not None or words:
+            yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
             return {
                 "names": [name],
                 "derive": {name: f"{name} == {yes!r}"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from girih.schema import Numeric, Schema
 ROWS = 100_000
 PARTS = 4
 BLOCK_BYTES = 4 << 20
+_LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
 SEPARATORS = "\t,;|"
 _ENDINGS = {
     ".parquet": "parquet",
@@ -107,9 +109,9 @@ def typed(array: Any) -> Any:
     if not columns.is_string(array.type) or array.null_count == len(array):
         return array
     words = columns.string_values(array)
-    for kind in (pa.int64(), pa.float64()):
+    for kind in (pa.int64(), pa.uint64(), pa.float64()):
         try:
-            return words.cast(pa.large_string()).cast(kind)
+            return pc.ascii_trim_whitespace(words.cast(pa.large_string())).cast(kind)
         except pa.ArrowInvalid:
             continue
     found, read = times.text_times(words)
@@ -156,8 +158,7 @@ def _format(file: File) -> str:
     cells = line.split(b"\t")
     if len(cells) == len(CRITEO_COLUMNS) and cells[0] in (b"0", b"1"):
         return "criteo"
-    words = line.split()
-    if len(words) > 1 and all(word.count(b":") == 1 for word in words[1:]):
+    if _LIBSVM.fullmatch(line):
         raise ConfigError(
             f"{file.address}: is libsvm, whose columns have no names to guess by; write a [[features]] for each pair of a line by hand"
         )
