@@ -172,7 +172,7 @@ def test_partitions_and_folders(tmp_path, capsys):
     ("content", "words", "message"),
     [
         (
-            b"user,item\nx,y\nz,w\n",
+            b"user,item\nx,y\nz,w\nu,v\n",
             (),
             "no column looks like a label (0 and 1, yes and no, a rating); name one of user, item by --label",
         ),
