@@ -166,6 +166,11 @@ def test_partitions_and_folders(tmp_path, capsys):
     assert config["data"]["train"] == f"{tmp_path}/d/**/*.csv*"
     assert "month" in {feature["name"] for feature in config["features"]}
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
+    files = [
+        tmp_path / "d" / f"month={month}" / "a.csv" for month in (1, 2)
+    ]  # as a shell writes a pattern out
+    _, config = written(capsys, tmp_path, *files)
+    assert config["data"]["train"] == [str(file) for file in files]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Cuts:
         if cut is None:
             return "the end"
         if self.order == "number":
-            return f"{cut:g}" if isinstance(cut, float) else str(cut)
+            return str(cut)
         return (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(cut))).isoformat(" ")
 
 

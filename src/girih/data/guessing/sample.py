@@ -9,6 +9,7 @@ import csv
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +60,14 @@ class Sample:
     num_rows: int
 
 
-def take_sample(path: str) -> Sample:
+def take_sample(paths: Sequence[str]) -> Sample:
     """Reads some rows from up to four places of the data.
 
     Raises:
         MissingFileError, DataError: nothing there, or nothing that can be read.
         ConfigError: a format that names no columns.
     """
-    path, files = _files(path)
+    train, files = _files(paths[0]) if len(paths) == 1 else (list(paths), find_files(list(paths)))
     form = _format(files[0])
     options: dict[str, tuple[Any, str]] = {
         "format": (form, "by the file's name" if _ending(files[0].path) else "by its first line")
@@ -83,7 +84,7 @@ def take_sample(path: str) -> Sample:
         source, more = _delimited(files, form)
         options |= more
         names = list(dict.fromkeys([*source.starts[0].names, *source.partitions.types]))
-    options["train"] = (path, "")
+    options["train"] = (train, "")
     plan = ReadPlan(
         Schema([Numeric(name=names[0])], "\0"), (), None, {}, tuple(names)
     )  # all columns, as they are
