@@ -91,7 +91,7 @@ def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
 
 
 def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
-    """How tables grow over the first examples, and what is unusual about their features."""
+    """Reads the first examples: their ids, and what is unusual about features."""
     schema, growth, notes = train.schema, Growth(train.schema), []
     seen = {feature.name: [0, 0, set()] for feature in schema.sparse}  # ids, missing ones, some values
     largest = np.zeros(len(schema.numeric))

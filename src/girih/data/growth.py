@@ -1,4 +1,4 @@
-"""How tables grow with examples, from a sample: the number of unique ids follows a power of the number of examples (Heaps' law)."""
+"""The growth of tables with examples, from a sample: the number of unique ids follows a power of the number of examples (Heaps' law)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a column seems to be, the options of its feature, and why."""
+    """The kind that a column seems to be, the options of its feature, and why."""
 
     column: str
     kind: Kind
