@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.cli import cli
 from girih.cli.show import skipped
@@ -90,40 +92,48 @@ def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
     ]
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Ids of a feature: their number, that of missing ones, and up to two of them."""
+
+    num_ids: int = 0
+    num_missing: int = 0
+    some: set[int] = field(default_factory=set)
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        self.num_ids += len(ids)
+        self.num_missing += int(np.count_nonzero(ids == NULL_ID))
+        if len(self.some) < 2:
+            self.some.update(np.unique(ids)[:2].tolist())
+
+    def note(self, where: str) -> str | None:
+        """Says what is unusual, if anything is."""
+        if not self.num_ids:
+            return f"has no id in {where}"
+        if self.num_missing > MANY_MISSING * self.num_ids:
+            return f"is missing in {self.num_missing / self.num_ids:.0%} of {where}"
+        return f"has one id in all of {where}: it teaches nothing" if len(self.some) == 1 else None
+
+
 def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
     """Reads the first examples: their ids, and what is unusual about features."""
-    schema, growth, notes = train.schema, Growth(train.schema), []
-    seen = {feature.name: [0, 0, set()] for feature in schema.sparse}  # ids, missing ones, some values
+    schema, growth = train.schema, Growth(train.schema)
+    seen = [_Seen() for _ in schema.sparse]
     largest = np.zeros(len(schema.numeric))
     for batch in train.in_order():
         growth.add(batch)
-        for place, feature in enumerate(schema.sparse):
-            ids = batch.ids[batch.ids_of(place)]
-            tally = seen[feature.name]
-            tally[0] += len(ids)
-            tally[1] += int(np.count_nonzero(ids == NULL_ID))
-            if len(tally[2]) < 2:
-                tally[2].update(np.unique(ids)[:2].tolist())
-        if batch.numeric.size:
-            largest = np.fmax(largest, np.abs(batch.numeric).max(axis=0, initial=0.0))
+        for place, each in enumerate(seen):
+            each.add(batch.ids[batch.ids_of(place)])
+        largest = np.fmax(largest, np.abs(batch.numeric).max(axis=0, initial=0.0))
         if growth.num_examples >= SAMPLE_EXAMPLES:
             break
-    for name, (num_ids, missing, values) in seen.items():
-        if not num_ids:
-            notes.append(f"feature {name!r} has no id in the first {count(growth.num_examples)} examples")
-        elif missing > MANY_MISSING * num_ids:
-            notes.append(
-                f"feature {name!r} is missing in {missing / num_ids:.0%} of the first {count(growth.num_examples)} examples"
-            )
-        elif len(values) == 1:
-            notes.append(
-                f"feature {name!r} has one id in all of the first {count(growth.num_examples)} examples: it teaches nothing"
-            )
-    for feature, value in zip(schema.numeric, largest.tolist(), strict=True):
-        if value > LARGE and "standardize" not in feature.transform:
-            notes.append(
-                f'feature {feature.name!r} reaches {value:.3g}: transform = ["log1p", "standardize"] keeps inputs small'
-            )
+    where = f"the first {count(growth.num_examples)} examples"
+    told = zip(schema.sparse, (each.note(where) for each in seen), strict=True)
+    notes = [f"feature {feature.name!r} {note}" for feature, note in told if note is not None]
+    for number, value in zip(schema.numeric, largest.tolist(), strict=True):
+        if value > LARGE and "standardize" not in number.transform:
+            mend = 'transform = ["log1p", "standardize"] keeps inputs small'
+            notes.append(f"feature {number.name!r} reaches {value:.3g}: {mend}")
     return growth, notes
 
 
