@@ -22,6 +22,7 @@ from girih.store.rows.record import row_layout
 from girih.training.dense_cost import host_bytes
 
 SAMPLE_EXAMPLES = 200_000
+MOST_TABLES = 20
 MANY_MISSING, FEW_STEPS, LARGE = 0.9, 20, 1e4
 
 
@@ -138,12 +139,10 @@ def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
 
 
 def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:
-    """Prints a line for each table; returns the bytes of all."""
+    """Prints a line for each of the largest tables; returns the bytes of all."""
     known = "the data" if total is not None else "these alone, as nobody has counted the data"
-    click.echo(
-        f"rows of tables, estimated from the first {count(growth.num_examples)} examples, after an epoch of {known}:"
-    )
-    held, evictions = 0.0, {table.name: table.eviction for table in sparse.schema.tables}
+    evictions = {table.name: table.eviction for table in sparse.schema.tables}
+    tables: list[tuple[int, str]] = []
     for group in sparse.groups():
         description = row_layout(group.spec, 0, 1).description
         for table in group.spec.tables:
@@ -151,6 +150,13 @@ def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> flo
             most = getattr(evictions[table.name], "max_rows", None)
             rows = rows if most is None else min(rows, most)
             taken = sum(loaded_bytes(description, round(rows)).values())
-            held += taken
-            click.echo(f"  {table.name}: dim {group.spec.dim}, {short(rows)} rows, {size(taken)}")
-    return held
+            tables.append((taken, f"  {table.name}: dim {group.spec.dim}, {short(rows)} rows, {size(taken)}"))
+    tables.sort(key=lambda each: -each[0])
+    click.echo(
+        f"rows of tables after an epoch of {known}, estimated from the first {count(growth.num_examples)} examples:"
+    )
+    for _, line in tables[:MOST_TABLES]:
+        click.echo(line)
+    if len(tables) > MOST_TABLES:
+        click.echo(f"  and {len(tables) - MOST_TABLES} smaller ones")
+    return float(sum(taken for taken, _ in tables))
